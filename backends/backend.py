@@ -1,0 +1,172 @@
+"""What a chip is to the rest of anychip.
+
+Owns: the contract between the service and a vendor's hardware, its plain data types and its errors. Must not know
+images, models or HTTP: a network is an nn.Module with an input shape.
+
+Errors: BackendError
+          ├─ BackendUnavailableError  the hardware or its software is not here; says why and what to do
+          ├─ EngineRefusedError       this engine cannot run this network at this precision here; says why
+          ├─ OutOfDeviceMemoryError   the device has too little memory for what was asked
+          └─ DeviceLostError          the device no longer answers; the process that owns it must end
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import nan
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+
+
+class BackendError(Exception):
+    """Something about a chip or its software; the message is one plain sentence."""
+
+
+class BackendUnavailableError(BackendError):
+    """The hardware or its software is not here; the message says why and what to do."""
+
+
+class EngineRefusedError(BackendError):
+    """An engine cannot run this network at this precision here; the message says why."""
+
+
+class OutOfDeviceMemoryError(BackendError):
+    """The device has too little memory for what was asked."""
+
+
+class DeviceLostError(BackendError):
+    """The device no longer answers; only ending the process that owns it helps."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a backend before any device is touched.
+
+    `engines` and `precisions` are in order of preference; `visibility_variable` is the environment variable that limits
+    a process to some devices, None where there is none.
+    """
+
+    vendor: str
+    device_type: str
+    engines: tuple[str, ...]
+    precisions: tuple[str, ...]
+    visibility_variable: str | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a backend can be used here. `reason` is empty when it can, else one sentence with the remedy."""
+
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. `id` is what `--device` takes, e.g. `cpu:0`; `auto_precision` is what `--precision auto` means here."""
+
+    id: str
+    name: str
+    memory_bytes: int
+    auto_precision: str
+    details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device: `allocated` in tensors, `reserved` by the allocator, `used` of `total` by everybody."""
+
+    allocated: int
+    reserved: int
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What the device says of itself; NaN where it does not say."""
+
+    utilization_ratio: float = nan
+    power_watts: float = nan
+    energy_joules: float = nan
+    temperature_celsius: float = nan
+
+
+class Network(Protocol):
+    """What a backend can load: a module over uint8 [n, *input_shape] that returns a tuple of tensors."""
+
+    input_shape: tuple[int, int, int]
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        """Cast the weights in place, leaving normalisation and decoding in float32."""
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, height, width, 3] -> outputs, each [n, ...]."""
+
+
+class Executable(ABC):
+    """A network made ready on a device by an engine, for fixed batch sizes.
+
+    Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes.
+    """
+
+    engine: str
+    precision: str
+    batch_sizes: tuple[int, ...]
+
+    @abstractmethod
+    def run(self, pixels: Pixels) -> tuple[Array, ...]:
+        """uint8 [n, height, width, 3] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
+
+        The returned arrays are valid until the next `run`. Raises OutOfDeviceMemoryError, DeviceLostError.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the executable holds. Idempotent."""
+
+
+class Backend(ABC):
+    """One vendor. At most eight public members, for ever: what is needed next is first a private method."""
+
+    name: str
+    facts: Facts
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """Cheap; cannot raise; creates no device context; says why not."""
+
+    @abstractmethod
+    def devices(self) -> list[Device]:
+        """The devices this process may use. Raises BackendUnavailableError."""
+
+    @abstractmethod
+    def load(
+        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+    ) -> Executable:
+        """Make `network` ready on `device` and warm every batch size.
+
+        `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
+        device's `auto_precision`. Raises EngineRefusedError (naming every refusal), OutOfDeviceMemoryError.
+        """
+
+    @abstractmethod
+    def memory(self, device: str) -> Memory:
+        """Memory now, in bytes."""
+
+    @abstractmethod
+    def release_cache(self, device: str) -> int:
+        """Give cached memory back to the device or the host; returns the bytes returned. Not for the request path."""
+
+    @abstractmethod
+    def telemetry(self, device: str) -> Telemetry:
+        """What the device says of itself now."""

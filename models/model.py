@@ -1,0 +1,175 @@
+"""What a network is to the rest of anychip.
+
+Owns: the contract every model family fulfils, and the errors of this package. Must not know HTTP, devices or engines.
+
+    bytes ─► (app decodes) ─► Model.preprocess ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
+                                    └─ Placement ──────────────────────────────┐
+                predictions ◄─ Model.postprocess (server) ◄─ Model.reduce (worker) ◄─┘
+
+Errors: ModelError
+          ├─ UnknownModelError    no architecture of this name
+          ├─ WeightsNotFoundError  the weights are not here; the message says how to get them
+          └─ WeightsError          the weights are here and cannot be used (malicious, corrupt, of another network)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+Task = Literal["classify", "detect"]
+Array = npt.NDArray[Any]
+
+
+class ModelError(Exception):
+    """A model cannot be had; the message is one plain sentence for the person who starts the service."""
+
+
+class UnknownModelError(ModelError):
+    """No architecture of this name is known."""
+
+
+class WeightsNotFoundError(ModelError):
+    """The weights are not here; the message says how to get them."""
+
+
+class WeightsError(ModelError):
+    """The weights are here and cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request may ask of the predictions."""
+
+    top_k: int = 5
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.7
+    max_detections: int = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a picture lies in the network's input.
+
+    `width` and `height` are the picture's as displayed (EXIF applied), in pixels, before any scaled decode.
+    A point (x, y) of the picture lies at (x * scale + pad_x, y * scale + pad_y) of the input.
+    """
+
+    width: int
+    height: int
+    scale: float = 1.0
+    pad_x: float = 0.0
+    pad_y: float = 0.0
+
+
+class PixelNetwork(nn.Module):
+    """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
+
+    Pixels cross the bus as bytes; normalisation happens here, in float32, on the device. `core` is the network proper;
+    `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs.
+    """
+
+    input_shape: tuple[int, int, int]  # height, width, 3
+    core: nn.Module
+    mean: Tensor
+    inverse_std: Tensor
+
+    def __init__(
+        self, core: nn.Module, input_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """`mean` and `std` are per RGB channel for pixels in 0..1."""
+        super().__init__()
+        self.core = core
+        self.input_shape = input_shape
+        self.core_dtype = torch.float32
+        scaled_mean = torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1)
+        inverse_std = torch.tensor(std, dtype=torch.float32).mul(255).reciprocal().view(1, 3, 1, 1)
+        self.register_buffer("mean", scaled_mean, persistent=False)
+        self.register_buffer("inverse_std", inverse_std, persistent=False)
+
+    def cast(self, dtype: torch.dtype) -> PixelNetwork:
+        """Cast `core` (in place) to float32, float16 or bfloat16; normalisation and decoding stay float32."""
+        self.core.to(dtype)
+        self.core_dtype = dtype
+        return self
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 [n, height, width, 3] -> `core_dtype` [n, 3, height, width] (channels-last strides)."""
+        x = pixels.permute(0, 3, 1, 2).to(torch.float32)
+        return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, height, width, 3] -> the outputs that `Model.reduce` takes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Model(ABC):
+    """A network with its weights, labels and geometry: picklable, so that a worker process can be handed one.
+
+    `weights` is what answers say: `official`, `sample`, `random` or the name of a file.
+    """
+
+    name: str
+    architecture: str
+    labels: tuple[str, ...]
+    weights: str
+    weights_file: str | None
+    input_shape: tuple[int, int, int]
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """What the model answers with."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the network's output tensors, in order."""
+
+    @abstractmethod
+    def network(self) -> PixelNetwork:
+        """Build the network and load its weights: eval mode, BatchNorm fused where that pays, float32, on the CPU.
+
+        Raises WeightsError when the file does not fit the architecture.
+        """
+
+    @abstractmethod
+    def decode_size(self, width: int, height: int) -> tuple[int, int]:
+        """The smallest (width, height) a picture of this displayed size may be decoded to at reduced scale.
+
+        Only a decoder that can scale while decoding (JPEG) uses it. (width, height) itself forbids scaling.
+        """
+
+    @abstractmethod
+    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
+        """Place a picture in the network's input.
+
+        `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
+        `width` and `height`: the picture's displayed size in full. Runs in decode threads: pure, reentrant, and heavy
+        work releases the interpreter lock.
+        """
+
+    @abstractmethod
+    def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
+        """In the worker: the small arrays of picture `index` of a batch that are worth sending to the server.
+
+        Returned arrays own their memory (no views of `outputs`).
+        """
+
+    @abstractmethod
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+        """In the server: what `reduce` returned -> one entry of "predictions" (API.md). A pure function."""
+
+
+def softmax(logits: Array) -> Array:
+    """Stable softmax over the last axis, float32."""
+    shifted = np.exp(logits.astype(np.float32) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
