@@ -1,0 +1,1 @@
+"""The service: HTTP, scheduling, workers. Imports models and backends; nothing imports app."""

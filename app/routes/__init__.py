@@ -1,0 +1,1 @@
+"""HTTP only: what a request says, and what the answer looks like on the wire."""

@@ -1,0 +1,127 @@
+"""Settings: command line > ANYCHIP_* environment > anychip.toml > default.
+
+Owns: every setting with its default, limits and help text; the only place that reads the environment. The command line
+is generated from this table and `docs/settings.md` is compared with it by a test.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+CONFIG_FILE = "anychip.toml"
+
+
+def _joined(value: Any) -> Any:
+    # A TOML file reads better with a list than with commas in a string.
+    return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else value
+
+
+def _a_list(value: str) -> str:
+    if not split(value):
+        raise ValueError("name at least one")
+    return value
+
+
+def _a_ladder(value: str) -> str:
+    sizes = [int(part) for part in split(value)]
+    if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
+        raise ValueError("must be ascending whole numbers from 1 up, such as 1,2,4,8")
+    return value
+
+
+def split(value: str) -> tuple[str, ...]:
+    """The parts of a comma-separated setting, without blanks."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+CommaSeparated = Annotated[str, BeforeValidator(_joined), AfterValidator(_a_list)]
+Ladder = Annotated[str, BeforeValidator(_joined), AfterValidator(_a_ladder)]
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Settings(BaseSettings):
+    """What the service can be told. Frozen: read once, at the start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ANYCHIP_", frozen=True, extra="forbid", protected_namespaces=(), toml_file=CONFIG_FILE
+    )
+
+    models: CommaSeparated = Field(
+        "resnet50,yolov8n",
+        description="Models to serve: names, or name=architecture:weights (official, sample, random or a path)",
+    )
+    weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
+    device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
+    engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
+    precision: str = Field("auto", description="Precision of the networks: auto, fp32, bf16")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    batch_sizes: Ladder = Field("1,2,4,8", description="Batch sizes the engines are compiled for, ascending")
+    max_wait_ms: float = Field(
+        0, ge=0, le=60_000, description="How long an idle device waits for a batch to fill, in milliseconds"
+    )
+    queue_size: int = Field(
+        256, ge=1, le=100_000, description="Images a model may have waiting (decoding included) before 429 is answered"
+    )
+    max_images: int = Field(64, ge=1, description="Images in one request")
+    timeout_ms: float = Field(
+        30_000, gt=0, description="Deadline of a request that names none, in milliseconds from its first byte"
+    )
+    max_body_bytes: int = Field(20 * 2**20, ge=1, description="Size of a request's body, in bytes")
+    max_image_pixels: int = Field(50_000_000, ge=1, description="Pixels of one image, counted before it is decoded")
+    decode_threads: int = Field(0, ge=0, description="Threads that decode images; 0 means one a core")
+    start_timeout_s: float = Field(600, gt=0, description="Time a worker may take to load its models, in seconds")
+    grace_s: float = Field(
+        0, ge=0, description="Time the service goes on accepting work after SIGTERM with readiness off, in seconds"
+    )
+    drain_s: float = Field(25, ge=0, description="Time accepted work may take to finish after that, in seconds")
+    cache_dir: Path = Field(
+        Path("~/.cache/anychip"), description="Folder for downloaded weights", validate_default=True
+    )
+    log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line, environment, file: the first that says something wins."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def model_specs(self) -> tuple[str, ...]:
+        """The entries of `models`."""
+        return split(self.models)
+
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        """The entries of `batch_sizes`."""
+        return tuple(int(size) for size in split(self.batch_sizes))
+
+    @property
+    def decode_thread_count(self) -> int:
+        """Threads of the decode pool."""
+        return self.decode_threads or usable_cores()
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where downloaded weights are kept."""
+        return self.cache_dir.expanduser() / "weights"

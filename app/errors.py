@@ -1,0 +1,70 @@
+"""Every error a client can see, and the one table of HTTP statuses.
+
+    decode, admission, scheduling, workers ──raise──► ServiceError(code, sentence) ──► app.main ──► API.md's body
+
+Owns: codes, statuses and the body's shape. Must not know frameworks: routes and handlers turn these into responses.
+Client mistakes say what was wrong; our own faults get a fixed text, their detail goes to the log under the request id.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Code = Literal[
+    "INVALID_REQUEST",
+    "UNAUTHORIZED",
+    "MODEL_NOT_FOUND",
+    "NOT_FOUND",
+    "METHOD_NOT_ALLOWED",
+    "UNSUPPORTED_MEDIA_TYPE",
+    "BODY_TOO_LARGE",
+    "IMAGE_TOO_LARGE",
+    "INVALID_IMAGE",
+    "QUEUE_FULL",
+    "INFERENCE_FAILED",
+    "INTERNAL",
+    "NOT_READY",
+    "DRAINING",
+    "DEADLINE_UNREACHABLE",
+    "DEADLINE_EXCEEDED",
+]
+
+STATUS: dict[Code, int] = {
+    "INVALID_REQUEST": 400,
+    "UNAUTHORIZED": 401,
+    "MODEL_NOT_FOUND": 404,
+    "NOT_FOUND": 404,
+    "METHOD_NOT_ALLOWED": 405,
+    "BODY_TOO_LARGE": 413,
+    "IMAGE_TOO_LARGE": 413,
+    "UNSUPPORTED_MEDIA_TYPE": 415,
+    "INVALID_IMAGE": 422,
+    "QUEUE_FULL": 429,
+    "INFERENCE_FAILED": 500,
+    "INTERNAL": 500,
+    "NOT_READY": 503,
+    "DRAINING": 503,
+    "DEADLINE_UNREACHABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+
+
+class ServiceError(Exception):
+    """A request that cannot be answered. `message` is one plain sentence the client may read."""
+
+    def __init__(self, code: Code, message: str, *, retry_after_s: int | None = None) -> None:
+        """`retry_after_s` becomes the Retry-After header."""
+        super().__init__(message)
+        self.code: Code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    @property
+    def status(self) -> int:
+        """The HTTP status of `code`."""
+        return STATUS[self.code]
+
+
+def error_body(code: Code, message: str, request_id: str) -> dict[str, str]:
+    """The body of every error answer."""
+    return {"error": message, "code": code, "request_id": request_id}

@@ -1,0 +1,111 @@
+"""Every metric the service exports: names, help, labels and buckets, in one place.
+
+Owns: one registry for server and workers (workers report over their pipe). Label children are made once a model and
+device, so that the hot path only adds numbers. Must not decide anything.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+STAGES = ("decode", "queue", "infer", "postprocess")
+MEMORY_KINDS = ("allocated", "reserved", "used", "total")
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_STAGE_SECONDS = (0.0001, 0.00025, *_SECONDS)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Metrics:
+    """The service's metrics; one instance a service, so that tests do not share counters."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self.requests = Counter(
+            "anychip_requests_total", "Requests answered, by outcome", ["model", "code"], registry=registry
+        )
+        self.request_seconds = Histogram(
+            "anychip_request_seconds",
+            "Time from a request's first byte to its answer",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.stage_seconds = Histogram(
+            "anychip_stage_seconds",
+            "Time an image spends in each stage",
+            ["model", "stage"],
+            buckets=_STAGE_SECONDS,
+            registry=registry,
+        )
+        self.batch_size = Histogram(
+            "anychip_batch_size", "Images in a batch", ["model", "device"], buckets=_BATCH_SIZES, registry=registry
+        )
+        self.batch_padding = Counter(
+            "anychip_batch_padding_total",
+            "Places in batches that no image filled",
+            ["model", "device"],
+            registry=registry,
+        )
+        self.queue_depth = Gauge("anychip_queue_depth", "Images waiting for a worker", ["model"], registry=registry)
+        self.images_in_flight = Gauge(
+            "anychip_images_in_flight", "Images accepted and not yet answered", ["model"], registry=registry
+        )
+        self.rejected = Counter(
+            "anychip_rejected_total", "Images refused at the door", ["model", "reason"], registry=registry
+        )
+        self.cancelled = Counter(
+            "anychip_cancelled_total",
+            "Images given up before their answer, by the stage they had reached",
+            ["model", "stage"],
+            registry=registry,
+        )
+        self.worker_up = Gauge("anychip_worker_up", "1 while a worker serves the device", ["device"], registry=registry)
+        self.worker_restarts = Counter(
+            "anychip_worker_restarts_total", "Workers started again", ["device", "reason"], registry=registry
+        )
+        self.device_memory = Gauge(
+            "anychip_device_memory_bytes", "Memory of a device", ["device", "vendor", "kind"], registry=registry
+        )
+        self.worker_resident = Gauge(
+            "anychip_worker_resident_bytes", "Host memory of a worker process", ["device"], registry=registry
+        )
+        self.model_info = Gauge(
+            "anychip_model_info",
+            "How a model is served; always 1",
+            ["model", "device", "engine", "precision", "weights"],
+            registry=registry,
+        )
+
+    def render(self) -> bytes:
+        """The exposition text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class ModelMetrics:
+    """The children of one model, looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.request_seconds = metrics.request_seconds.labels(model)
+        self.stage_seconds = {stage: metrics.stage_seconds.labels(model, stage) for stage in STAGES}
+        self.queue_depth = metrics.queue_depth.labels(model)
+        self.images_in_flight = metrics.images_in_flight.labels(model)
+        self.queue_full = metrics.rejected.labels(model, "queue_full")
+        self.expired = metrics.rejected.labels(model, "deadline")
+        self._requests = metrics.requests
+        self._model = model
+        self.succeeded = metrics.requests.labels(model, "OK")
+
+    def failed(self, code: str) -> None:
+        """Count a request that ended with an error code."""
+        self._requests.labels(self._model, code).inc()

@@ -1,0 +1,98 @@
+"""What the server and a worker say to each other, over one pipe each way.
+
+Owns: the messages, nothing else. They are small: pixels travel through the arena, outputs are already reduced.
+
+    server ─► Load, Run, Stop          worker ─► Ready | StartFailed, Done, Failed, Stats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena."""
+
+    models: tuple[Any, ...]
+    device: str
+    engine: str
+    precision: str
+    batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a batch: pictures in `slots` of pool `model`, each with its own `models.Options`, padded to `batch_size`."""
+
+    batch_id: int
+    model: int
+    slots: tuple[int, ...]
+    options: tuple[Any, ...]
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up."""
+
+    engine: str
+    precision: str
+    latency_s: Mapping[int, float]
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every model is loaded and warm."""
+
+    device: str
+    device_name: str
+    vendor: str
+    loaded: tuple[Loaded, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The worker cannot serve; `reason` is one plain sentence. It ends after this."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A batch's answers: what `Model.reduce` returned for each picture, in order; seconds the device took."""
+
+    batch_id: int
+    results: tuple[tuple[Array, ...], ...]
+    infer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A batch that failed; the worker lives on. `reason` is for the log."""
+
+    batch_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Bytes of device memory by kind and of the worker itself."""
+
+    allocated: int
+    reserved: int
+    used: int
+    total: int
+    resident: int

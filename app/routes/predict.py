@@ -1,0 +1,98 @@
+"""`POST /v1/models/{model}:predict`: encoded images in, predictions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from app.context import RequestContext
+from app.errors import ServiceError
+from app.routes.body import number, read_body, read_images, read_options
+from app.service import Service
+
+router = APIRouter(tags=["predict"])
+
+_IMAGE = {"schema": {"type": "string", "format": "binary"}}
+_INSTANCES = {
+    "type": "object",
+    "required": ["instances"],
+    "properties": {
+        "instances": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["b64"],
+                "properties": {"b64": {"type": "string", "contentEncoding": "base64"}},
+            },
+        }
+    },
+}
+_FILES = {"type": "object", "properties": {"file": {"type": "array", "items": _IMAGE["schema"]}}}
+
+
+def _parameter(name: str, place: str, kind: str, text: str, **limits: Any) -> dict[str, Any]:
+    return {"name": name, "in": place, "description": text, "schema": {"type": kind, **limits}}
+
+
+_DOCUMENTATION: dict[str, Any] = {
+    # The body is read by hand (raw bytes are the fast path), so the description is, too.
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/jpeg": _IMAGE,
+            "image/png": _IMAGE,
+            "image/webp": _IMAGE,
+            "application/octet-stream": _IMAGE,
+            "multipart/form-data": {"schema": _FILES},
+            "application/json": {"schema": _INSTANCES},
+        },
+    },
+    "parameters": [
+        _parameter("top_k", "query", "integer", "Classes to answer with", minimum=1, default=5),
+        _parameter("score_threshold", "query", "number", "Least score of a box", minimum=0, maximum=1, default=0.25),
+        _parameter("iou_threshold", "query", "number", "Overlap of boxes of a class", minimum=0, maximum=1, default=0.7),
+        _parameter("max_detections", "query", "integer", "Boxes to answer with", minimum=1, default=300),
+        _parameter("timeout_ms", "query", "number", "Deadline in milliseconds", exclusiveMinimum=0),
+        _parameter("X-Timeout-Ms", "header", "number", "The same, as a header", exclusiveMinimum=0),
+        _parameter("X-Priority", "header", "integer", "0 is normal, higher goes first", default=0),
+    ],
+}
+
+
+@router.post("/v1/models/{model}:predict", openapi_extra=_DOCUMENTATION, response_class=Response)
+async def predict(request: Request, model: str) -> Response:
+    """Classify or detect in one image (raw bytes) or several (multipart/form-data, JSON)."""
+    service: Service = request.app.state.service
+    context: RequestContext = request.scope["anychip"]
+    served = service.find(model)
+    context.model = model
+    if service.refusing:
+        raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+    options, timeout_ms = read_options(request.scope["query_string"])
+    if timeout_ms is None:
+        timeout_ms = number(request.headers, "x-timeout-ms", service.settings.timeout_ms, 1e-3, 1e9)
+    priority = int(number(request.headers, "x-priority", 0, -100, 100))
+    body = await read_body(request, service.settings.max_body_bytes)
+    images = await read_images(request.headers, body, service.settings.max_images)
+    answer = await service.predict(
+        served,
+        images,
+        options,
+        deadline_s=context.started_s + timeout_ms / 1e3,
+        priority=priority,
+        timings=context.timings,
+    )
+    content = {
+        "model": model,
+        "predictions": answer.predictions,
+        "weights": served.model.weights,
+        "device": answer.device,
+        "engine": answer.engine,
+        "precision": answer.precision,
+    }
+    return Response(orjson.dumps(content), media_type="application/json")
+
+

@@ -1,0 +1,149 @@
+"""The worker process: one thread owns one device.
+
+    Run ─► gather slots into a batch ─► executable ─► Model.reduce ─► Done
+
+Owns: the device, the executables, the batch buffers. Must not know HTTP, queues or deadlines. `run` takes a connection
+and an arena, so that tests run it in a thread; `main` is the process around it. torch, models and backends are imported
+only after `main` has set the environment: vendor libraries read theirs when they load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.arena import Arena
+from app.protocol import Done, Failed, Load, Loaded, Ready, Run, StartFailed, Stats, Stop
+
+if TYPE_CHECKING:
+    from backends import Backend, Executable
+    from models import Model
+
+STATS_INTERVAL_S = 1.0
+_WARM_UP_RUNS = 3
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+log = logging.getLogger("anychip.worker")
+
+
+def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[str, str], log_level: str) -> None:
+    """The process: ends when told to, or when the server's end of the pipe is gone, however the server ended."""
+    # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):  # Linux: dies with the server even inside a hung driver call.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ.update(environment)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    run(connection, arena)
+
+
+def run(connection: Connection[Any, Any], arena: Arena) -> None:
+    """Load what the first message asks for, then serve until Stop or until the other end is gone."""
+    with contextlib.closing(connection):
+        try:
+            load = connection.recv()
+            try:
+                worker = Worker(load, arena)
+            except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
+                log.debug("the worker cannot start", exc_info=True)
+                connection.send(StartFailed(f"{error}" or type(error).__name__))
+                return
+            with contextlib.closing(worker):
+                connection.send(worker.ready)
+                worker.serve(connection)
+        except (EOFError, ConnectionError):
+            log.info("the server is gone; the worker ends")
+
+
+class Worker:
+    """Executables on one device, and the loop that feeds them."""
+
+    def __init__(self, load: Load, arena: Arena) -> None:
+        """Load and warm every model. Raises ModelError, BackendError."""
+        from backends import choose
+
+        choice = choose(load.device)
+        self._arena = arena
+        self._backend: Backend = choice.backend
+        self._device = choice.devices[0]
+        self._models: tuple[Model, ...] = load.models
+        self._executables: list[Executable] = []
+        self._buffers: list[npt.NDArray[np.uint8]] = []
+        loaded: list[Loaded] = []
+        for model in self._models:
+            executable = self._backend.load(
+                model.network(), self._device, load.engine, load.precision, load.batch_sizes
+            )
+            self._executables.append(executable)
+            largest = executable.batch_sizes[-1]
+            self._buffers.append(np.zeros((largest, *model.input_shape), dtype=np.uint8))
+            latency_s = {size: self._measure(len(loaded), size) for size in executable.batch_sizes}
+            loaded.append(Loaded(executable.engine, executable.precision, latency_s))
+            log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
+        device = next(device for device in self._backend.devices() if device.id == self._device)
+        self.ready = Ready(self._device, device.name, self._backend.facts.vendor, tuple(loaded))
+
+    def close(self) -> None:
+        """Give the device back."""
+        for executable in self._executables:
+            executable.close()
+
+    def serve(self, connection: Connection[Any, Any]) -> None:
+        """Answer messages until Stop. Raises EOFError, ConnectionError when the server is gone."""
+        reported_s = -STATS_INTERVAL_S
+        while True:
+            now_s = time.monotonic()
+            if now_s - reported_s >= STATS_INTERVAL_S:
+                reported_s = now_s
+                connection.send(self._stats())
+            if not connection.poll(STATS_INTERVAL_S):
+                continue
+            message = connection.recv()
+            if isinstance(message, Stop):
+                return
+            connection.send(self._run(message))
+
+    def _run(self, run: Run) -> Done | Failed:
+        try:
+            model = self._models[run.model]
+            buffer = self._buffers[run.model]
+            for row, slot in enumerate(run.slots):
+                buffer[row] = self._arena.slot(run.model, slot).reshape(model.input_shape)
+            started_s = time.perf_counter()
+            outputs = self._executables[run.model].run(buffer[: run.batch_size])
+            infer_s = time.perf_counter() - started_s
+            if any(len(output) != run.batch_size for output in outputs):
+                shapes = [output.shape for output in outputs]
+                return Failed(run.batch_id, f"{model.name} answered a batch of {run.batch_size} with {shapes}")
+            results = tuple(model.reduce(outputs, row, options) for row, options in enumerate(run.options))
+            return Done(run.batch_id, results, infer_s)
+        except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
+            log.exception("batch %d failed", run.batch_id)
+            return Failed(run.batch_id, f"{type(error).__name__}: {error}")
+
+    def _measure(self, index: int, size: int) -> float:
+        """Seconds a batch of `size` takes: the best of a few, so that a first compilation does not count."""
+        times: list[float] = []
+        for _ in range(_WARM_UP_RUNS):
+            started_s = time.perf_counter()
+            self._executables[index].run(self._buffers[index][:size])
+            times.append(time.perf_counter() - started_s)
+        return min(times)
+
+    def _stats(self) -> Stats:
+        import psutil
+
+        memory = self._backend.memory(self._device)
+        resident = psutil.Process().memory_info().rss
+        return Stats(memory.allocated, memory.reserved, memory.used, memory.total, resident)
