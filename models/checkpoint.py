@@ -68,7 +68,8 @@ def read_header(path: Path) -> Checkpoint:
 def labels_beside(path: Path) -> tuple[str, ...] | None:
     """Labels from a file in the same directory, None where there is none.
 
-    Names in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
+    Looked for, in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one
+    label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
     """
     for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
         file = path.with_name(name)
