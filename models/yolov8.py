@@ -6,6 +6,7 @@ pictures, files, thresholds or devices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import log
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 Size = Literal["n", "s", "m", "l", "x"]
+SIZES: tuple[Size, ...] = ("n", "s", "m", "l", "x")
 
 STRIDES = (8, 16, 32)
 BINS = 16  # a side's distance from the anchor is a distribution over 0..15 strides
@@ -204,7 +206,7 @@ class YOLOv8(nn.Module):
         Anchors run row by row through stride 8, then 16, then 32, as in `anchors`.
         """
         rows = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in self.raw(x)], dim=1).float()
-        bins = rows[..., :BOX_CHANNELS].unflatten(2, (4, BINS))
+        bins = rows[..., :BOX_CHANNELS].reshape(rows.shape[0], -1, 4, BINS)
         values = self.get_parameter("model.22.dfl.conv.weight").float().flatten()
         return (bins.softmax(dim=3) * values).sum(dim=3), rows[..., BOX_CHANNELS:]
 
@@ -226,6 +228,14 @@ class YOLOv8(nn.Module):
             if isinstance(module, Conv):
                 module.fuse()
         return self
+
+
+def size_of(state: Mapping[str, Tensor]) -> Size | None:
+    """The size whose first convolution a state dict has, None when it has that of no size."""
+    stem = state.get("model.0.conv.weight")
+    if stem is None or stem.ndim == 0:
+        return None
+    return next((size for size in SIZES if int(64 * _SCALES[size].width) == len(stem)), None)
 
 
 def anchors(height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,252 @@
+"""YOLOv8 detectors: from a decoded picture to boxes with labels.
+
+Owns: letterbox, what a device returns, box decoding, non-maximum suppression, the answer's form. Must not know HTTP,
+devices or how pictures and files are read.
+
+The device returns distances in units of the stride; positions are computed here in float32. A low-precision engine
+then errs relative to the size of a box, not to its place in the picture (bfloat16 counts in steps of 4 beyond 512).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.ops import nms
+
+from models.coco import COCO_CLASSES
+from models.model import (
+    Array,
+    Model,
+    Options,
+    PixelNetwork,
+    Placement,
+    Task,
+    UnknownModelError,
+    WeightsError,
+)
+from models.yolov8 import BOX_CHANNELS, SIZES, Detect, Size, YOLOv8, anchors, size_of
+
+ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
+INPUT_SHAPE = (640, 640, 3)
+
+_PAD_GREY = 114
+_MAX_CANDIDATES = 30_000
+
+
+def default_labels(architecture: str) -> tuple[str, ...]:
+    """Labels of the published weights. Raises UnknownModelError."""
+    _size(architecture)
+    return COCO_CLASSES
+
+
+def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
+    """Number of classes of a state dict (meta tensors do), which must fit `architecture` in every name and shape.
+
+    Raises UnknownModelError, WeightsError.
+    """
+    size = _size(architecture)
+    found_size, bias = size_of(state), state.get("model.22.cv3.0.2.bias")
+    if found_size is None or bias is None or bias.ndim != 1 or len(bias) == 0:
+        raise WeightsError(f"The weights are not those of a YOLOv8 detector, so not of {architecture}.")
+    if found_size != size:
+        raise WeightsError(f"The weights are of yolov8{found_size}, not of {architecture}.")
+    with torch.device("meta"):
+        expected = YOLOv8(size, len(bias)).state_dict()
+    for name in sorted(expected.keys() | state.keys()):
+        if name.endswith(".num_batches_tracked"):
+            continue  # counts training steps; some formats leave it out
+        if name not in state:
+            raise WeightsError(f"The weights are not of {architecture}: {name} is missing.")
+        if name not in expected:
+            raise WeightsError(f"The weights are not of {architecture}: it has no {name}.")
+        if state[name].shape != expected[name].shape:
+            found, wanted = (tuple(tensors[name].shape) for tensors in (state, expected))
+            raise WeightsError(f"The weights are not of {architecture}: {name} is {found}, not {wanted}.")
+    return len(bias)
+
+
+class DetectionNetwork(PixelNetwork):
+    """A YOLOv8 network as it is served: the best class of every anchor, boxes still relative to their anchors."""
+
+    core: YOLOv8
+
+    def __init__(self, core: YOLOv8, input_shape: tuple[int, int, int] = INPUT_SHAPE) -> None:
+        super().__init__(core, input_shape, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """uint8 [n, height, width, 3] -> distances, scores, classes.
+
+        distances: float32 [n, anchors, 4], left, top, right, bottom in strides; scores: float32 [n, anchors] in 0..1;
+        classes: int32 [n, anchors].
+        """
+        distances, logits = self.core.distances_and_logits(self.normalise(pixels))
+        best, classes = logits.max(dim=2)
+        return distances, best.sigmoid(), classes.to(torch.int32)
+
+
+@dataclass(frozen=True)
+class Detector(Model):
+    """A YOLOv8 detector. `input_shape` must be a multiple of 32 in height and width."""
+
+    input_shape: tuple[int, int, int] = INPUT_SHAPE
+
+    @property
+    def task(self) -> Task:
+        """`detect`."""
+        return "detect"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """As `DetectionNetwork.forward` returns them."""
+        return ("distances", "scores", "classes")
+
+    def network(self) -> DetectionNetwork:
+        """The network on the CPU: float32, BatchNorm fused, eval mode.
+
+        Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+        """
+        size = _size(self.architecture)
+        core = _random_core(size, len(self.labels)) if self.weights == "random" else self._load(size)
+        core.fuse().eval().requires_grad_(False)
+        return DetectionNetwork(core, self.input_shape)
+
+    def _load(self, size: Size) -> YOLOv8:
+        from models.checkpoint import read
+
+        if self.weights_file is None:
+            raise WeightsError(f"{self.name} names no weights file.")
+        state = read(Path(self.weights_file)).state
+        count = class_count(self.architecture, state)
+        if count != len(self.labels):
+            raise WeightsError(f"{self.weights_file} has {count} classes, but there are {len(self.labels)} labels.")
+        with torch.device("meta"):
+            core = YOLOv8(size, count)
+        core.to_empty(device="cpu")
+        core.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
+        return core
+
+    def decode_size(self, width: int, height: int) -> tuple[int, int]:
+        """At least twice the network's own size, and only for pictures far larger than that."""
+        return width, height
+
+    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
+        """Letterbox: the whole picture, as large as fits, centred on grey.
+
+        Rounding follows the reference implementation for a square input (`rect=False`), pixels agree with OpenCV's
+        INTER_LINEAR to within one grey level.
+        """
+        input_height, input_width = self.input_shape[:2]
+        scale = min(input_height / height, input_width / width)
+        new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
+        # The reference breaks ties towards the upper left.
+        left = round((input_width - new_width) / 2 - 0.1)
+        top = round((input_height - new_height) / 2 - 0.1)
+        if image.shape[:2] != (new_height, new_width):
+            planes = image.permute(2, 0, 1).unsqueeze(0)
+            resized = functional.interpolate(planes, size=(new_height, new_width), mode="bilinear")
+            image = resized[0].permute(1, 2, 0)
+        bottom, right = top + new_height, left + new_width
+        out[:top] = _PAD_GREY
+        out[bottom:] = _PAD_GREY
+        out[top:bottom, :left] = _PAD_GREY
+        out[top:bottom, right:] = _PAD_GREY
+        out[top:bottom, left:right] = image
+        return Placement(width, height, scale, left, top)
+
+    def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
+        """Candidates by descending score: distances float32 [k, 4], scores [k], classes [k], anchors int32 [k]."""
+        distances, scores, classes = (output[index] for output in outputs)
+        chosen = np.flatnonzero(scores > options.score_threshold)
+        chosen = chosen[np.argsort(-scores[chosen], kind="stable")[:_MAX_CANDIDATES]]
+        return distances[chosen], scores[chosen], classes[chosen], chosen.astype(np.int32)
+
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+        """Detections by descending score, boxes in pixels of the picture as displayed."""
+        distances, scores, classes, indices = outputs
+        centres, strides = _anchors(self.input_shape[0], self.input_shape[1])
+        corners = np.concatenate(
+            (centres[indices] - distances[:, :2], centres[indices] + distances[:, 2:]), axis=1, dtype=np.float32
+        )
+        boxes = corners * strides[indices, None]
+        kept = _suppress(boxes, scores, classes, options.iou_threshold)[: options.max_detections]
+        pad = np.array([placement.pad_x, placement.pad_y] * 2)
+        size = np.array([placement.width, placement.height] * 2)
+        boxes = np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size).round(2)
+        return {
+            "detections": [
+                {
+                    "label": self.labels[class_id],
+                    "class_id": class_id,
+                    "score": score,
+                    "box": dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)),
+                }
+                for class_id, score, box in zip(
+                    classes[kept].tolist(),
+                    scores[kept].astype(np.float64).round(5).tolist(),
+                    boxes.tolist(),
+                    strict=True,
+                )
+            ],
+            "width": placement.width,
+            "height": placement.height,
+        }
+
+
+def _size(architecture: str) -> Size:
+    if architecture not in ARCHITECTURES:
+        raise UnknownModelError(f"No detector is called {architecture}; there are {', '.join(ARCHITECTURES)}.")
+    return cast(Size, architecture.removeprefix("yolov8"))
+
+
+@lru_cache(maxsize=8)
+def _anchors(height: int, width: int) -> tuple[Array, Array]:
+    centres, strides = anchors(height, width)
+    return centres.numpy(), strides.numpy()
+
+
+def _suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float) -> Array:
+    """Indices of what non-maximum suppression within each class keeps, by descending score.
+
+    boxes: float32 [k, 4] as x1, y1, x2, y2. One call serves all classes: each gets a place of its own, in float64,
+    where moving a box does not round it.
+    """
+    if len(boxes) == 0:
+        return np.empty(0, np.int64)
+    places = boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)
+    kept: Array = nms(torch.from_numpy(places), torch.from_numpy(scores).double(), iou_threshold).numpy()
+    return kept
+
+
+def _random_core(size: Size, class_count: int) -> YOLOv8:
+    """An untrained network that is alive: layers of unit variance, and candidates on most pictures.
+
+    Default weights alone fade out layer by layer, so BatchNorm is measured on coloured blocks under noise, and the
+    class branches are scaled so that about one anchor in 200 of those passes a score of 0.25.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        core = YOLOv8(size, class_count)
+        blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=256) for side in (8, 64))
+        pictures = 0.9 * (blocks > 0.5) + 0.1 * noise
+        for module in core.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1.0
+        core.train().raw(pictures)
+        head = core.model["22"]
+        assert isinstance(head, Detect)
+        for branch, level in zip(head.cv3, core.eval().raw(pictures), strict=True):
+            weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
+            logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
+            gain = 1 / logits.std()
+            weight.mul_(gain)
+            bias.copy_(log(0.25 / 0.75) - (logits.amax(dim=1) * gain).quantile(0.995))
+    return core
