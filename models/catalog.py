@@ -1,0 +1,119 @@
+"""From what a person writes (`resnet50`, `dogs=resnet50:dogs.safetensors`) to a model that can be served.
+
+Owns: the grammar of model names, which family an architecture belongs to, where labels come from. Must not know how
+families work, and reads no weights: only their names and shapes, so that a wrong file stops the start at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from models import classification, detection, weights
+from models.checkpoint import SUFFIXES, read_header
+from models.model import Model, ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
+
+log = logging.getLogger(__name__)
+
+ARCHITECTURES: tuple[str, ...] = (*classification.ARCHITECTURES, *detection.ARCHITECTURES)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model to serve: `weights` is `official`, `sample`, `random` or a path."""
+
+    name: str
+    architecture: str
+    weights: str
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What is asked of a module of architectures."""
+
+    class_count: Callable[[str, Mapping[str, Tensor]], int]
+    default_labels: Callable[[str], tuple[str, ...]]
+    model: Callable[[str, str, Sequence[str], str, str | None], Model]
+
+
+def _detector(name: str, architecture: str, labels: Sequence[str], weights: str, weights_file: str | None) -> Model:
+    return detection.Detector(name, architecture, tuple(labels), weights, weights_file)
+
+
+_CLASSIFIERS = _Family(classification.class_count, classification.default_labels, classification.Classifier.of)
+_DETECTORS = _Family(detection.class_count, detection.default_labels, _detector)
+
+
+def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
+    """`[name=]architecture[:weights]` -> what to open. Raises UnknownModelError, ModelError."""
+    head, _, chosen = text.strip().partition(":")  # a path may hold both signs
+    name, equals, architecture = head.rpartition("=")
+    spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights)
+    _family(architecture)
+    if not _NAME.fullmatch(spec.name):
+        raise ModelError(f"{spec.name!r} cannot name a model: use up to 64 letters, digits, dots, dashes, underscores.")
+    return spec
+
+
+def open_model(spec: ModelSpec, cache_directory: Path, allow_download: bool = True, mirror: str | None = None) -> Model:
+    """Find the weights, downloading published ones if need be, and say what the model is.
+
+    The number of classes comes from the weights. Labels come from a file beside them or their own metadata, else they
+    are those of the architecture's published weights if the number fits, else "class 0", "class 1", ….
+    Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+    """
+    family = _family(spec.architecture)
+    default_labels = family.default_labels(spec.architecture)
+    if spec.weights == "random":
+        return family.model(spec.name, spec.architecture, default_labels, "random", None)
+    file = _weights_file(spec, cache_directory, allow_download, mirror)
+    header = read_header(file)
+    try:
+        count = family.class_count(spec.architecture, header.state)
+    except WeightsError as error:
+        raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}") from error
+    labels = header.labels
+    if labels is not None and len(labels) != count:
+        raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")
+    if labels is None and len(default_labels) == count:
+        labels = default_labels
+    if labels is None:
+        labels = tuple(f"class {number}" for number in range(count))
+        log.warning(
+            "%s has no labels for its %d classes; put them into %s.labels.txt beside it, one a line.",
+            *(file, count, file.stem),
+        )
+    kind = spec.weights if spec.weights in ("official", "sample") else file.name
+    return family.model(spec.name, spec.architecture, labels, kind, str(file.absolute()))
+
+
+def _family(architecture: str) -> _Family:
+    if architecture in classification.ARCHITECTURES:
+        return _CLASSIFIERS
+    if architecture in detection.ARCHITECTURES:
+        return _DETECTORS
+    near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
+    raise UnknownModelError(f"No model {architecture!r} is known; {hint}")
+
+
+def _weights_file(spec: ModelSpec, cache_directory: Path, allow_download: bool, mirror: str | None) -> Path:
+    if spec.weights == "official":
+        return weights.official_file(spec.architecture, cache_directory, allow_download, mirror)
+    if spec.weights == "sample":
+        return weights.sample_file(spec.architecture)
+    path = Path(spec.weights).expanduser()
+    if not path.is_file():
+        raise WeightsNotFoundError(
+            f"There is no weights file {spec.weights!r} for {spec.name}; give official, sample, random "
+            f"or the path of a file ({', '.join(SUFFIXES)})."
+        )
+    return path
