@@ -18,8 +18,8 @@ class RequestContext:
 
     def server_timing(self) -> str:
         """The Server-Timing header: milliseconds of each stage."""
-        timings = self.timings
+        stages = self.timings
         return (
-            f"decode;dur={timings.decode_s * 1e3:.3f}, queue;dur={timings.queue_s * 1e3:.3f}, "
-            f"infer;dur={timings.infer_s * 1e3:.3f}, post;dur={timings.postprocess_s * 1e3:.3f}"
+            f"decode;dur={stages.decode * 1e3:.3f}, queue;dur={stages.queue * 1e3:.3f}, "
+            f"infer;dur={stages.infer * 1e3:.3f}, post;dur={stages.postprocess * 1e3:.3f}"
         )

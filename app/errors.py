@@ -8,6 +8,7 @@ Client mistakes say what was wrong; our own faults get a fixed text, their detai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Code = Literal[
@@ -52,12 +53,20 @@ STATUS: dict[Code, int] = {
 class ServiceError(Exception):
     """A request that cannot be answered. `message` is one plain sentence the client may read."""
 
-    def __init__(self, code: Code, message: str, *, retry_after_s: int | None = None) -> None:
-        """`retry_after_s` becomes the Retry-After header."""
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        retry_after_s: int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """`retry_after_s` becomes the Retry-After header; `headers` are sent as they are."""
         super().__init__(message)
         self.code: Code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.headers = tuple(headers)
 
     @property
     def status(self) -> int:

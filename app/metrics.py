@@ -13,8 +13,8 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
+from prometheus_client.exposition import choose_encoder
 
 STAGES = ("decode", "queue", "infer", "postprocess")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
@@ -87,9 +87,10 @@ class Metrics:
             registry=registry,
         )
 
-    def render(self) -> bytes:
-        """The exposition text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The exposition that a scraper with this Accept header reads, and its content type."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
 
 
 class ModelMetrics:
@@ -104,8 +105,8 @@ class ModelMetrics:
         self.expired = metrics.rejected.labels(model, "deadline")
         self._requests = metrics.requests
         self._model = model
-        self.succeeded = metrics.requests.labels(model, "OK")
+        self._succeeded = metrics.requests.labels(model, "OK")
 
-    def failed(self, code: str) -> None:
-        """Count a request that ended with an error code."""
-        self._requests.labels(self._model, code).inc()
+    def answered(self, code: str) -> None:
+        """Count a request that ended with `code`, "OK" or an error's."""
+        (self._succeeded if code == "OK" else self._requests.labels(self._model, code)).inc()

@@ -206,6 +206,10 @@ class Scheduler:
         gone = self._workers.pop(worker, None)
         return tuple(gone.batches.values()) if gone else ()
 
+    def has_worker(self, worker: str) -> bool:
+        """Whether this worker is there."""
+        return worker in self._workers
+
     def serves(self, model: str) -> bool:
         """Whether any worker serves the model."""
         return any(model in worker.latency for worker in self._workers.values())

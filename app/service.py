@@ -2,8 +2,8 @@
 
     predict ─► reserve places ─► decode into a slot ─► enqueue ─► dispatch ─► worker ─► postprocess ─► Answer
 
-Owns: the models as served, the arena's slots, the items under way and what becomes of them when a worker fails. Must not
-know HTTP. Everything but decoding and large postprocessing runs in the event loop's thread, so nothing here needs a lock.
+Owns: the models as served, the arena's slots, the items under way and what becomes of them when a worker fails. Must
+not know HTTP. All but decoding and large postprocessing runs in the event loop's thread, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from models import Model, Options, Placement
 log = logging.getLogger("anychip.service")
 
 Array = npt.NDArray[Any]
+Encoded = bytes | memoryview
 _INLINE_POSTPROCESS_BYTES = 16 * 1024
 """Results up to this size are postprocessed in the event loop: a hop to a thread would cost more than the work."""
 
@@ -41,10 +42,15 @@ _INLINE_POSTPROCESS_BYTES = 16 * 1024
 class Timings:
     """Seconds of each stage; of several images, those of the slowest."""
 
-    decode_s: float = 0.0
-    queue_s: float = 0.0
-    infer_s: float = 0.0
-    postprocess_s: float = 0.0
+    decode: float = 0.0
+    queue: float = 0.0
+    infer: float = 0.0
+    postprocess: float = 0.0
+
+    def include(self, seconds: Mapping[str, float]) -> None:
+        """Take in another image's stages."""
+        for stage, taken in seconds.items():
+            setattr(self, stage, max(getattr(self, stage), taken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +64,14 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Places:
-    """Places in a queue that a request has reserved and not yet filled."""
+class Request:
+    """What a client asks beside its images. `deadline_s` is in the event loop's time; `timings` are filled in."""
 
-    reserved: int
+    options: Options
+    deadline_s: float
+    priority: int = 0
+    timings: Timings = field(default_factory=Timings)
+    reserved: int = 0  # Places in the queue it holds and has not filled yet.
 
 
 @dataclass(eq=False, slots=True)
@@ -99,11 +109,11 @@ class Service:
         self.metrics = Metrics()
         self.devices: dict[str, Ready] = {}
         self.draining = False
+        self.refusing = False
+        self._drained: asyncio.Event | None = None
         in_flight = 2 * settings.ladder[-1] * len(self.choice.devices)
         slots = settings.queue_size + in_flight + settings.decode_thread_count
-        self.models = {
-            model.name: ServedModel(index, model, slots, self.metrics) for index, model in enumerate(models)
-        }
+        self.models = {model.name: ServedModel(index, model, slots, self.metrics) for index, model in enumerate(models)}
         self._scheduler = Scheduler(dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3)
         for served in self.models.values():
             self._watch(served)
@@ -146,6 +156,27 @@ class Service:
         await self._decode_pool.close()
         self._arena.close()
 
+    async def drained(self) -> None:
+        """Until no accepted image waits for its answer."""
+        self._drained = asyncio.Event()
+        while self.images_under_way():
+            self._drained.clear()
+            await self._drained.wait()
+
+    def serves(self, name: str) -> bool:
+        """Whether a worker is ready for the model."""
+        return self._scheduler.serves(name)
+
+    def worker_up(self, device: str) -> bool:
+        """Whether the device's worker is ready."""
+        return self._scheduler.has_worker(device)
+
+    def count(self, name: str, code: str, seconds: float) -> None:
+        """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
+        metrics = self.models[name].metrics
+        metrics.answered(code)
+        metrics.request_seconds.observe(seconds)
+
     def images_under_way(self) -> int:
         """Images accepted and not yet answered."""
         return sum(served.images for served in self.models.values())
@@ -164,24 +195,15 @@ class Service:
             raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {', '.join(self.models)}")
         return served
 
-    async def predict(
-        self,
-        served: ServedModel,
-        bodies: Sequence[bytes | memoryview],
-        options: Options,
-        *,
-        deadline_s: float,
-        priority: int,
-        timings: Timings,
-    ) -> Answer:
-        """Predict for encoded images, all or nothing; `deadline_s` in the event loop's time.
+    async def predict(self, served: ServedModel, bodies: Sequence[Encoded], request: Request) -> Answer:
+        """Predict for encoded images, all or nothing.
 
-        Fills `timings` as it goes. Raises ServiceError; cancelled, it gives up its places at once.
+        Raises ServiceError; cancelled, it gives up its places at once.
         """
         name, count = served.model.name, len(bodies)
         if not self._scheduler.serves(name):
             raise ServiceError("NOT_READY", f"no worker is ready for {name}", retry_after_s=1)
-        if asyncio.get_running_loop().time() >= deadline_s:
+        if asyncio.get_running_loop().time() >= request.deadline_s:
             served.metrics.expired.inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the images had arrived")
         try:
@@ -190,40 +212,33 @@ class Service:
             served.metrics.queue_full.inc(count)
             retry_after_s = self._retry_after_s(name)
             raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=retry_after_s) from None
-        places = _Places(count)
+        request.reserved = count
         served.images += count
         try:
-            answers = [self._image(served, places, body, options, deadline_s, priority, timings) for body in bodies]
+            answers = [self._image(served, body, request) for body in bodies]
             results = [await answers[0]] if count == 1 else await _all_or_nothing(answers)
         finally:
             served.images -= count
-            self._scheduler.release(name, places.reserved)
+            if self._drained is not None:
+                self._drained.set()
+            self._scheduler.release(name, request.reserved)
         worker = results[-1][1]
         loaded = served.loaded[worker]
         return Answer([prediction for prediction, _ in results], worker, loaded.engine, loaded.precision)
 
-    async def _image(
-        self,
-        served: ServedModel,
-        places: _Places,
-        body: bytes | memoryview,
-        options: Options,
-        deadline_s: float,
-        priority: int,
-        timings: Timings,
-    ) -> tuple[dict[str, Any], str]:
+    async def _image(self, served: ServedModel, body: Encoded, request: Request) -> tuple[dict[str, Any], str]:
         """One image, one of the reserved places, to its prediction and the worker that made it."""
         loop = asyncio.get_running_loop()
         model, name = served.model, served.model.name
         started_s = loop.time()
         slot, placement = await self._decode(served, body)
         decoded_s = loop.time()
-        waiting = _Waiting(slot, placement, options, loop.create_future())
-        item = Item(name, waiting, deadline_s, priority)
+        waiting = _Waiting(slot, placement, request.options, loop.create_future())
+        item = Item(name, waiting, request.deadline_s, request.priority)
         self._scheduler.enqueue(item, decoded_s)
-        places.reserved -= 1
+        request.reserved -= 1
         self._dispatch()
-        timer = loop.call_at(deadline_s, self._expire, item)
+        timer = loop.call_at(request.deadline_s, self._expire, item)
         try:
             result, worker, infer_s = await waiting.future
         finally:
@@ -235,9 +250,9 @@ class Service:
             log.error("%s answered with NaN or infinity", name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
         if sum(array.nbytes for array in result) <= _INLINE_POSTPROCESS_BYTES:
-            prediction = model.postprocess(result, placement, options)
+            prediction = model.postprocess(result, placement, request.options)
         else:
-            prediction = await self._decode_pool.run(model.postprocess, result, placement, options)
+            prediction = await self._decode_pool.run(model.postprocess, result, placement, request.options)
         stages = {
             "decode": decoded_s - started_s,
             "queue": item.dispatched_s - decoded_s,
@@ -246,22 +261,19 @@ class Service:
         }
         for stage, seconds in stages.items():
             served.metrics.stage_seconds[stage].observe(seconds)
-            setattr(timings, f"{stage}_s", max(getattr(timings, f"{stage}_s"), seconds))
+        request.timings.include(stages)
         return prediction, worker
 
-    async def _decode(self, served: ServedModel, body: bytes | memoryview) -> tuple[int, Placement]:
+    async def _decode(self, served: ServedModel, body: Encoded) -> tuple[int, Placement]:
         """Decode one image into a slot. Raises ServiceError; the slot is free again when it does."""
         try:
             header = images.read_header(body)
             images.check_pixels(header, self.settings.max_image_pixels)
             slot = served.slots.take()
             target = torch.from_numpy(self._arena.slot(served.index, slot)).view(served.model.input_shape)
-            try:
-                placement = await self._decode_pool.run(
-                    _decode_into, served.model, body, header, target, pixels=header.width * header.height
-                )
-            except asyncio.CancelledError:
-                raise
+            placement = await self._decode_pool.run(
+                decode_into, served.model, body, header, target, pixels=header.width * header.height
+            )
         except images.ImageTooLargeError as error:
             raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
         except images.InvalidImageError as error:
@@ -371,9 +383,8 @@ def _too_late() -> ServiceError:
     return ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the answer was there")
 
 
-def _decode_into(
-    model: Model, body: bytes | memoryview, header: images.Header, target: torch.Tensor
-) -> Placement:
+def decode_into(model: Model, body: Encoded, header: images.Header, target: torch.Tensor) -> Placement:
+    """Decode one image and place it in `target`, uint8 `model.input_shape`. Raises InvalidImageError."""
     size = model.decode_size(header.width, header.height)
     return model.preprocess(images.decode(body, header, size), target, header.width, header.height)
 

@@ -65,7 +65,9 @@ async def read_images(headers: Headers, body: bytes, max_images: int) -> list[by
             "UNSUPPORTED_MEDIA_TYPE", f"{named}; send image/jpeg, {_RAW}, multipart/form-data or application/json"
         )
     if len(encoded) > max_images:
-        raise ServiceError("INVALID_REQUEST", f"{len(encoded)} images are more than the {max_images} a request may hold")
+        raise ServiceError(
+            "INVALID_REQUEST", f"{len(encoded)} images are more than the {max_images} a request may hold"
+        )
     for number, data in enumerate(encoded):
         if not data:
             raise ServiceError("INVALID_REQUEST", f"image {number} is empty")
@@ -92,7 +94,9 @@ async def _multipart(headers: Headers, body: bytes, max_images: int) -> list[byt
     async with _closing(form) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
         if not files:
-            raise ServiceError("INVALID_REQUEST", "the multipart body holds no complete file; send one with -F file=@cat.jpg")
+            raise ServiceError(
+                "INVALID_REQUEST", "the multipart body holds no complete file; send one with -F file=@cat.jpg"
+            )
         if len(files) > max_images:
             raise ServiceError("INVALID_REQUEST", f"a request may hold {max_images} images, this one holds more")
         if not body.rstrip().endswith(b"--"):
@@ -139,13 +143,17 @@ def _instances(body: bytes) -> list[bytes | memoryview]:
         raise ServiceError("INVALID_REQUEST", f"the body is not JSON: {error}") from None
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list) or not instances:
-        raise ServiceError("INVALID_REQUEST", 'the body must be {"instances": [{"b64": "…"}]} with at least one instance')
+        raise ServiceError(
+            "INVALID_REQUEST", 'the body must be {"instances": [{"b64": "…"}]} with at least one instance'
+        )
     return [_instance(number, instance) for number, instance in enumerate(instances)]
 
 
 def _instance(number: int, instance: Any) -> bytes:
     if isinstance(instance, dict) and "url" in instance:
-        raise ServiceError("INVALID_REQUEST", f"instance {number}: this server does not fetch URLs; send the image itself")
+        raise ServiceError(
+            "INVALID_REQUEST", f"instance {number}: this server does not fetch URLs; send the image itself"
+        )
     encoded = instance.get("b64") if isinstance(instance, dict) else None
     if not isinstance(encoded, str):
         raise ServiceError("INVALID_REQUEST", f'instance {number} must be {{"b64": "…"}}')

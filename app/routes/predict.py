@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from app.context import RequestContext
 from app.errors import ServiceError
 from app.routes.body import number, read_body, read_images, read_options
+from app.service import Request as Ask
 from app.service import Service
 
 router = APIRouter(tags=["predict"])
@@ -53,7 +54,9 @@ _DOCUMENTATION: dict[str, Any] = {
     "parameters": [
         _parameter("top_k", "query", "integer", "Classes to answer with", minimum=1, default=5),
         _parameter("score_threshold", "query", "number", "Least score of a box", minimum=0, maximum=1, default=0.25),
-        _parameter("iou_threshold", "query", "number", "Overlap of boxes of a class", minimum=0, maximum=1, default=0.7),
+        _parameter(
+            "iou_threshold", "query", "number", "Overlap of boxes of a class", minimum=0, maximum=1, default=0.7
+        ),
         _parameter("max_detections", "query", "integer", "Boxes to answer with", minimum=1, default=300),
         _parameter("timeout_ms", "query", "number", "Deadline in milliseconds", exclusiveMinimum=0),
         _parameter("X-Timeout-Ms", "header", "number", "The same, as a header", exclusiveMinimum=0),
@@ -78,12 +81,7 @@ async def predict(request: Request, model: str) -> Response:
     body = await read_body(request, service.settings.max_body_bytes)
     images = await read_images(request.headers, body, service.settings.max_images)
     answer = await service.predict(
-        served,
-        images,
-        options,
-        deadline_s=context.started_s + timeout_ms / 1e3,
-        priority=priority,
-        timings=context.timings,
+        served, images, Ask(options, context.started_s + timeout_ms / 1e3, priority, context.timings)
     )
     content = {
         "model": model,
@@ -94,5 +92,3 @@ async def predict(request: Request, model: str) -> Response:
         "precision": answer.precision,
     }
     return Response(orjson.dumps(content), media_type="application/json")
-
-

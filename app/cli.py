@@ -1,0 +1,223 @@
+"""The `anychip` command.
+
+Owns: options, what is printed and exit codes. Every error is one plain sentence on stderr. torch and all that imports
+it is imported inside the commands: `--help` answers at once, and a worker process (which imports this module again) loads
+nothing before its environment is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from app.config import Settings
+
+if TYPE_CHECKING:
+    from models import Model
+
+_SETTINGS_OF_PREDICT = ("weights", "device", "engine", "precision", "cache_dir")
+_EXAMPLES = {
+    "serve": "anychip serve --models resnet50,yolov8n --port 8000",
+    "demo": "anychip demo",
+    "predict": "anychip predict yolov8n street.jpg --save drawn/",
+    "devices": "anychip devices --json",
+    "weights": "anychip weights fetch resnet50 yolov8n",
+}
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message is one plain sentence."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code, 0 only on success."""
+    # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.command(parsed) or 0)
+    except ValidationError as error:
+        first = error.errors()[0]
+        setting = ".".join(str(part) for part in first["loc"])
+        return _complain(f"{setting}: {first['msg'].removeprefix('Value error, ')} (given: {first['input']!r})")
+    except (CommandError, *_known_errors()) as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    from app.images import ImageError
+    from app.workers import WorkerStartError
+    from backends import BackendError
+    from models import ModelError
+
+    return WorkerStartError, BackendError, ModelError, ImageError, OSError
+
+
+def _complain(message: str) -> int:
+    print(f"anychip: {message}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="anychip", description="Classifies and detects in images, on any accelerator PyTorch reaches."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[name]}")
+        added.set_defaults(command=command)
+        return added
+
+    serve = add("serve", _serve, "Serve models over HTTP.")
+    demo = add("demo", _demo, "Serve the sample weights that come with anychip; needs no network.")
+    for command in (serve, demo):
+        _add_settings(command, tuple(Settings.model_fields))
+
+    predict = add("predict", _predict, "Answer for some images in the terminal, without a server.")
+    predict.add_argument("model", help="a model's name, or name=architecture:weights")
+    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
+    predict.add_argument(
+        "--save", type=Path, metavar="DIR", help="draw boxes and labels into copies of the images there"
+    )
+    predict.add_argument("--top-k", type=int, default=5, help="classes to answer with (default: 5)")
+    predict.add_argument("--score-threshold", type=float, default=0.25, help="least score of a box (default: 0.25)")
+    predict.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(predict, _SETTINGS_OF_PREDICT)
+
+    devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
+    devices.add_argument("--json", action="store_true", help="print JSON")
+
+    weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
+    actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
+    listing = actions.add_parser("list", help="official weights and whether they are here")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    fetch = actions.add_parser("fetch", help="download official weights into the cache")
+    fetch.add_argument("models", nargs="+", metavar="MODEL")
+    verify = actions.add_parser("verify", help="check downloaded weights against their SHA-256")
+    verify.add_argument("models", nargs="*", metavar="MODEL")
+    convert = actions.add_parser("convert", help="write a readable checkpoint as safetensors")
+    convert.add_argument("source", type=Path)
+    convert.add_argument("target", type=Path)
+    convert.add_argument("--half", action="store_true", help="in half precision")
+    for action in (listing, fetch, verify):
+        _add_settings(action, ("cache_dir",))
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    for name in names:
+        field = Settings.model_fields[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"setting_{name}",
+            default=None,
+            metavar=name.upper(),
+            help=f"{field.description} (default: {field.default})".replace("%", "%%"),
+        )
+
+
+def _settings(parsed: argparse.Namespace, **overrides: Any) -> Settings:
+    given = {
+        name.removeprefix("setting_"): value
+        for name, value in vars(parsed).items()
+        if name.startswith("setting_") and value is not None
+    }
+    return Settings(**{**overrides, **given})
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    settings = _settings(parsed)
+    return _run_service(settings, lambda address: print(f"anychip serves {settings.models} at {address}", flush=True))
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from models.sample import PICTURES
+
+    settings = _settings(parsed, weights="sample")
+
+    def announce(address: str) -> None:
+        print(f"anychip is ready at {address} (API: {address}/docs). Try:\n")
+        for model, picture in (("resnet50", "classify"), ("yolov8n", "detect")):
+            path = next(iter(sorted(PICTURES.glob(f"{picture}*.jpg"))))
+            path = Path(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else path
+            if model in settings.model_specs:
+                print(f"  curl -H 'Content-Type: image/jpeg' --data-binary @{path} {address}/v1/models/{model}:predict")
+        print("\nCtrl-C ends it.", flush=True)
+
+    return _run_service(settings, announce)
+
+
+def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
+    from app.main import serve
+    from models import open_model, parse_spec
+
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
+    asyncio.run(serve(settings, models, announce))
+    return 0
+
+
+def _predict(parsed: argparse.Namespace) -> int:
+    from app.offline import Predictor, draw
+    from models import Options, open_model, parse_spec
+
+    settings = _settings(parsed)
+    options = Options(top_k=parsed.top_k, score_threshold=parsed.score_threshold)
+    model: Model = open_model(parse_spec(parsed.model, settings.weights), settings.weights_dir)
+    predictor = Predictor(model, settings)
+    answers = {}
+    for path in parsed.images:
+        encoded = path.read_bytes()
+        answers[str(path)] = prediction = predictor.predict(encoded, options)
+        if parsed.save:
+            print(f"drawn: {draw(encoded, prediction, parsed.save / f'{path.stem}.png')}", file=sys.stderr)
+        if not parsed.json:
+            _print_prediction(path, prediction)
+    if parsed.json:
+        print(json.dumps({"model": model.name, "weights": model.weights, "predictions": answers}, indent=2))
+    return 0
+
+
+def _print_prediction(path: Path, prediction: dict[str, Any]) -> None:
+    print(f"{path} ({prediction['width']} x {prediction['height']})")
+    for found in prediction.get("classes", prediction.get("detections")):
+        where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
+        print(f"  {found['score']:.3f}  {found['label']}{where}")
+    if not prediction.get("classes", prediction.get("detections")):
+        print("  nothing found")
+
+
+def _devices(parsed: argparse.Namespace) -> int:
+    from backends import report
+
+    rows = report()
+    if parsed.json:
+        print(json.dumps([vars(row) for row in rows], indent=2))
+    else:
+        for row in rows:
+            print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.detail}")
+    return 0 if any(row.ok for row in rows) else 1
+
+
+def _weights(parsed: argparse.Namespace) -> int:
+    from models import weights
+
+    raise CommandError(str(weights))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What is served, on what, and whether it is ready: models, devices, health, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from app.errors import ServiceError
+from app.service import Service
+
+router = APIRouter(tags=["status"])
+
+
+class ServedOn(BaseModel):
+    """How a device serves a model."""
+
+    device: str
+    engine: str
+    precision: str
+    batch_sizes: list[int]
+    refusals: dict[str, str]
+
+
+class ModelStatus(BaseModel):
+    """A model of the service."""
+
+    name: str
+    architecture: str
+    task: str
+    weights: str
+    classes: int
+    input_shape: tuple[int, int, int]
+    ready: bool
+    served_on: list[ServedOn]
+
+
+class Models(BaseModel):
+    """Every model of the service."""
+
+    models: list[ModelStatus]
+
+
+class DeviceStatus(BaseModel):
+    """A device the service uses."""
+
+    device: str
+    name: str
+    vendor: str
+    ready: bool
+
+
+class Devices(BaseModel):
+    """Devices in use, and why other vendors were not chosen."""
+
+    devices: list[DeviceStatus]
+    refusals: dict[str, str]
+
+
+class Live(BaseModel):
+    """The event loop answers."""
+
+    live: bool
+
+
+class Ready(BaseModel):
+    """Every model has a worker."""
+
+    ready: bool
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Models:
+    """What is served, on what, by which engine."""
+    service: Service = request.app.state.service
+    return Models(
+        models=[
+            ModelStatus(
+                name=served.model.name,
+                architecture=served.model.architecture,
+                task=served.model.task,
+                weights=served.model.weights,
+                classes=len(served.model.labels),
+                input_shape=served.model.input_shape,
+                ready=service.serves(served.model.name),
+                served_on=[
+                    ServedOn(
+                        device=device,
+                        engine=loaded.engine,
+                        precision=loaded.precision,
+                        batch_sizes=list(loaded.latency_s),
+                        refusals=dict(loaded.refusals),
+                    )
+                    for device, loaded in served.loaded.items()
+                ],
+            )
+            for served in service.models.values()
+        ]
+    )
+
+
+@router.get("/v1/devices")
+async def devices(request: Request) -> Devices:
+    """The devices in use, and why other vendors were not chosen."""
+    service: Service = request.app.state.service
+    ready = service.devices
+    return Devices(
+        devices=[
+            DeviceStatus(
+                device=device,
+                name=ready[device].device_name if device in ready else "",
+                vendor=service.choice.backend.facts.vendor,
+                ready=service.worker_up(device),
+            )
+            for device in service.choice.devices
+        ],
+        refusals=dict(service.choice.refusals),
+    )
+
+
+@router.get("/v2/health/live")
+async def live() -> Live:
+    """200 while the process answers at all."""
+    return Live(live=True)
+
+
+@router.get("/v2/health/ready", responses={503: {"description": "Not ready, with the reason"}})
+async def ready(request: Request) -> Ready:
+    """200 while every model has a worker and the service is not shutting down."""
+    service: Service = request.app.state.service
+    reason = service.not_ready()
+    if reason:
+        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+    return Ready(ready=True)
+
+
+# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop.
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request) -> Any:
+    """Prometheus exposition."""
+    service: Service = request.app.state.service
+    content, content_type = service.metrics.render(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
