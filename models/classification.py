@@ -140,15 +140,31 @@ class Classifier(Model):
         Raises UnknownModelError, WeightsNotFoundError, WeightsError.
         """
         core = self._random_core() if self.weights == "random" else self._load()
-        core.eval().requires_grad_(False)
-        _fuse(core)
+        _fuse(core.eval())
         core.to(memory_format=torch.channels_last)
-        return ClassificationNetwork(core, self.input_shape, self.mean, self.std)
+        network = ClassificationNetwork(core, self.input_shape, self.mean, self.std)
+        return network.eval().requires_grad_(False)
 
     def _random_core(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        """An untrained network that behaves like a trained one: layers of unit variance, logits that differ.
+
+        Default weights alone fade out layer by layer (MobileNetV3 ends at 1e-10) and some heads start at zero, so
+        BatchNorm and the head are measured on noise, smooth and sharp as pictures are.
+        """
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            return _build(self.architecture, len(self.labels), auxiliary=False)
+            core = _build(self.architecture, len(self.labels), auxiliary=False)
+            sides = [(side, side) for side in (2, 6, 24, 96)]
+            noise = [functional.interpolate(torch.randn(8, 3, *side), self.input_shape[:2]) for side in sides]
+            pictures = torch.stack(noise).mean(dim=0) * torch.linspace(0.5, 2, 8).view(-1, 1, 1, 1)
+            for module in core.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.momentum = 1.0
+            core.train()(pictures)
+            head = core.get_parameter(_head(self.architecture))
+            head.normal_()
+            head.mul_(2 / core.eval()(pictures).std())
+        return core
 
     def _load(self) -> nn.Module:
         from models.checkpoint import read
@@ -178,7 +194,10 @@ class Classifier(Model):
         return ceil(width * scale), ceil(height * scale)
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Resize the shorter side and cut out the centre, within one grey level of torchvision's own transforms."""
+        """Resize the shorter side and cut out the centre, as torchvision does with a PIL image.
+
+        Within one grey level of it with bilinear interpolation, within two with bicubic.
+        """
         target_height, target_width = target = self._resized_size(width, height)
         crop_height, crop_width = self.input_shape[:2]
         top = round((target_height - crop_height) / 2)
@@ -292,7 +311,7 @@ def _skeleton(architecture: str, count: int, auxiliary: bool) -> nn.Module:
 
 @cache
 def _head(architecture: str) -> str:
-    """Name of a parameter whose first dimension is the number of classes: one that changes with it."""
+    """Name of the weight whose first dimension is the number of classes: the first that changes with it."""
     one, other = (_skeleton(architecture, count, auxiliary=False).state_dict() for count in (2, 3))
     return next(name for name in one if one[name].shape != other[name].shape)
 

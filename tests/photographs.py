@@ -1,0 +1,40 @@
+"""Real photographs for the tests: decoded RGB arrays, uint8 [height, width, 3]."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+Photograph = npt.NDArray[np.uint8]
+
+
+def _file(package: str, inside: str) -> Path:
+    # The packages themselves are not imported: one of them changes torch when it is.
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / inside
+
+
+def _decoded(package: str, inside: str) -> Photograph:
+    return np.array(Image.open(_file(package, inside)).convert("RGB"))
+
+
+PHOTOGRAPHS: dict[str, Callable[[], Photograph]] = {
+    "china": lambda: _decoded("sklearn", "datasets/images/china.jpg"),
+    "flower": lambda: _decoded("sklearn", "datasets/images/flower.jpg"),
+    "bus": lambda: _decoded("ultralytics", "assets/bus.jpg"),
+    "zidane": lambda: _decoded("ultralytics", "assets/zidane.jpg"),
+}
+
+FILES = [
+    _file("sklearn", "datasets/images/china.jpg"),
+    _file("sklearn", "datasets/images/flower.jpg"),
+    _file("ultralytics", "assets/bus.jpg"),
+    _file("ultralytics", "assets/zidane.jpg"),
+]
