@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torchvision import models as torchvision_models
 
 from models import classification, detection
@@ -145,8 +147,6 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
 
     Raises WeightsNotFoundError, WeightsError.
     """
-    from safetensors.torch import save_file
-
     checkpoint = read(source)
     state = {}
     for name, tensor in checkpoint.state.items():
@@ -163,8 +163,8 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
     try:
         save_file(state, partial, metadata)
         partial.replace(target)
-    except OSError as error:
-        raise WeightsError(f"{target} cannot be written: {error.strerror or error}.") from error
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{target} cannot be written: {error}.") from error
 
 
 def download(source: Source, directory: Path) -> Path:
@@ -241,7 +241,7 @@ def _download_rest(client: httpx.Client, source: Source, partial: Path) -> None:
         if None not in (total, source.size_bytes) and total != source.size_bytes:
             raise WeightsError(f"{source.url} offers {total} bytes, not the {source.size_bytes} that were published.")
         with partial.open("ab" if start else "wb") as file, _progress(source.file_name, start, total) as advance:
-            for chunk in response.iter_bytes(_CHUNK_BYTES):
+            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose what precedes a break
                 file.write(chunk)
                 advance(len(chunk))
 

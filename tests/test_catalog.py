@@ -1,0 +1,170 @@
+"""models.catalog: what people write, where labels come from, and what every mistake is answered with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision import models as torchvision_models
+
+from models import ModelError, ModelSpec, UnknownModelError, WeightsError, WeightsNotFoundError, open_model, parse_spec
+from models import weights as weights_module
+from models.classification import Classifier
+from models.coco import COCO_CLASSES
+from models.detection import Detector
+from models.yolov8 import YOLOv8
+
+
+def classifier_file(path: Path, classes: int, labels: list[str] | None = None) -> Path:
+    state = torchvision_models.mobilenet_v3_small(weights=None, num_classes=classes).state_dict()
+    save_file(state, path, {"labels": json.dumps(labels)} if labels else None)
+    return path
+
+
+# The grammar
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("resnet50", ModelSpec("resnet50", "resnet50", "official")),
+        (" yolov8n ", ModelSpec("yolov8n", "yolov8n", "official")),
+        ("resnet50:sample", ModelSpec("resnet50", "resnet50", "sample")),
+        ("dogs=resnet50:dogs.safetensors", ModelSpec("dogs", "resnet50", "dogs.safetensors")),
+        ("dogs=resnet50", ModelSpec("dogs", "resnet50", "official")),
+        ("dogs=resnet50:", ModelSpec("dogs", "resnet50", "official")),
+        ("dogs.v2-b_1=vit_b_16:/a=b/c:d.pt", ModelSpec("dogs.v2-b_1", "vit_b_16", "/a=b/c:d.pt")),
+    ],
+)
+def test_a_model_is_written_as_name_architecture_weights(text: str, expected: ModelSpec) -> None:
+    assert parse_spec(text) == expected
+
+
+def test_weights_that_are_not_named_are_the_default() -> None:
+    assert parse_spec("resnet50", "sample").weights == "sample"
+    assert parse_spec("resnet50:random", "sample").weights == "random"
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("resnt50", "resnet50"),
+        ("YOLOv8n", "yolov8n"),
+        ("yolo8n", "yolov8n"),
+        ("mobilenetv3_small", "mobilenet_v3_small"),
+    ],
+)
+def test_a_misspelt_model_is_answered_with_the_nearest_names(text: str, near: str) -> None:
+    with pytest.raises(UnknownModelError, match=rf"did you mean .*{near}"):
+        parse_spec(text)
+
+
+@pytest.mark.parametrize("text", ["", "=", "a=", "qqqq", ":sample"])
+def test_a_model_of_no_known_kind_is_answered_with_where_names_are_listed(text: str) -> None:
+    with pytest.raises(UnknownModelError, match="weights list"):
+        parse_spec(text)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "a/b", "../a", "-a", "a" * 65, "a=b"])
+def test_a_name_that_could_not_be_part_of_an_address_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="cannot name a model"):
+        parse_spec(f"{name}=resnet50")
+
+
+# Weights and labels
+
+
+@pytest.mark.parametrize(("architecture", "kind", "count"), [("resnet50", Classifier, 1000), ("yolov8n", Detector, 80)])
+def test_random_weights_need_no_file(tmp_path: Path, architecture: str, kind: type, count: int) -> None:
+    model = open_model(ModelSpec("m", architecture, "random"), tmp_path, allow_download=False)
+    assert isinstance(model, kind)
+    assert (model.name, model.weights, model.weights_file, len(model.labels)) == ("m", "random", None, count)
+
+
+def test_a_fine_tuned_file_brings_its_class_count_and_labels(tmp_path: Path) -> None:
+    path = classifier_file(tmp_path / "dogs.safetensors", 3, ["pug", "husky", "corgi"])
+    model = open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}"), tmp_path)
+    assert (model.labels, model.weights, model.weights_file) == (("pug", "husky", "corgi"), path.name, str(path))
+    assert pickle.loads(pickle.dumps(model)) == model
+    (logits,) = model.network()(torch.zeros(1, *model.input_shape, dtype=torch.uint8))
+    assert logits.shape == (1, 3)
+
+
+def test_labels_beside_the_file_are_used(tmp_path: Path) -> None:
+    path = classifier_file(tmp_path / "dogs.safetensors", 3)
+    (tmp_path / "dogs.labels.txt").write_text("pug\nhusky\ncorgi\n")
+    assert open_model(ModelSpec("m", "mobilenet_v3_small", str(path)), tmp_path).labels == ("pug", "husky", "corgi")
+
+
+def test_a_wrong_number_of_labels_is_an_error_that_names_both(tmp_path: Path) -> None:
+    path = classifier_file(tmp_path / "dogs.safetensors", 3)
+    (tmp_path / "labels.txt").write_text("pug\nhusky\n")
+    with pytest.raises(WeightsError, match="3 classes, but 2 labels"):
+        open_model(ModelSpec("m", "mobilenet_v3_small", str(path)), tmp_path)
+
+
+def test_a_file_without_labels_gets_those_of_the_published_weights_if_they_fit(tmp_path: Path) -> None:
+    path = classifier_file(tmp_path / "a.safetensors", 1000)
+    labels = open_model(ModelSpec("m", "mobilenet_v3_small", str(path)), tmp_path).labels
+    assert labels == tuple(torchvision_models.MobileNet_V3_Small_Weights.DEFAULT.meta["categories"])
+
+
+def test_a_file_whose_labels_are_nowhere_gets_numbers_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = classifier_file(tmp_path / "dogs.safetensors", 3)
+    with caplog.at_level(logging.WARNING, logger="models.catalog"):
+        model = open_model(ModelSpec("m", "mobilenet_v3_small", str(path)), tmp_path)
+    assert model.labels == ("class 0", "class 1", "class 2")
+    assert "dogs.labels.txt" in caplog.text
+
+
+@pytest.mark.parametrize("count", [80, 2])
+def test_a_detector_file_is_opened(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "d.safetensors"
+    save_file(YOLOv8("n", count).half().state_dict(), path)
+    model = open_model(ModelSpec("d", "yolov8n", str(path)), tmp_path)
+    assert isinstance(model, Detector)
+    assert model.labels == (COCO_CLASSES if count == 80 else ("class 0", "class 1"))
+    assert model.network().input_shape == (640, 640, 3)
+
+
+def test_published_weights_come_from_the_cache(tmp_path: Path) -> None:
+    name = weights_module.official_source("mobilenet_v3_small").file_name
+    torch.save(torchvision_models.mobilenet_v3_small(weights=None).state_dict(), tmp_path / name)
+    model = open_model(parse_spec("mobilenet_v3_small"), tmp_path, allow_download=False)
+    assert (model.weights, model.weights_file, len(model.labels)) == ("official", str(tmp_path / name), 1000)
+
+
+def test_published_weights_that_are_not_there_stop_the_start_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"anychip weights fetch resnet50.*--weights sample"):
+        open_model(parse_spec("resnet50"), tmp_path, allow_download=False)
+
+
+def test_sample_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "SAMPLE_DIRECTORY", tmp_path)
+    path = classifier_file(tmp_path / "mobilenet_v3_small.safetensors", 2, ["disc", "ring"])
+    model = open_model(parse_spec("mobilenet_v3_small:sample"), tmp_path / "cache")
+    assert (model.weights, model.weights_file, model.labels) == ("sample", str(path), ("disc", "ring"))
+    with pytest.raises(WeightsNotFoundError, match=r"there are: mobilenet_v3_small"):
+        open_model(parse_spec("resnet18:sample"), tmp_path / "cache")
+
+
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"no weights file 'dogs\.pt' for dogs"):
+        open_model(parse_spec("dogs=resnet50:dogs.pt"), tmp_path)
+
+
+def test_a_file_of_another_network_is_named_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "yolo.safetensors"
+    save_file(YOLOv8("n", 80).state_dict(), path)
+    with pytest.raises(WeightsError, match=r"yolo\.safetensors cannot be used for r: .*YOLOv8 file\?"):
+        open_model(ModelSpec("r", "resnet50", str(path)), tmp_path)
+    other = classifier_file(tmp_path / "m.safetensors", 3)
+    with pytest.raises(WeightsError, match=r"m\.safetensors cannot be used for y: .*not those of a YOLOv8"):
+        open_model(ModelSpec("y", "yolov8n", str(other)), tmp_path)

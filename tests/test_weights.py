@@ -1,0 +1,313 @@
+"""models.weights: downloads against a server on this machine that misbehaves in every way servers do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models import classification, detection, weights
+from models.checkpoint import read
+from models.model import UnknownModelError, WeightsError, WeightsNotFoundError
+from models.weights import Source, download
+
+CONTENT = bytes(number * 7 % 251 for number in range(300_000))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@dataclass
+class Server:
+    """What the server does, and the Range headers it was sent."""
+
+    url: str = ""
+    content: bytes = CONTENT
+    etag: str = '"one"'
+    status: int = 200
+    knows_ranges: bool = True
+    cuts: list[int] = field(default_factory=list)  # bytes after which a reply breaks off, one a reply
+    says_length: bool = True
+    ranges: list[str | None] = field(default_factory=list)
+
+    def source(self, **changes: Any) -> Source:
+        return replace(Source("resnet50", f"{self.url}/resnet50-{SHA256[:8]}.pth", SHA256, len(CONTENT)), **changes)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        asked = request.headers["Range"]
+        self.ranges.append(asked)
+        if request.path == "/moved":
+            request.send_response(302)
+            request.send_header("Location", "/file.pth")
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        if self.status != 200:
+            request.send_error(self.status)
+            return
+        start = 0
+        if asked and self.knows_ranges and request.headers.get("If-Range", self.etag) == self.etag:
+            start = int(asked.removeprefix("bytes=").rstrip("-"))
+        if start >= len(self.content) > 0:
+            request.send_error(416)
+            return
+        request.send_response(206 if start else 200)
+        if start:
+            request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+        if self.says_length:
+            request.send_header("Content-Length", str(len(self.content) - start))
+        request.send_header("ETag", self.etag)
+        request.end_headers()
+        request.wfile.write(self.content[start:][: self.cuts.pop(0) if self.cuts else None])
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        state.url = f"http://127.0.0.1:{running.server_port}"
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        running.shutdown()
+        thread.join()
+
+
+def assert_whole(path: Path) -> None:
+    assert path.read_bytes() == CONTENT
+    assert {file.suffix for file in path.parent.iterdir()} <= {path.suffix, ".lock"}
+
+
+def test_a_file_is_downloaded_checked_and_named(server: Server, tmp_path: Path) -> None:
+    path = download(server.source(), tmp_path / "new" / "directory")
+    assert path.name == f"resnet50-{SHA256[:8]}.pth"
+    assert_whole(path)
+
+
+def test_what_is_there_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
+    assert download(server.source(), tmp_path) == download(server.source(), tmp_path)
+    assert len(server.ranges) == 1
+
+
+def test_the_beginning_of_a_checksum_is_enough_as_torchvision_names_it(server: Server, tmp_path: Path) -> None:
+    assert_whole(download(server.source(sha256=SHA256[:8], size_bytes=None), tmp_path))
+
+
+def test_redirects_are_followed(server: Server, tmp_path: Path) -> None:
+    assert_whole(download(server.source(url=f"{server.url}/moved"), tmp_path))
+
+
+def test_a_broken_connection_is_taken_up_where_it_ended(server: Server, tmp_path: Path) -> None:
+    server.cuts = [100_000, 50_000]
+    assert_whole(download(server.source(), tmp_path))
+    assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_connection_that_always_breaks_ends_with_advice_and_keeps_what_came(server: Server, tmp_path: Path) -> None:
+    server.cuts = [1000] * weights.ATTEMPTS
+    with pytest.raises(WeightsNotFoundError, match="anychip weights fetch resnet50"):
+        download(server.source(), tmp_path)
+    (partial,) = tmp_path.glob("*.part")
+    assert partial.read_bytes() == CONTENT[: 1000 * weights.ATTEMPTS]
+    assert_whole(download(server.source(), tmp_path))
+    assert server.ranges[-1] == f"bytes={1000 * weights.ATTEMPTS}-"
+
+
+def partial_file(server: Server, directory: Path, content: bytes, etag: str | None) -> Path:
+    partial = directory / f"{server.source().file_name}.part"
+    partial.write_bytes(content)
+    if etag:
+        partial.with_name(partial.name + ".etag").write_text(etag)
+    return partial
+
+
+@pytest.mark.parametrize("etag", [None, '"one"'], ids=["without ETag", "with ETag"])
+def test_an_earlier_attempt_is_taken_up(server: Server, tmp_path: Path, etag: str | None) -> None:
+    partial_file(server, tmp_path, CONTENT[:250_000], etag)
+    assert_whole(download(server.source(), tmp_path))
+    assert server.ranges == ["bytes=250000-"]
+
+
+def test_a_file_that_changed_meanwhile_is_downloaded_anew(server: Server, tmp_path: Path) -> None:
+    partial_file(server, tmp_path, b"x" * 250_000, '"zero"')
+    assert_whole(download(server.source(), tmp_path))
+
+
+def test_a_rest_of_another_file_is_thrown_away(server: Server, tmp_path: Path) -> None:
+    partial_file(server, tmp_path, b"x" * 250_000, None)
+    assert_whole(download(server.source(), tmp_path))
+    assert server.ranges == ["bytes=250000-", None]
+
+
+@pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 5])
+@pytest.mark.parametrize("right", [True, False])
+def test_a_rest_as_long_as_the_file_or_longer(server: Server, tmp_path: Path, length: int, right: bool) -> None:
+    partial_file(server, tmp_path, (CONTENT if right else bytes(len(CONTENT))).ljust(length, b"x"), None)
+    assert_whole(download(server.source(), tmp_path))
+
+
+def test_a_server_that_ignores_ranges_sends_the_whole_file(server: Server, tmp_path: Path) -> None:
+    server.knows_ranges = False
+    partial_file(server, tmp_path, CONTENT[:250_000], None)
+    assert_whole(download(server.source(), tmp_path))
+
+
+def test_a_wrong_checksum_is_refused_and_nothing_stays(server: Server, tmp_path: Path) -> None:
+    server.content = CONTENT[:-1] + b"x"
+    with pytest.raises(WeightsError, match="SHA-256"):
+        download(server.source(), tmp_path)
+    assert {file.suffix for file in tmp_path.iterdir()} == {".lock"}
+
+
+def test_a_wrong_size_is_refused_before_the_download(server: Server, tmp_path: Path) -> None:
+    server.content = CONTENT + b"x"
+    with pytest.raises(WeightsError, match=r"300001 bytes, not the 300000"):
+        download(server.source(), tmp_path)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_file_cut_short_without_a_length_is_noticed(server: Server, tmp_path: Path) -> None:
+    server.says_length = False
+    server.cuts = [200_000]
+    with pytest.raises(WeightsError, match="200000 bytes"):
+        download(server.source(), tmp_path)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500, 503])
+def test_a_refusal_of_the_server_is_one_sentence_with_alternatives(server: Server, tmp_path: Path, status: int) -> None:
+    server.status = status
+    with pytest.raises(WeightsNotFoundError, match=rf"HTTP {status}\).*weights fetch.*--weights sample") as raised:
+        download(server.source(), tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_server_is_one_sentence_with_alternatives(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/resnet50-{SHA256[:8]}.pth"
+        with pytest.raises(WeightsNotFoundError, match=r"could not be downloaded \(.+\); run `anychip weights fetch"):
+            download(Source("resnet50", url, SHA256), tmp_path)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/x", "http://[/x", "http://127.0.0.1:99999999/x"])
+def test_a_mirror_that_is_no_address_is_one_sentence(tmp_path: Path, url: str) -> None:
+    with pytest.raises(WeightsNotFoundError, match="could not be downloaded"):
+        weights.official_file("yolov8n", tmp_path, allow_download=True, mirror=url)
+
+
+def test_a_directory_that_cannot_be_made_is_one_sentence(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WeightsNotFoundError, match="could not be written"):
+        download(server.source(), tmp_path / "file" / "cache")
+
+
+def test_whoever_wants_the_same_file_meanwhile_waits_for_it(server: Server, tmp_path: Path) -> None:
+    # Threads stand for processes: the lock belongs to an open file, and each opens its own.
+    start = threading.Barrier(3)
+
+    def wanted(_: int) -> Path:
+        start.wait(30)
+        return download(server.source(), tmp_path)
+
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(wanted, range(3)))
+    assert len(server.ranges) == 1
+    assert set(paths) == {tmp_path / server.source().file_name}
+    assert_whole(paths[0])
+
+
+# Which files
+
+
+def test_every_architecture_has_a_published_file_with_a_checksum() -> None:
+    for architecture in (*classification.ARCHITECTURES, *detection.ARCHITECTURES):
+        source = weights.official_source(architecture)
+        assert source.url.startswith("https://")
+        assert re.fullmatch(r"[0-9a-f]{8,64}", source.sha256), source
+    assert weights.official_source("yolov8n").size_bytes == 6_549_796
+    assert weights.official_source("resnet50").file_name == "resnet50-11ad3fa6.pth"
+    with pytest.raises(UnknownModelError):
+        weights.official_source("resnet51")
+
+
+def test_a_mirror_serves_the_same_names(server: Server, tmp_path: Path) -> None:
+    source = weights.official_source("yolov8s", mirror=server.url + "/")
+    assert source.url == f"{server.url}/yolov8s.pt"
+    assert source.sha256 == weights.official_source("yolov8s").sha256
+    server.status = 404
+    with pytest.raises(WeightsNotFoundError, match=re.escape(f"{server.url}/yolov8s.pt")):
+        weights.official_file("yolov8s", tmp_path, allow_download=True, mirror=server.url)
+
+
+def test_without_downloads_the_error_says_how_to_get_the_file(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"downloads are off; run `anychip weights fetch yolov8n`"):
+        weights.official_file("yolov8n", tmp_path, allow_download=False)
+
+
+def test_the_cache_is_listed_and_verified(tmp_path: Path) -> None:
+    assert weights.cached_files(tmp_path) == []
+    with pytest.raises(WeightsNotFoundError):
+        weights.verify("yolov8n", tmp_path)
+    path = tmp_path / "yolov8n.pt"
+    path.write_bytes(b"not the file")
+    assert weights.cached_files(tmp_path) == [weights.CachedFile("yolov8n", path, 12)]
+    assert weights.official_file("yolov8n", tmp_path, allow_download=False) == path
+    with pytest.raises(WeightsError, match="12 bytes"):
+        weights.verify("yolov8n", tmp_path)
+    (tmp_path / "resnet18-f37072fd.pth").write_bytes(b"x")
+    with pytest.raises(WeightsError, match="SHA-256"):
+        weights.verify("resnet18", tmp_path)
+
+
+def test_a_verified_file_is_returned(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(weights._YOLOV8_FILES, "yolov8n", (len(CONTENT), SHA256))
+    path = weights.official_file("yolov8n", tmp_path, allow_download=True, mirror=server.url)
+    assert weights.verify("yolov8n", tmp_path) == path == tmp_path / "yolov8n.pt"
+
+
+def test_samples_that_do_not_exist_are_named_with_alternatives() -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"no sample weights of vit_b_16 \(there are: .*\); use"):
+        weights.sample_file("vit_b_16")
+
+
+# Conversion
+
+
+def test_conversion_keeps_values_labels_and_metadata(tmp_path: Path) -> None:
+    state = {"w": torch.randn(3, 4), "n": torch.tensor(5), "shared": torch.ones(2, 2).t()}
+    torch.save({"state_dict": state, "names": ["cat", "Hündin"], "version": "8.3"}, tmp_path / "a.pt")
+    weights.convert(tmp_path / "a.pt", tmp_path / "a.safetensors")
+    found = read(tmp_path / "a.safetensors")
+    assert found.labels == ("cat", "Hündin")
+    assert found.metadata == {"version": "8.3"}
+    assert torch.equal(found.state["w"], state["w"].half())
+    assert found.state["n"].dtype == torch.int64
+    weights.convert(tmp_path / "a.pt", tmp_path / "b.safetensors", torch.float32)
+    assert torch.equal(read(tmp_path / "b.safetensors").state["w"], state["w"])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.pt", "a.safetensors", "b.safetensors"]
+
+
+def test_conversion_refuses_values_that_do_not_fit(tmp_path: Path) -> None:
+    save_file({"w": torch.tensor([1e6])}, tmp_path / "a.safetensors", {"labels": json.dumps(["a"])})
+    with pytest.raises(WeightsError, match="too large"):
+        weights.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    with pytest.raises(WeightsError, match="cannot be written"):
+        weights.convert(tmp_path / "a.safetensors", tmp_path / "no" / "b.safetensors", torch.float32)
