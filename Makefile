@@ -1,0 +1,50 @@
+# Set-up, checks and starting points. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := pyproject.toml constraints.txt deploy/install.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve install test lint format bench clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.installed  ## start the service on the sample weights; needs no network once installed
+	@exec $(BIN)/anychip demo $(ARGS)
+
+serve: $(VENV)/.installed  ## start the service, e.g. make serve ARGS="--models yolov8n --port 9000"
+	@exec $(BIN)/anychip serve $(ARGS)
+
+install: $(VENV)/.installed  ## make .venv with the torch build for the accelerator that is here
+
+test: lint  ## lint, types and tests, e.g. make test ARGS="-k scheduler"
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.developer  ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.developer  ## write the code the way lint wants it
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
+	$(BIN)/python -m benchmarks.http_load $(ARGS)
+
+clean:  ## remove .venv and everything else that was generated
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two stamps, because a demo should not wait for what only the tests need.
+$(VENV)/.installed: $(SETUP)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("anychip needs Python 3.10 or newer, and $(PYTHON) is %d.%d: name another, as in make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) deploy/install.py $(VENV)
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.installed
+	$(PYTHON) deploy/install.py --dev $(VENV)
+	@touch $@

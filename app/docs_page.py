@@ -1,0 +1,80 @@
+"""`GET /docs`: the API, to read and to try, in a browser without internet.
+
+Owns: the page, its files and its Content-Security-Policy. Must not load anything from another host; the bytes of
+Swagger UI come with the package fastapi-offline, of which nothing else is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from importlib.resources import as_file, files
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+
+_ASSETS = "/docs/assets"
+
+# `validatorUrl` would send the address of the API description to a public validator, and show its badge.
+_SCRIPT = """
+SwaggerUIBundle({
+  url: %s, dom_id: "#swagger-ui", deepLinking: true, displayRequestDuration: true, validatorUrl: null,
+  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout",
+});
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>%(title)s: API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="%(assets)s/swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<noscript>The API description is at <a href="%(openapi)s">%(openapi)s</a>.</noscript>
+<script src="%(assets)s/swagger-ui-bundle.js"></script>
+<script>%(script)s</script>
+</body>
+</html>
+"""
+
+
+def mount_docs(app: FastAPI) -> None:
+    """Add `GET /docs` to an application made with `FastAPI(docs_url=None)`.
+
+    The page reads `app.openapi_url`, below the `root_path` a proxy may have set. Raises ValueError without such an URL.
+    """
+    if app.openapi_url is None:
+        raise ValueError("/docs shows the OpenAPI description, which this application does not publish")
+    openapi_url = app.openapi_url
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        root_path = request.scope.get("root_path", "").rstrip("/")
+        # In a script element "</" would end the script, whatever JavaScript makes of it.
+        script = _SCRIPT % json.dumps(root_path + openapi_url).replace("</", "<\\/")
+        page = _PAGE % {
+            "title": html.escape(app.title),
+            "assets": html.escape(root_path + _ASSETS),
+            "openapi": html.escape(root_path + openapi_url),
+            "script": script,
+        }
+        return HTMLResponse(page, headers={"Content-Security-Policy": _policy(script)})
+
+    with as_file(files("fastapi_offline") / "static") as assets:
+        app.mount(_ASSETS, StaticFiles(directory=assets), name="docs-assets")
+
+
+def _policy(script: str) -> str:
+    """Nothing but this host; of inline scripts only ours. Swagger UI sets styles inline and draws with data: images."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+        f"script-src 'self' 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

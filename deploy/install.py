@@ -1,0 +1,296 @@
+"""Make or renew a virtual environment: the torch build for the accelerator that is here, then anychip.
+
+Owns: which torch build fits this machine and where it comes from. Must not need anything but the standard library and
+pip, must not load torch, and must not replace the torch that a vendor's image brings.
+
+    look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install anychip
+
+Settings: ANYCHIP_TORCH = auto, cpu, cuda, rocm, ascend, registry (the registry's torch) or keep (the torch of the
+Python that runs this file); ANYCHIP_TORCH_INDEX = another address for download.pytorch.org/whl, for instance a mirror.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INDEX = "https://download.pytorch.org/whl"
+KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
+
+# CANN -> (torch, torch-npu), newest first, from COMPATIBILITY.en.md of Ascend/pytorch. torch-npu 2.8.0 is not among
+# them because it leaks host memory (vllm-project/vllm-ascend#6299).
+CANN_PAIRS = {
+    "9.1": ("2.12.0", "2.12.0"),
+    "9.0": ("2.9.0", "2.9.0.post2"),
+    "8.5": ("2.9.0", "2.9.0"),
+    "8.3": ("2.7.1", "2.7.1"),
+    "8.2": ("2.6.0", "2.6.0"),
+    "8.1": ("2.5.1", "2.5.1"),
+}
+VENDOR_PLUGINS = {"torch-npu", "torch-mlu", "torch-br", "torch-supa", "torch-musa", "torch-gcu"}
+VENDOR_BUILD = re.compile(r"\+.*(das|dtk|metax|corex|musa|rocm|\bnv\d)")
+
+
+class InstallError(Exception):
+    """The set-up cannot go on; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What can be seen of the machine without loading a driver. `present` is what the running Python has installed."""
+
+    linux: bool = True
+    nvidia: bool = False
+    amd: bool = False
+    ascend: bool = False
+    cann: str = ""
+    present: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TorchChoice:
+    """The torch to install. `build` is what its local version starts with on the PyTorch index; empty: the registry's.
+
+    `pins` are versions by package name; they win over constraints.txt. A failing `optional_extra` is only reported.
+    """
+
+    kind: str
+    saw: str
+    pins: Mapping[str, str]
+    build: str = ""
+    extras: tuple[str, ...] = ()
+    optional_extra: str = ""
+
+    def accepts(self, torch: str) -> bool:
+        """Whether a torch that the environment already has will do.
+
+        Asking the index again could change the build under a working environment, only because the network was slow.
+        """
+        public, _, local = torch.partition("+")
+        if self.kind == "keep" or public != self.pins["torch"]:
+            return torch == self.pins["torch"]
+        if self.kind == "rocm":
+            return local.startswith("rocm")
+        return self.kind != "cuda" or not local.startswith(("cpu", "rocm"))
+
+
+def look(root: Path = Path("/")) -> Signals:
+    """Read device nodes, kernel modules and installed packages; starts nothing."""
+    return Signals(
+        linux=sys.platform == "linux",
+        nvidia=(root / "proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
+        amd=(root / "dev/kfd").exists() and (root / "sys/module/amdgpu").exists(),
+        ascend=any((root / "dev").glob("davinci*")) or shutil.which("npu-smi") is not None,
+        cann=_cann_version(root),
+        present=_present(),
+    )
+
+
+def _present() -> dict[str, str]:
+    present: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        # The first of a name on the path is the one that is imported.
+        present.setdefault(_normal(distribution.metadata["Name"] or ""), distribution.version)
+    return present
+
+
+def _cann_version(root: Path) -> str:
+    home = os.environ.get("ASCEND_HOME_PATH")
+    ascend = root / "usr/local/Ascend"
+    for folder in [Path(home)] if home else [ascend / "cann", ascend / "ascend-toolkit/latest"]:
+        for file in folder.glob("*/ascend_toolkit_install.info"):
+            if found := re.search(r"^version=(\d+\.\d+)", file.read_text(errors="replace"), re.MULTILINE):
+                return found[1]
+    return ""
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def choose_torch(signals: Signals, kind: str, pinned: Mapping[str, str]) -> TorchChoice:
+    """Decide without touching anything. `kind` is ANYCHIP_TORCH, `pinned` the versions of constraints.txt.
+
+    Raises InstallError for an unknown kind, for CANN that no torch-npu fits, and for nothing to keep.
+    """
+    if kind not in KINDS:
+        raise InstallError(f"ANYCHIP_TORCH={kind} is not known: use one of {', '.join(KINDS)}.")
+    saw = f"ANYCHIP_TORCH={kind}"
+    if kind == "auto":
+        kind, saw = _recognise(signals)
+    pins = {name: pinned[name] for name in ("torch", "torchvision")}
+    if kind == "keep":
+        return TorchChoice(kind, saw, _kept(signals.present))
+    if kind == "ascend":
+        torch, plugin = _ascend_pair(signals.cann)
+        return TorchChoice(kind, saw, {"torch": torch, "torch-npu": plugin}, "cpu", ("ascend",))
+    if kind == "rocm":
+        return TorchChoice(kind, saw, pins, "rocm", ("cpu", "rocm"))
+    if kind == "cuda":
+        return TorchChoice(kind, saw, pins, "", ("cpu",), "cuda")
+    # Elsewhere than on Linux the registry's build is already one without CUDA.
+    return TorchChoice(kind, saw, pins, "cpu" if kind == "cpu" and signals.linux else "", ("cpu",))
+
+
+def _recognise(signals: Signals) -> tuple[str, str]:
+    torch = signals.present.get("torch", "")
+    if torch and (VENDOR_BUILD.search(torch) or VENDOR_PLUGINS & signals.present.keys()):
+        return "keep", "a vendor's torch"
+    for kind, seen, saw in (
+        ("cuda", signals.nvidia, "an NVIDIA driver"),
+        ("ascend", signals.ascend, f"an Ascend NPU with {f'CANN {signals.cann}' if signals.cann else 'no CANN'}"),
+        ("rocm", signals.amd, "an AMD GPU"),
+    ):
+        if seen:
+            return kind, saw
+    return "cpu", "no accelerator"
+
+
+def _kept(present: Mapping[str, str]) -> dict[str, str]:
+    if "torch" not in present:
+        raise InstallError(f"ANYCHIP_TORCH=keep needs a torch in {sys.executable}: install the vendor's first.")
+    # numpy too: torch is compiled against one major version of it.
+    return {name: present[name] for name in present if name.startswith("torch") or name in ("numpy", "triton")}
+
+
+def _ascend_pair(cann: str) -> tuple[str, str]:
+    if not cann:
+        return next(iter(CANN_PAIRS.values()))
+    if cann not in CANN_PAIRS:
+        raise InstallError(
+            f"No torch-npu is known to fit CANN {cann} (only {', '.join(CANN_PAIRS)}): "
+            "install torch and torch-npu yourself, then set ANYCHIP_TORCH=keep."
+        )
+    return CANN_PAIRS[cann]
+
+
+def read_pins(constraints: str) -> dict[str, str]:
+    """The `name==version` lines of a constraints file that hold on every Python, by normalised name."""
+    lines = re.findall(r"^([\w.-]+)==([^\s;#]+)\s*(?:#.*)?$", constraints, re.MULTILINE)
+    return {_normal(name): version for name, version in lines}
+
+
+def with_pins(constraints: str, pins: Mapping[str, str]) -> str:
+    """The constraints with every line about a package of `pins` replaced; torch settles the version of torchvision."""
+    settled = {*pins, "torch", "torchvision"}
+    lines = [line for line in constraints.splitlines() if _normal(line.partition("==")[0]) not in settled]
+    lines += [f"{name}=={version}" for name, version in sorted(pins.items())]
+    return "\n".join(lines) + "\n"
+
+
+def find_build(python: Path | str, index: str, build: str, version: str, timeout_s: float = 5) -> str:
+    """The local version (`cpu`, `rocm7.2`) of torch `version` on `index` that starts with `build`; empty: none.
+
+    pip itself asks, so that proxies, certificates and wheel tags count as they will in the installation.
+    """
+    folder = index if build == "rocm" else f"{index}/{build}"  # the folder above lists the builds of every ROCm
+    ask = [str(python), "-m", "pip", "--disable-pip-version-check", "index", "versions", "torch"]
+    ask += ["--index-url", folder, "--timeout", str(max(1, round(timeout_s))), "--retries", "0"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, timeout=3 * timeout_s, check=False).stdout
+    except subprocess.TimeoutExpired:
+        return ""
+    # A registry that pip is told of elsewhere answers as well: only the exact local version proves this index.
+    found = re.findall(rf"(?<![\w.]){re.escape(version)}\+({re.escape(build)}[\w.]*)", answer)
+    return max(found, key=lambda tag: [int(number) for number in re.findall(r"\d+", tag)], default="")
+
+
+def make_venv(folder: Path) -> Path:
+    """Make the environment where there is none, and return its Python."""
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if (
+        python.exists()
+        and not subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode
+    ):
+        return python
+    if importlib.util.find_spec("ensurepip") is None:
+        raise InstallError("This Python makes no virtual environments: install the package python3-venv and try again.")
+    # Only what is an environment may be cleared: the folder could be anything.
+    venv.create(folder, with_pip=True, symlinks=os.name != "nt", clear=(folder / "pyvenv.cfg").exists())
+    return python
+
+
+def link_packages(python: Path) -> None:
+    """Let the environment see the packages of the running Python, which need not be the system's (/opt/venv, conda)."""
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip())
+    folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and Path(path) != site]
+    (site / "kept_torch.pth").write_text("\n".join(folders) + "\n")
+
+
+def installed_torch(python: Path) -> str:
+    """The version of torch that an environment has; empty: none."""
+    ask = "from importlib import metadata as m; print(next((d.version for d in m.distributions(name='torch')), ''))"
+    return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def install(folder: Path, developer: bool, environ: Mapping[str, str]) -> None:
+    """Fill the environment in `folder`. Raises InstallError; pip has then said more."""
+    constraints = (ROOT / "constraints.txt").read_text()
+    kind = environ.get("ANYCHIP_TORCH") or "auto"
+    index = (environ.get("ANYCHIP_TORCH_INDEX") or INDEX).rstrip("/")
+    choice = choose_torch(look(), kind, read_pins(constraints))
+    python = make_venv(folder)
+    if choice.kind == "keep":
+        link_packages(python)
+    pins, build = dict(choice.pins), ""
+    present = installed_torch(python)
+    if choice.accepts(present):
+        pins["torch"], takes = present, f"torch {present}, which is already here"
+    else:
+        build = find_build(python, index, choice.build, pins["torch"]) if choice.build else ""
+        pins["torch"] += f"+{build}" if build else ""
+        takes = f"torch {pins['torch']} of {index if build else 'the registry'}"
+        if choice.build and not build:
+            takes += f", since {index} did not answer with a {choice.build} build"
+    print(f"anychip: saw {choice.saw}; takes {takes}.", flush=True)
+
+    settled = folder / "constraints.txt"
+    settled.write_text(with_pins(constraints, pins))
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(settled)]
+    if not choice.accepts(present):
+        if present:  # To pip, 2.0+cpu satisfies 2.0.
+            _run([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
+        if choice.kind != "keep":
+            _run([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
+    extras = ",".join((*choice.extras, *(["dev"] if developer else [])))
+    _run([*pip, "--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)])
+    if choice.optional_extra:
+        try:
+            _run([*pip, "--editable", f"{ROOT}[{choice.optional_extra}]"])
+        except InstallError:
+            if kind != "auto":
+                raise
+            print(f"anychip: goes on without its extra '{choice.optional_extra}': see above.", flush=True)
+
+
+def _run(command: Sequence[str]) -> None:
+    if subprocess.run(command, check=False).returncode:
+        raise InstallError("pip could not install everything: see its last lines above, then try again.")
+
+
+def main() -> None:
+    """Command line; example: python3 deploy/install.py --dev .venv."""
+    parser = argparse.ArgumentParser(description="Make or renew the virtual environment of anychip.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv", help="the environment (default: .venv)")
+    parser.add_argument("--dev", action="store_true", help="add what lint, types and tests need")
+    options = parser.parse_args()
+    try:
+        install(options.folder, options.dev, os.environ)
+    except InstallError as error:
+        sys.exit(f"anychip: {error}")
+
+
+if __name__ == "__main__":
+    main()
