@@ -1,207 +1,204 @@
 """Encoded images to RGB pixels.
 
-Owns: the formats that are read, their limits, EXIF orientation, the threads that decode. Must not know models or HTTP.
+Owns: decoding, EXIF orientation, the threads that decode. Must not know models or HTTP.
 
     bytes ─► read_header ─► check_pixels ─► decode (in the DecodePool) ─► uint8 [h, w, 3]
 
-Formats are told by their first bytes, never by a name or a content type. Pixels are counted from the header, before
-anything is decoded. torchvision's decoders do the common kinds (they release the interpreter lock and equal Pillow's
-results), Pillow the rare ones. Alpha is dropped, as Pillow's convert("RGB") does; of 16 bits the upper eight are kept.
-
-Errors: ImageError
-          ├─ InvalidImageError   not an image, broken, or of a kind that is not read
-          └─ ImageTooLargeError  more pixels than may be decoded
+The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
+torchvision decodes the common JPEG (it is faster than Pillow and gives the same pixels), Pillow everything else, opened
+by format so that nothing is guessed and no metadata is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import io
+import struct
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 from torchvision.io import ImageReadMode
 
-LARGE_PIXELS = 8_000_000
-"""Pictures from this size on share all but one decode thread, so that they never hold up small ones."""
+from app.image_header import (
+    Format,
+    Header,
+    ImageError,
+    ImageTooLargeError,
+    InvalidImageError,
+    check_pixels,
+    read_header,
+)
 
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+__all__ = [
+    "LARGE_PIXELS",
+    "DecodePool",
+    "Header",
+    "ImageError",
+    "ImageTooLargeError",
+    "InvalidImageError",
+    "check_pixels",
+    "decode",
+    "read_header",
+]
+
+LARGE_PIXELS = 16_000_000
+"""Pictures from this size on share all but one decode thread, so that they never hold up small ones. Above what phones
+and cameras commonly send (12 million): of ordinary pictures every thread may take one."""
+
+_MAX_SCANS = 100
+"""Scans of a JPEG: a progressive one has about ten, and each makes the decoder pass over every pixel, so that a few
+bytes a scan could keep a thread busy for minutes."""
+
+_MAX_CHUNKS = 100_000
+_BAND_PIXELS = 1 << 18
+_PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
+_STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
+"""Down and across the stored picture (its transpose from 5 on) for each EXIF orientation."""
+
+Encoded = bytes | bytearray | memoryview
+_Pixels = npt.NDArray[np.uint8]
 _Result = TypeVar("_Result")
 
-# Our own limit is checked from the header before anything is decoded; Pillow's would only warn on the way there.
-Image.MAX_IMAGE_PIXELS = None
 
-# What people send by mistake, by its first bytes (after white space); ISO media files carry their brand at byte 8.
-_KNOWN_OTHERS = (
-    (b"<!doctype html", "an HTML page"),
-    (b"<html", "an HTML page"),
-    (b"<svg", "an SVG drawing"),
-    (b"<?xml", "an XML document"),
-    (b"%pdf", "a PDF document"),
-    (b"ii*\0", "a TIFF image"),
-    (b"mm\0*", "a TIFF image"),
-    (b"pk\x03\x04", "a ZIP archive"),
-    (b"\x1f\x8b", "a gzip file"),
-    (b"{", "JSON"),
-)
-_KNOWN_BRANDS = {b"avif": "an AVIF image", b"heic": "a HEIC image", b"heix": "a HEIC image", b"mif1": "a HEIF image"}
+def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None) -> Tensor:
+    """RGB pixels as displayed: uint8 [height, width, 3], contiguous.
 
-
-class ImageError(Exception):
-    """An image cannot be used; the message is one plain sentence for the client."""
-
-
-class InvalidImageError(ImageError):
-    """Not an image, a broken one, or of a kind that is not read."""
-
-
-class ImageTooLargeError(ImageError):
-    """More pixels than may be decoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What the first bytes say. `width` and `height` are pixels as displayed, `orientation` is EXIF's (1 to 8)."""
-
-    format: str
-    mode: str
-    width: int
-    height: int
-    orientation: int
-
-
-def read_header(encoded: bytes | memoryview) -> Header:
-    """Format, size and orientation, without decoding (about 20 microseconds). Raises InvalidImageError."""
-    if not encoded:
-        raise InvalidImageError("the image is empty")
-    with _open(encoded) as image:
-        orientation = 1
-        if "exif" in image.info or "Raw profile type exif" in image.info:
-            orientation = _orientation(image)
-        width, height = image.size
-        # A camera's JPEG with previews behind it calls itself MPO; its first picture is a plain JPEG.
-        kind = "JPEG" if image.format == "MPO" else str(image.format)
-        mode = image.mode
-    if width < 1 or height < 1:
-        raise InvalidImageError(f"the image has no pixels ({width} x {height})")
-    if orientation >= 5:
-        width, height = height, width
-    return Header(kind, mode, width, height, orientation)
-
-
-def check_pixels(header: Header, max_pixels: int) -> None:
-    """Raises ImageTooLargeError when the picture has more than `max_pixels` pixels."""
-    if header.width * header.height > max_pixels:
-        size = f"{header.width} x {header.height} = {header.width * header.height}"
-        raise ImageTooLargeError(f"the image has {size} pixels; at most {max_pixels} are read")
-
-
-def decode(encoded: bytes | memoryview, header: Header, size: tuple[int, int] | None = None) -> Tensor:
-    """RGB pixels as displayed: uint8 [height, width, 3].
-
-    `size`: the smallest (width, height), as displayed, that will do. A JPEG of at least twice that is decoded at a
-    half, quarter or eighth of its size, in a third of the time or less. Raises InvalidImageError.
+    `size`: the smallest (width, height), as displayed, that will do; a JPEG of at least twice that is decoded at a
+    half, quarter or eighth, its sides rounded up. Memory is bounded by the header's pixels: `check_pixels` first.
+    A JPEG damaged in its middle is decoded as every decoder does; one that ends early is an error.
+    Raises InvalidImageError.
     """
     try:
-        pixels = _decode(encoded, header, size)
-    except MemoryError:
+        if header.format == "JPEG":
+            stored = _decode_jpeg(encoded, header, size)
+        else:
+            data = _pixel_chunks(encoded) if header.format == "PNG" else encoded
+            with _FILES[header.format](io.BytesIO(data)) as image:
+                stored = _rgb(image, header)
+    except (MemoryError, InvalidImageError):
         raise
     except Exception as error:  # Decoders raise whatever they like at broken files.
-        raise InvalidImageError(f"the {header.format} image is broken or truncated ({_brief(error)})") from error
-    return _oriented(pixels, header.orientation)
+        raise InvalidImageError(f"the {header.format} is broken or truncated") from error
+    return torch.from_numpy(_oriented(stored, header.orientation))
 
 
-def _decode(encoded: bytes | memoryview, header: Header, size: tuple[int, int] | None) -> Tensor:
-    decoder = _DECODERS.get((header.format, header.mode))
-    scaled = size is not None and header.format == "JPEG" and _scales(header, size)
-    if decoder is not None and not scaled:
-        # torch wants memory it may write to; copying the file is nothing beside decoding it.
-        data = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        return decoder(data).permute(1, 2, 0)
-    with _open(encoded) as image:
-        if scaled and size is not None:
-            image.draft("RGB", size if header.orientation < 5 else size[::-1])
-        image.load()
-        return _rgb(image)
+def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None) -> _Pixels:
+    data = bytearray(encoded)  # torch wants memory it may write to; the copy is nothing beside decoding.
+    if data.count(b"\xff\xda") > _MAX_SCANS:
+        raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
+    width, height = header.stored_size
+    least_width, least_height = header.turn(*size) if size else (width, height)
+    scalable = width >= 2 * least_width and height >= 2 * least_height
+    if scalable or header.channels > 3 or not _torchvision_reads_jpeg():
+        with _JpegFile(io.BytesIO(data)) as image:
+            return _rgb(image, header, (least_width, least_height))
+    pixels: _Pixels = _torchvision_jpeg(data).permute(1, 2, 0).numpy()
+    if pixels.shape != (height, width, 3):
+        raise InvalidImageError("the JPEG contradicts its header")
+    return pixels
 
 
-def _scales(header: Header, size: tuple[int, int]) -> bool:
-    return header.width >= 2 * size[0] and header.height >= 2 * size[1]
+def _torchvision_jpeg(data: bytearray) -> Tensor:
+    """uint8 [3, height, width], the channels last in memory.
 
-
-def _rgb(image: Image.Image) -> Tensor:
-    if image.mode.startswith("I"):
-        grey = torch.from_numpy((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-        return grey.unsqueeze(2).expand(-1, -1, 3)
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # Straight to RGB, Pillow warns that the transparency is lost; it is meant to be.
-    return torch.from_numpy(np.array(image.convert("RGB")))
-
-
-def _oriented(pixels: Tensor, orientation: int) -> Tensor:
-    if orientation == 1:
-        return pixels
-    if orientation >= 5:
-        pixels = pixels.transpose(0, 1)
-    flips = {2: (1,), 3: (0, 1), 4: (0,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}[orientation]
-    return pixels.flip(flips) if flips else pixels.contiguous()
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # Broken EXIF is no reason to refuse a picture; every viewer shows it upright.
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
-
-
-def _open(encoded: bytes | memoryview) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(encoded), formats=_FORMATS)
-    except Exception as error:  # Besides UnidentifiedImageError: whatever the parsers raise at broken headers.
-        raise InvalidImageError(_what_it_is(bytes(encoded[:64]))) from error
-
-
-def _what_it_is(start: bytes) -> str:
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    kind = _KNOWN_BRANDS.get(start[8:12]) if start[4:8] == b"ftyp" else None
-    kind = kind or next((name for first, name in _KNOWN_OTHERS if text.startswith(first)), None)
-    read = "JPEG, PNG, WebP, BMP and GIF"
-    if kind:
-        return f"this is {kind}; {read} are read"
-    return f"this is not an image that can be read ({read}), or its header is broken"
-
-
-def _brief(error: Exception) -> str:
-    message = " ".join(str(error).split()) or type(error).__name__
-    # torchvision's errors begin with the path of its own source file.
-    return message.rpartition(":")[2].strip()[:80] if ".cpp" in message else message[:80]
-
-
-def _rgb_decoders() -> dict[tuple[str, str], Callable[[Tensor], Tensor]]:
-    """torchvision's decoders for the kinds they read exactly as Pillow does; none where its C++ part is missing.
-
-    The operators are called directly: since torchvision 0.29 their Python wrappers warn at every call. PNG is left to
-    Pillow: torchvision's decoder (seen in 0.29.2) ends the process at a damaged file.
+    The operator is called directly: since torchvision 0.29 its Python wrapper warns at every call. Only JPEG goes this
+    way: torchvision's PNG decoder (0.29.2) ends the process at a wrong checksum, its WebP decoder knows no animations.
     """
-    ops, rgb, by_exif = torch.ops.image, ImageReadMode.RGB.value, False
-    if not hasattr(ops, "decode_jpeg"):
-        return {}
-    decoders: dict[tuple[str, str], Callable[[Tensor], Tensor]] = {
-        ("JPEG", mode): lambda data: ops.decode_jpeg(data, rgb, by_exif) for mode in ("RGB", "L", "CMYK")
-    }
-    if hasattr(ops, "decode_webp"):
-        decoders["WEBP", "RGB"] = lambda data: ops.decode_webp(data, rgb)
-    return decoders
+    pixels: Tensor = torch.ops.image.decode_jpeg(
+        torch.frombuffer(data, dtype=torch.uint8), ImageReadMode.RGB.value, False
+    )
+    return pixels
 
 
-_DECODERS = _rgb_decoders()
+@cache
+def _torchvision_reads_jpeg() -> bool:
+    """Some builds of torchvision come without libjpeg, and the operator is announced to go."""
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "JPEG")
+    try:
+        return _torchvision_jpeg(bytearray(stream.getvalue())).shape == (3, 8, 8)
+    except (RuntimeError, AttributeError):
+        return False
+
+
+class _JpegFile(JpegImageFile):
+    def _read_dpi_from_exif(self) -> None:
+        """Not read: nobody asks for it, and damaged EXIF data would warn."""
+
+
+_FILES: dict[Format, type[ImageFile.ImageFile]] = {
+    "PNG": PngImageFile,
+    "WebP": WebPImageFile,
+    "BMP": BmpImageFile,
+    "GIF": GifImageFile,
+}
+
+
+def _pixel_chunks(encoded: Encoded) -> bytes:
+    """A PNG of only those chunks that make its pixels, their checksums verified.
+
+    Pillow checks no checksum of picture data, and would read (and inflate) all text on the way to it.
+    """
+    view = memoryview(encoded)
+    kept, at = [view[:8]], 8
+    for _ in range(_MAX_CHUNKS):
+        length, kind = struct.unpack_from(">I4s", view, at)
+        end = at + 12 + length
+        if kind in _PIXEL_CHUNKS:
+            (checksum,) = struct.unpack_from(">I", view, end - 4)
+            if zlib.crc32(view[at + 4 : end - 4]) != checksum:
+                raise InvalidImageError("the PNG is broken: a checksum is wrong")
+            kept.append(view[at:end])
+        elif not kind[0] & 0x20:
+            raise InvalidImageError("the PNG has a critical chunk that no standard knows")
+        if kind == b"IEND":
+            return b"".join(kept)
+        at = end
+    raise InvalidImageError(f"the PNG has more than {_MAX_CHUNKS} chunks")
+
+
+def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | None = None) -> _Pixels:
+    """The first frame as stored; of a JPEG at the smallest scale that is not under `least`."""
+    if image.size != header.stored_size:  # Pixels were counted by our header, memory is taken by Pillow's.
+        raise InvalidImageError(f"the {header.format} contradicts its header")
+    if least:
+        image.draft(None, least)
+    image.load()
+    image.info.pop("transparency", None)  # It is dropped anyhow; Pillow would warn of it.
+    width, height = image.size
+    pixels: _Pixels = np.empty((height, width, 3), np.uint8)
+    rows = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, rows):  # In bands: a third of the memory, and it stays in the cache.
+        band = image.crop((0, top, width, min(top + rows, height)))
+        if band.mode.startswith("I"):
+            pixels[top : top + rows] = (np.asarray(band) >> 8)[:, :, None]
+        else:
+            pixels[top : top + rows] = np.asarray(band.convert("RGB"))
+    return pixels
+
+
+def _oriented(stored: _Pixels, orientation: int) -> _Pixels:
+    if orientation == 1:
+        return stored
+    down, across = _STEPS[orientation]
+    points = stored.view("V3")[:, :, 0]  # A pixel as one item: numpy copies those faster than three bytes.
+    turned = (points.T if orientation >= 5 else points)[::down, ::across]
+    return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape, 3)
 
 
 class DecodePool:
@@ -216,8 +213,9 @@ class DecodePool:
     async def run(self, function: Callable[..., _Result], *args: Any, pixels: int = 0) -> _Result:
         """Run `function` in a thread; `pixels` is how much it has to decode.
 
-        Cancelled before it began, it never begins. Cancelled later, this still waits until the thread is done, so that
-        whatever the caller lent it (a slot) is free again when this returns.
+        When this ends, however it ends, no thread runs `function` and none will: what the caller lent it (a slot) is
+        the caller's again. So work cancelled before it begins never begins, and work cancelled later is waited for.
+        Raises RuntimeError once the pool is closed, and what `function` raises.
         """
         if pixels < LARGE_PIXELS:
             return await self._submit(function, *args)
@@ -225,25 +223,37 @@ class DecodePool:
             return await self._submit(function, *args)
 
     async def _submit(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        future = self._executor.submit(function, *args)
+        work = self._executor.submit(function, *args)
         try:
-            return await asyncio.wrap_future(future)
+            await _ended(work)
         except asyncio.CancelledError:
-            await _until_done(future)
+            work.cancel()
+            while not work.done():
+                with suppress(asyncio.CancelledError):
+                    await _ended(work)
             raise
+        try:
+            return work.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("the decode pool was closed") from None
 
     async def close(self) -> None:
         """End the threads; work that has not begun is dropped, work that has is waited for."""
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
 
-async def _until_done(future: Future[Any]) -> None:
-    """Wait for a thread's work to end, whatever its result, also while being cancelled again."""
+async def _ended(work: Future[Any]) -> None:
+    """Wait for work to end; unlike asyncio.wrap_future, to be cancelled oneself says nothing to the work."""
     loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
-    while not done.is_set():
-        try:
-            await done.wait()
-        except asyncio.CancelledError:
-            continue
+    ended = loop.create_future()
+
+    def wake() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def notify(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(wake)
+
+    work.add_done_callback(notify)
+    await ended

@@ -1,0 +1,269 @@
+"""What an encoded picture says of itself: format, size, orientation.
+
+Owns: which formats are read, how they are told apart (by their first bytes, never by name or content type), the limit
+of pixels, and the errors of encoded pictures. Must not know decoders, models or HTTP: nothing is decompressed here, so
+that a picture too large is refused at the price of its header.
+
+Errors: ImageError
+          ├─ InvalidImageError   not an image, damaged, cut short, or of a kind that is not read
+          └─ ImageTooLargeError  more pixels than the limit
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import unpack_from
+from typing import Literal
+
+Format = Literal["JPEG", "PNG", "WebP", "BMP", "GIF"]
+
+_MAX_SEGMENTS = 2_000
+"""Segments, chunks or directory entries passed on the way to a size or an orientation. Real files have tens; a bound,
+because this runs in the event loop and a hostile file of 20 MB holds millions."""
+
+_MAX_BLOCKS = 20_000
+"""The same for a GIF's blocks, of which a few hundred bytes of text each can make thousands."""
+
+_START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+_WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
+
+# What people send by mistake, by its first bytes (lower case, after white space); ISO media carry a brand at byte 8.
+_OTHERS = (
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<svg", "an SVG drawing"),
+    (b"<?xml", "an XML document"),
+    (b"%pdf-", "a PDF document"),
+    (b"ii*\0", "a TIFF image"),
+    (b"mm\0*", "a TIFF image"),
+    (b"\0\0\0\x0cjp  ", "a JPEG 2000 image"),
+    (b"\0\0\0\x0cjxl ", "a JPEG XL image"),
+    (b"\xff\n", "a JPEG XL image"),
+    (b"\0\0\1\0", "an icon"),
+    (b"8bps", "a Photoshop document"),
+    (b"pk\3\4", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"data:", "a data URL, not the bytes it encodes"),
+    (b"/9j/", "base64 text, not the bytes it encodes"),
+    (b"ivborw0kgg", "base64 text, not the bytes it encodes"),
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+)
+_BRANDS = {
+    b"avif": "an AVIF image",
+    b"avis": "an AVIF image",
+    b"heic": "a HEIC image",
+    b"heix": "a HEIC image",
+    b"mif1": "a HEIF image",
+}
+
+
+class ImageError(Exception):
+    """An encoded picture cannot be used; the message is one plain sentence for whoever sent it."""
+
+
+class InvalidImageError(ImageError):
+    """Not an image, damaged, cut short, or of a kind that is not read."""
+
+
+class ImageTooLargeError(ImageError):
+    """More pixels than the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A picture before it is decoded. `width` and `height` are in pixels as displayed: `orientation` is applied.
+
+    `orientation` is EXIF's, 1 to 8; `channels` counts a JPEG's colour components (4 is CMYK or YCCK).
+    """
+
+    format: Format
+    width: int
+    height: int
+    orientation: int = 1
+    channels: int = 3
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """(width, height) as the file stores its pixels."""
+        return self.turn(self.width, self.height)
+
+    def turn(self, width: int, height: int) -> tuple[int, int]:
+        """A displayed (width, height) as the file's pixels lie; the other way round it is the same."""
+        return (height, width) if self.orientation >= 5 else (width, height)
+
+
+_Stored = tuple[int, int, int, int]  # Width and height as stored, orientation, channels.
+
+
+def read_header(data: bytes | bytearray | memoryview) -> Header:
+    """The header of an encoded picture; costs microseconds. Raises InvalidImageError.
+
+    The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
+    """
+    view = memoryview(data)
+    format_, read = _reader(bytes(view[:64]))
+    try:
+        width, height, orientation, channels = read(view)
+    except (struct.error, IndexError):
+        raise InvalidImageError(f"the {format_} is cut short within its header") from None
+    if not (width and height):
+        raise InvalidImageError(f"the {format_} has no pixels ({width} x {height})")
+    if orientation >= 5:
+        width, height = height, width
+    return Header(format_, width, height, orientation, channels)
+
+
+def check_pixels(header: Header, limit: int) -> None:
+    """Raises ImageTooLargeError when the picture has more than `limit` pixels."""
+    pixels = header.width * header.height
+    if pixels > limit:
+        size = f"{header.width} x {header.height} = {pixels}"
+        raise ImageTooLargeError(f"the image has {size} pixels; at most {limit} are read")
+
+
+def _read_jpeg(view: memoryview) -> _Stored:
+    """ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment."""
+    at, orientation = 2, 0
+    for _ in range(_MAX_SEGMENTS):
+        marker = view[at + 1]
+        if view[at] != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
+            at += 1
+            continue
+        if marker in _WITHOUT_LENGTH:
+            at += 2
+            continue
+        if marker in _START_OF_FRAME:
+            height, width, channels = unpack_from(">HHB", view, at + 5)
+            return width, height, orientation or 1, channels
+        if marker in {0xD9, 0xDA}:
+            break
+        (length,) = unpack_from(">H", view, at + 2)
+        if marker == 0xE1 and not orientation and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
+            orientation = _orientation(view[at + 10 : at + 2 + length])
+        at += 2 + length
+    raise InvalidImageError("the JPEG has no frame header before its picture data")
+
+
+def _read_png(view: memoryview) -> _Stored:
+    """PNG, third edition, section 5: chunks up to the picture data; an eXIf chunk after it is not looked for."""
+    length, kind, width, height = unpack_from(">I4sII", view, 8)
+    if (length, kind) != (13, b"IHDR"):
+        raise InvalidImageError("the PNG does not start with its header chunk")
+    at = 33
+    for _ in range(_MAX_SEGMENTS):
+        length, kind = unpack_from(">I4s", view, at)
+        if kind == b"eXIf":
+            return width, height, _orientation(view[at + 8 : at + 8 + length]), 3
+        if kind in {b"IDAT", b"IEND"}:
+            break
+        at += 12 + length
+    return width, height, 1, 3
+
+
+def _read_webp(view: memoryview) -> _Stored:
+    """RFC 9649: a lossy (VP8), lossless (VP8L) or extended (VP8X) picture in a RIFF container."""
+    (riff_size,) = unpack_from("<I", view, 4)
+    if len(view) < 8 + riff_size:
+        raise InvalidImageError("the WebP is cut short")
+    kind = bytes(view[12:16])
+    if kind == b"VP8X":
+        flags, width, width_high, height, height_high = unpack_from("<B3xHBHB", view, 20)
+        orientation = _webp_orientation(view) if flags & 0x08 else 1
+        return 1 + width + (width_high << 16), 1 + height + (height_high << 16), orientation, 3
+    if kind == b"VP8L" and view[20] == 0x2F:
+        (bits,) = unpack_from("<I", view, 21)
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 1, 3
+    if kind == b"VP8 " and bytes(view[23:26]) == b"\x9d\x01\x2a":
+        width, height = unpack_from("<HH", view, 26)
+        return width & 0x3FFF, height & 0x3FFF, 1, 3
+    raise InvalidImageError("the WebP does not start with a picture")
+
+
+def _webp_orientation(view: memoryview) -> int:
+    at = 12
+    for _ in range(_MAX_SEGMENTS):
+        if at + 8 > len(view):
+            break
+        kind, size = unpack_from("<4sI", view, at)
+        if kind == b"EXIF":
+            exif = view[at + 8 : at + 8 + size]
+            return _orientation(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
+        at += 8 + size + size % 2
+    return 1
+
+
+def _read_bmp(view: memoryview) -> _Stored:
+    """BITMAPCOREHEADER (12 bytes) or one of BITMAPINFOHEADER's line; a negative height means top row first."""
+    (header_size,) = unpack_from("<I", view, 14)
+    width, height = unpack_from("<HH" if header_size == 12 else "<Ii", view, 18)
+    return width, abs(height), 1, 3
+
+
+def _read_gif(view: memoryview) -> _Stored:
+    """GIF89a: the canvas, and the first frame, which some files let reach beyond it."""
+    width, height, flags = unpack_from("<HHB", view, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    within_extension = False
+    for _ in range(_MAX_BLOCKS):
+        byte = view[at]
+        if within_extension:
+            at += 1 + byte
+            within_extension = byte != 0
+        elif byte == 0x21:
+            at += 2
+            within_extension = True
+        elif byte == 0x2C:
+            left, top, frame_width, frame_height = unpack_from("<4H", view, at + 1)
+            return max(width, left + frame_width), max(height, top + frame_height), 1, 3
+        elif byte == 0x3B:
+            break
+        else:
+            at += 1
+    raise InvalidImageError("the GIF has no frame")
+
+
+def _orientation(exif: memoryview) -> int:
+    """The orientation tag of EXIF data (a TIFF directory), 1 when it is absent or makes no sense."""
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
+    if order is None:
+        return 1
+    try:
+        (directory,) = unpack_from(f"{order}I", exif, 4)
+        (count,) = unpack_from(f"{order}H", exif, directory)
+        for entry in range(min(count, _MAX_SEGMENTS)):
+            tag, kind, value = unpack_from(f"{order}HH4xH", exif, directory + 2 + 12 * entry)
+            if tag == 0x0112:
+                return value if kind == 3 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+_Reader = Callable[[memoryview], _Stored]
+_READERS: tuple[tuple[bytes, Format, _Reader], ...] = (
+    (b"\xff\xd8\xff", "JPEG", _read_jpeg),
+    (b"\x89PNG\r\n\x1a\n", "PNG", _read_png),
+    (b"RIFF", "WebP", _read_webp),
+    (b"GIF87a", "GIF", _read_gif),
+    (b"GIF89a", "GIF", _read_gif),
+    (b"BM", "BMP", _read_bmp),
+)
+
+
+def _reader(start: bytes) -> tuple[Format, _Reader]:
+    """Who reads a file that starts so. Raises InvalidImageError, naming what it looks like."""
+    for magic, format_, read in _READERS:
+        if start.startswith(magic) and (format_ != "WebP" or start[8:12] == b"WEBP"):
+            return format_, read
+    if not start:
+        raise InvalidImageError("the image is empty")
+    readable = "JPEG, PNG, WebP, BMP and GIF"
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    kind = _BRANDS.get(start[8:12]) if start[4:8] == b"ftyp" else None
+    kind = kind or next((name for magic, name in _OTHERS if text.startswith(magic)), None)
+    if kind:
+        raise InvalidImageError(f"this is {kind}; {readable} are read")
+    raise InvalidImageError(f"this is not an image that can be read ({readable})")
