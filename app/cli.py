@@ -1,8 +1,8 @@
 """The `anychip` command.
 
 Owns: options, what is printed and exit codes. Every error is one plain sentence on stderr. torch and all that imports
-it is imported inside the commands: `--help` answers at once, and a worker process (which imports this module again) loads
-nothing before its environment is set.
+it is imported inside the commands: `--help` answers at once, and a worker process (which imports this module again)
+loads nothing before its environment is set.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
         return _complain(f"{setting}: {first['msg'].removeprefix('Value error, ')} (given: {first['input']!r})")
-    except (CommandError, *_known_errors()) as error:
-        return _complain(str(error))
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if not isinstance(error, _known_errors()):
+            raise
+        return _complain(str(error))
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
@@ -61,7 +63,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from backends import BackendError
     from models import ModelError
 
-    return WorkerStartError, BackendError, ModelError, ImageError, OSError
+    return CommandError, WorkerStartError, BackendError, ModelError, ImageError, OSError
 
 
 def _complain(message: str) -> int:
@@ -194,10 +196,11 @@ def _predict(parsed: argparse.Namespace) -> int:
 
 def _print_prediction(path: Path, prediction: dict[str, Any]) -> None:
     print(f"{path} ({prediction['width']} x {prediction['height']})")
-    for found in prediction.get("classes", prediction.get("detections")):
+    findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
+    for found in findings:
         where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
         print(f"  {found['score']:.3f}  {found['label']}{where}")
-    if not prediction.get("classes", prediction.get("detections")):
+    if not findings:
         print("  nothing found")
 
 

@@ -271,9 +271,13 @@ class Service:
             images.check_pixels(header, self.settings.max_image_pixels)
             slot = served.slots.take()
             target = torch.from_numpy(self._arena.slot(served.index, slot)).view(served.model.input_shape)
-            placement = await self._decode_pool.run(
-                decode_into, served.model, body, header, target, pixels=header.width * header.height
-            )
+            try:
+                placement = await self._decode_pool.run(
+                    decode_into, served.model, body, header, target, pixels=header.width * header.height
+                )
+            except BaseException:
+                served.slots.give(slot)
+                raise
         except images.ImageTooLargeError as error:
             raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
         except images.InvalidImageError as error:

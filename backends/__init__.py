@@ -1,0 +1,38 @@
+"""What a chip is: detection, memory, engines. No images, no HTTP; imports neither app nor models."""
+
+from backends.backend import (
+    Backend,
+    BackendError,
+    BackendUnavailableError,
+    Device,
+    DeviceLostError,
+    EngineRefusedError,
+    Executable,
+    Facts,
+    Memory,
+    Network,
+    OutOfDeviceMemoryError,
+    Probe,
+    Telemetry,
+)
+from backends.registry import BACKENDS, Choice, choose, report
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "BackendError",
+    "BackendUnavailableError",
+    "Choice",
+    "Device",
+    "DeviceLostError",
+    "EngineRefusedError",
+    "Executable",
+    "Facts",
+    "Memory",
+    "Network",
+    "OutOfDeviceMemoryError",
+    "Probe",
+    "Telemetry",
+    "choose",
+    "report",
+]

@@ -52,7 +52,8 @@ class Facts:
     """What is true of a backend before any device is touched.
 
     `engines` and `precisions` are in order of preference; `visibility_variable` is the environment variable that limits
-    a process to some devices, None where there is none.
+    a process to some devices, None where there is none; `environment` is what a worker process must be started
+    with, because the vendor's libraries read it when they load.
     """
 
     vendor: str
@@ -60,6 +61,7 @@ class Facts:
     engines: tuple[str, ...]
     precisions: tuple[str, ...]
     visibility_variable: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,11 @@ class Executable(ABC):
 
         The returned arrays are valid until the next `run`. Raises OutOfDeviceMemoryError, DeviceLostError.
         """
+
+    def check(self, pixels: Pixels) -> None:
+        """Raises ValueError for a batch size that was not compiled."""
+        if len(pixels) not in self.batch_sizes:
+            raise ValueError(f"a batch of {len(pixels)} was not compiled; {self.batch_sizes} were")
 
     @abstractmethod
     def close(self) -> None:

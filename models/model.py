@@ -172,4 +172,4 @@ class Model(ABC):
 def softmax(logits: Array) -> Array:
     """Stable softmax over the last axis, float32."""
     shifted = np.exp(logits.astype(np.float32) - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))

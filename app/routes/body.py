@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -79,7 +79,7 @@ async def _multipart(headers: Headers, body: bytes, max_images: int) -> list[byt
     if single is not None:
         return [single]
 
-    async def stream() -> AsyncIterator[bytes]:
+    async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
     parser = MultiPartParser(headers, stream(), max_files=max_images + 1, max_fields=100)

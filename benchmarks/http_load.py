@@ -1,0 +1,259 @@
+"""How much of what this machine can compute is left behind HTTP.
+
+In one run, interleaved over rounds: the in-process ceiling (decode + preprocess + engine, no HTTP), the service under raw
+JPEGs at several concurrencies, and the naive handler. Everything shares this machine's cores, the load generator too.
+
+    python -m benchmarks.http_load [--model resnet50] [--seconds 6] [--rounds 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import torch
+
+from app import images
+from app.config import Settings, usable_cores
+from app.service import decode_into
+from backends import choose
+from benchmarks.load import Load, drive, request_bytes
+from models import Model, Options, open_model, parse_spec
+from models.sample import PICTURES
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--weights", default="sample")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--picture", type=Path, help="a JPEG (default: a sample picture)")
+    parser.add_argument("--concurrency", default="1,8,32")
+    parser.add_argument("--seconds", type=float, default=6, help="length of one measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; the median counts")
+    parser.add_argument("--no-naive", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    settings = Settings(weights=given.weights, engine=given.engine, precision=given.precision)
+    picture = (given.picture or sorted(PICTURES.glob("*.jpg"))[0]).read_bytes()
+    concurrencies = [int(part) for part in given.concurrency.split(",")]
+    report = measure(given.model, settings, picture, concurrencies, given.seconds, given.rounds, not given.no_naive)
+    _print(report)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(
+    name: str, settings: Settings, picture: bytes, concurrencies: list[int], seconds: float, rounds: int, naive: bool
+) -> dict[str, Any]:
+    """Rounds of ceiling, service and naive handler, one after the other; medians over the rounds."""
+    model = open_model(parse_spec(name, settings.weights), settings.weights_dir)
+    header = images.read_header(picture)
+    naive = naive and model.task == "classify"
+    ceilings: list[float] = []
+    parts_ms: list[float] = []
+    served: dict[int, list[Load]] = {connections: [] for connections in concurrencies}
+    naively: dict[int, list[Load]] = {connections: [] for connections in concurrencies}
+    torch.set_num_threads(1)
+    with Ceiling(model, settings) as ceiling, contextlib.ExitStack() as stack:
+        port = stack.enter_context(_service(name, settings))
+        naive_port = stack.enter_context(_naive(name, settings.weights)) if naive else 0
+        raw = request_bytes(f"/v1/models/{name}:predict", picture, "image/jpeg")
+        multipart = (
+            b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
+            b"Content-Type: image/jpeg\r\n\r\n" + picture + b"\r\n--b--\r\n"
+        )
+        form = request_bytes("/predict", multipart, "multipart/form-data; boundary=b")
+        drive(port, raw, 8, 1)  # Warm-up: first pages of the arena, first connections.
+        for _ in range(rounds):
+            ceilings.append(ceiling.images_per_s(picture, header, seconds))
+            parts_ms.append(ceiling.one_image_ms(picture, header))
+            for connections in concurrencies:
+                served[connections].append(drive(port, raw, connections, seconds))
+                if naive:
+                    naively[connections].append(drive(naive_port, form, connections, seconds))
+        engine, precision = ceiling.engine, ceiling.precision
+    ceiling_rate = statistics.median(ceilings)
+    return {
+        "model": name,
+        "engine": engine,
+        "precision": precision,
+        "picture": f"{header.width} x {header.height}, {len(picture)} bytes",
+        "cores": usable_cores(),
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "ceiling_images_per_s": round(ceiling_rate, 1),
+        "parts_ms": round(statistics.median(parts_ms), 2),
+        "service": {str(c): _summary(loads, ceiling_rate) for c, loads in served.items()},
+        "naive": {str(c): _summary(loads, ceiling_rate) for c, loads in naively.items() if loads},
+    }
+
+
+def _summary(loads: list[Load], ceiling: float) -> dict[str, Any]:
+    rate = statistics.median(load.answers_per_s for load in loads)
+    return {
+        "answers_per_s": round(rate, 1),
+        "of_ceiling": round(rate / ceiling, 3),
+        "p50_ms": round(statistics.median(load.percentile_ms(50) for load in loads), 2),
+        "p99_ms": round(statistics.median(load.percentile_ms(99) for load in loads), 2),
+        "errors": sum(sum(load.errors.values()) for load in loads),
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(
+        f"{report['model']}, {report['engine']} {report['precision']}, JPEG {report['picture']}, {report['cores']} cores"
+    )
+    print(
+        f"in-process ceiling {report['ceiling_images_per_s']} images/s; the parts of one image {report['parts_ms']} ms"
+    )
+    print(f"{'':9}{'concurrency':>12}{'answers/s':>11}{'of ceiling':>12}{'p50 ms':>9}{'p99 ms':>9}{'errors':>8}")
+    for kind in ("service", "naive"):
+        for connections, row in report[kind].items():
+            print(
+                f"{kind:9}{connections:>12}{row['answers_per_s']:>11}{row['of_ceiling']:>12.2f}"
+                f"{row['p50_ms']:>9}{row['p99_ms']:>9}{row['errors']:>8}"
+            )
+    best = {
+        kind: max((row["answers_per_s"] for row in report[kind].values()), default=0)
+        for kind in report
+        if kind in ("service", "naive")
+    }
+    if best.get("naive"):
+        print(f"service / naive: {best['service'] / best['naive']:.1f}")
+    if "1" in report["service"]:
+        print(f"p50 at concurrency 1 / its parts: {report['service']['1']['p50_ms'] / report['parts_ms']:.2f}")
+
+
+class Ceiling:
+    """The same decoder, geometry and engine in this process: threads decode while one thread computes."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        choice = choose(settings.device)
+        self._model = model
+        self._batch = settings.ladder[-1]
+        self._threads = settings.decode_thread_count
+        self._executable = choice.backend.load(
+            model.network(), choice.devices[0], settings.engine, settings.precision, settings.ladder
+        )
+        torch.set_num_threads(1)
+        self.engine, self.precision = self._executable.engine, self._executable.precision
+
+    def __enter__(self) -> Ceiling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executable.close()
+
+    def images_per_s(self, picture: bytes, header: images.Header, seconds: float) -> float:
+        """Images a second from JPEG to predictions, batch after batch, the next one decoded meanwhile."""
+        free: Queue[torch.Tensor] = Queue()
+        ready: Queue[tuple[torch.Tensor, list[Any]]] = Queue()
+        for _ in range(3):
+            free.put(torch.zeros((self._batch, *self._model.input_shape), dtype=torch.uint8))
+        stopped = threading.Event()
+
+        def fill() -> None:
+            with ThreadPoolExecutor(self._threads) as pool:
+                while not stopped.is_set():
+                    pixels = free.get()
+                    rows = [pool.submit(decode_into, self._model, picture, header, row) for row in pixels]
+                    ready.put((pixels, [row.result() for row in rows]))
+
+        filler = threading.Thread(target=fill)
+        filler.start()
+        done = 0
+        started_s = time.perf_counter()
+        while time.perf_counter() - started_s < seconds:
+            pixels, placements = ready.get()
+            outputs = self._executable.run(pixels.numpy())
+            for row, placement in enumerate(placements):
+                reduced = self._model.reduce(outputs, row, Options())
+                self._model.postprocess(reduced, placement, Options())
+            free.put(pixels)
+            done += self._batch
+        elapsed_s = time.perf_counter() - started_s
+        stopped.set()
+        free.put(pixels)
+        filler.join()
+        return done / elapsed_s
+
+    def one_image_ms(self, picture: bytes, header: images.Header) -> float:
+        """Median milliseconds of one image alone: decode, preprocess, engine at batch 1, postprocess."""
+        pixels = torch.zeros((1, *self._model.input_shape), dtype=torch.uint8)
+        times = []
+        for _ in range(60):
+            started_s = time.perf_counter()
+            placement = decode_into(self._model, picture, header, pixels[0])
+            outputs = self._executable.run(pixels.numpy())
+            self._model.postprocess(self._model.reduce(outputs, 0, Options()), placement, Options())
+            times.append(time.perf_counter() - started_s)
+        return statistics.median(times) * 1e3
+
+
+@contextlib.contextmanager
+def _service(name: str, settings: Settings) -> Iterator[int]:
+    command = [sys.executable, "-m", "app", "serve", "--models", name, "--port", "0", "--weights", settings.weights]
+    command += ["--engine", settings.engine, "--precision", settings.precision]
+    with _process(command, stdout=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline() if process.stdout else ""
+        found = re.search(r":(\d+)\s*$", line)
+        if not found:
+            raise RuntimeError(f"the service did not start: {line!r}")
+        yield int(found.group(1))
+
+
+@contextlib.contextmanager
+def _naive(name: str, weights: str) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with _process([sys.executable, "-m", "benchmarks.naive_server", name, weights, str(port)]) as process:
+        for _ in range(600):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=5),
+            ):
+                break
+            if process.poll() is not None:
+                raise RuntimeError("the naive server did not start")
+            time.sleep(0.1)
+        yield port
+
+
+@contextlib.contextmanager
+def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **options)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+if __name__ == "__main__":
+    main()
