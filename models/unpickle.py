@@ -90,7 +90,8 @@ class StandIn:
 def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
     """The object a pickle describes, of lists, tuples, dicts, scalars, StoredTensor and StandIn; sets become lists.
 
-    `storage` turns a persistent id into a Storage. Raises RefusedError.
+    `storage` turns a persistent id into a Storage. Raises RefusedError, and ValueError, TypeError or LookupError for
+    what makes no sense.
     """
     stack: list[Any] = []
     marks: list[int] = []
@@ -256,7 +257,7 @@ class Archive:
     """A zip file of torch.save: `root` is what it describes, `tensor` reads one of its tensors."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RefusedError, zipfile.BadZipFile, OSError."""
+        """Raises what `interpret` raises, zipfile.BadZipFile, OSError."""
         self._zip = zipfile.ZipFile(path)
         try:
             self._entries = {info.filename.partition("/")[2]: info for info in self._zip.infolist()}
@@ -296,10 +297,7 @@ class Archive:
             raise RefusedError("was written on a big-endian machine")
         if self._entries["data.pkl"].file_size > MAX_PICKLE_BYTES:
             raise RefusedError(f"describes itself in more than {MAX_PICKLE_BYTES >> 20} MiB, as no weights file does")
-        try:
-            return interpret(self._read("data.pkl"), self._storage)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise RefusedError("is corrupt: its pickle makes no sense") from error
+        return interpret(self._read("data.pkl"), self._storage)
 
     def _read(self, name: str) -> bytes:
         """An entry. torch never compresses or overlaps entries, so no file holds more than its own size."""

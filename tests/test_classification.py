@@ -22,7 +22,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
 from models.checkpoint import read_header
-from models.classification import ARCHITECTURES, Classifier, class_count, default_labels
+from models.classification import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
 from models.model import Options, Placement, UnknownModelError, WeightsError
 
 pytestmark = pytest.mark.skipif(
@@ -202,21 +202,21 @@ def test_a_reduced_strip_lands_where_the_whole_one_does() -> None:
 # The network
 
 
-@pytest.mark.parametrize("photograph", PHOTOGRAPHS)
-def test_resnet50_gives_torchvisions_logits_on_photographs(tmp_path: Path, photograph: str) -> None:
+def test_resnet50_gives_torchvisions_logits_on_photographs(tmp_path: Path) -> None:
     theirs = torchvision_network("resnet50")
     model = classifier("resnet50", "weights.safetensors", saved(theirs, tmp_path))
-    image = PHOTOGRAPHS[photograph]()
-    pixels = preprocessed(model, image)
     declared = torchvision_models.ResNet50_Weights.DEFAULT.transforms()
-    same_pixels = transforms.normalize(pixels.permute(2, 0, 1) / 255, declared.mean, declared.std)
+    photographs = [load() for load in PHOTOGRAPHS.values()]
+    pixels = torch.stack([preprocessed(model, image) for image in photographs])
+    on_our_pixels = transforms.normalize(pixels.permute(0, 3, 1, 2) / 255, declared.mean, declared.std)
+    on_their_pixels = torch.stack([declared(torch.from_numpy(image).permute(2, 0, 1)) for image in photographs])
     with torch.inference_mode():
-        (found,) = model.network()(pixels[None])
-        equal = theirs(same_pixels[None])
-        whole = theirs(declared(torch.from_numpy(image).permute(2, 0, 1))[None])
+        (found,) = model.network()(pixels)
+        expected, whole = theirs(on_our_pixels), theirs(on_their_pixels)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, equal, rtol=0, atol=1e-4 * float(equal.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     torch.testing.assert_close(found, whole, rtol=0, atol=2e-2 * float(whole.abs().max()))
+    assert found.argmax(1).tolist() == whole.argmax(1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -260,6 +260,7 @@ def test_every_architecture_can_be_asked_for_its_classes(architecture: str) -> N
     assert model.interpolation in ("bilinear", "bicubic")
     assert declared.interpolation in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
     assert (model.mean, model.std) == (tuple(declared.mean), tuple(declared.std))
+    assert class_count(architecture, _skeleton(architecture, 5, auxiliary=False).state_dict()) == 5
 
 
 def test_quantised_variants_are_not_among_the_architectures() -> None:
