@@ -209,10 +209,8 @@ def find_build(python: Path | str, index: str, build: str, version: str, timeout
 def make_venv(folder: Path) -> Path:
     """Make the environment where there is none, and return its Python."""
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if (
-        python.exists()
-        and not subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode
-    ):
+    works = [python, "-m", "pip", "--version"]
+    if python.exists() and subprocess.run(works, capture_output=True, check=False).returncode == 0:
         return python
     if importlib.util.find_spec("ensurepip") is None:
         raise InstallError("This Python makes no virtual environments: install the package python3-venv and try again.")
