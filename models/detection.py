@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
+from math import ceil, log
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +40,7 @@ INPUT_SHAPE = (640, 640, 3)
 
 _PAD_GREY = 114
 _MAX_CANDIDATES = 30_000
+_DECODE_OVERSAMPLING = 6
 
 
 def default_labels(architecture: str) -> tuple[str, ...]:
@@ -135,8 +136,17 @@ class Detector(Model):
         return core
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """At least twice the network's own size, and only for pictures far larger than that."""
-        return width, height
+        """Six times what the network sees, for pictures of twice that or more; others are decoded in full.
+
+        The reference samples the full picture sparsely; a scaled decode averages, so the network sees other pixels.
+        Measured with a trained YOLOv8s on photographs enlarged to 9-48 megapixels, half-size decoding: at six times
+        and above boxes moved no more (IoU 0.977-0.998) than under a new JPEG quality or new noise (0.913-0.998);
+        between two and five times some changed beyond that (0.705).
+        """
+        scale = _DECODE_OVERSAMPLING * min(self.input_shape[0] / height, self.input_shape[1] / width)
+        if scale > 0.5:
+            return width, height
+        return ceil(width * scale), ceil(height * scale)
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
         """Letterbox: the whole picture, as large as fits, centred on grey.
@@ -235,15 +245,14 @@ def _random_core(size: Size, class_count: int) -> YOLOv8:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         core = YOLOv8(size, class_count)
-        blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=256) for side in (8, 64))
+        blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=128) for side in (4, 32))
         pictures = 0.9 * (blocks > 0.5) + 0.1 * noise
         for module in core.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = 1.0
-        core.train().raw(pictures)
         head = core.model["22"]
         assert isinstance(head, Detect)
-        for branch, level in zip(head.cv3, core.eval().raw(pictures), strict=True):
+        for branch, level in zip(head.cv3, core.train().raw(pictures), strict=True):
             weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
             logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
             gain = 1 / logits.std()

@@ -1,0 +1,150 @@
+"""ultralytics as a black box, in a process of its own: importing it changes torch, and it writes settings files.
+
+`networks(...)` and `predictions(...)` are called by the tests; the same file is the script that they start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+
+def perturbed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Random weights and BatchNorm statistics that depend on names and shapes only: the same in every process.
+
+    Meta tensors do for `state`.
+    """
+    generator = torch.Generator().manual_seed(7)
+    pool = torch.randn(1_000_003, generator=generator)  # drawing afresh for 125 million weights takes half a minute
+    start, filled = 0, {}
+    for name in sorted(state):
+        shape, count = state[name].shape, state[name].numel()
+        start = (start + 7919) % (len(pool) // 2)
+        values = pool[start : start + count]
+        if count > len(values):
+            values = pool.repeat(count // len(pool) + 1)[:count]
+        values = values.view(shape)
+        if name.endswith("num_batches_tracked"):
+            filled[name] = torch.zeros(shape, dtype=torch.int64)
+        elif ".dfl." in name:
+            filled[name] = torch.arange(16, dtype=torch.float32).view(shape)
+        elif len(shape) == 4:
+            filled[name] = values * (2 / shape[1:].numel()) ** 0.5
+        elif name.endswith(("bn.weight", "running_var")):
+            filled[name] = 1 + 0.1 * values.clamp(-3, 3)
+        else:
+            filled[name] = 0.1 * values
+    return filled
+
+
+def picture_batch(side: int) -> Tensor:
+    """float32 [2, 3, side, side + 32] in 0..1, the same in every process."""
+    return torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(1))
+
+
+def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
+    """For (size, class count, side): `names`, `boxes` and `classes` a level, and `decoded`, under "size/count/what"."""
+    _run(out, {"networks": [list(case) for case in cases]})
+    return dict(np.load(out))
+
+
+def predictions(
+    out: Path, weights: Path, class_count: int, pictures: Sequence[Array], threshold: float
+) -> list[tuple[Array, Array, Array]]:
+    """Per RGB picture: boxes [k, 4], scores [k], classes [k] as `predict(rect=False, imgsz=640)` gives them."""
+    files = []
+    for index, picture in enumerate(pictures):
+        files.append(str(out.with_name(f"{out.stem}-{index}.npy")))
+        np.save(files[-1], picture)
+    _run(
+        out,
+        {"weights": str(weights), "class_count": class_count, "pictures": files, "threshold": threshold},
+    )
+    found = np.load(out)
+    return [(found[f"{i}/xyxy"], found[f"{i}/conf"], found[f"{i}/cls"]) for i in range(len(files))]
+
+
+def _run(out: Path, task: dict[str, Any]) -> None:
+    environment = {
+        **os.environ,
+        "YOLO_CONFIG_DIR": str(out.parent),
+        "YOLO_OFFLINE": "true",
+        "YOLO_AUTOINSTALL": "false",
+        "YOLO_VERBOSE": "false",
+        "OMP_NUM_THREADS": "2",
+    }
+    command = [sys.executable, __file__, str(out), json.dumps(task)]
+    done = subprocess.run(
+        command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _main(out: Path, task: dict[str, Any]) -> None:
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(False)
+    arrays = _networks(task["networks"]) if "networks" in task else _predictions(task)
+    np.savez(out, **arrays)
+
+
+def _networks(cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
+    from ultralytics.nn.tasks import DetectionModel
+
+    arrays: dict[str, Array] = {}
+    for size, class_count, side in cases:
+        key = f"{size}/{class_count}"
+        model = DetectionModel(f"yolov8{size}.yaml", nc=class_count, verbose=False).eval()
+        state = model.state_dict()
+        arrays[f"{key}/names"] = np.array([f"{name} {tuple(tensor.shape)}" for name, tensor in state.items()])
+        if side == 0:
+            continue
+        model.load_state_dict(perturbed(state))
+        for branch, what in (("cv2", "boxes"), ("cv3", "classes")):
+            for level in range(3):
+                module = model.get_submodule(f"model.22.{branch}.{level}")
+                module.register_forward_hook(
+                    lambda _module, _inputs, output, name=f"{key}/{what}{level}": arrays.update(
+                        {name: output.numpy().copy()}
+                    )
+                )
+        arrays[f"{key}/decoded"] = model(picture_batch(side))[0].numpy()
+    return arrays
+
+
+def _predictions(task: dict[str, Any]) -> dict[str, Array]:
+    from ultralytics import YOLO
+    from ultralytics.nn.tasks import DetectionModel
+
+    yolo = YOLO("yolov8n.yaml")
+    yolo.model = DetectionModel("yolov8n.yaml", nc=task["class_count"], verbose=False)
+    missing, unexpected = yolo.model.load_state_dict(
+        {name: tensor.float() for name, tensor in load_file(task["weights"]).items()}, strict=False
+    )
+    assert not unexpected
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    arrays = {}
+    for index, file in enumerate(task["pictures"]):
+        bgr = np.ascontiguousarray(np.load(file)[..., ::-1])
+        found = yolo.predict(bgr, rect=False, imgsz=640, device="cpu", conf=task["threshold"], iou=0.7, verbose=False)[
+            0
+        ].boxes
+        for what in ("xyxy", "conf", "cls"):
+            arrays[f"{index}/{what}"] = getattr(found, what).numpy()
+    return arrays
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), json.loads(sys.argv[2]))
