@@ -209,7 +209,7 @@ def find_build(python: Path | str, index: str, build: str, version: str, timeout
 def make_venv(folder: Path) -> Path:
     """Make the environment where there is none, and return its Python."""
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    works = [python, "-m", "pip", "--version"]
+    works = [str(python), "-m", "pip", "--version"]
     if python.exists() and subprocess.run(works, capture_output=True, check=False).returncode == 0:
         return python
     if importlib.util.find_spec("ensurepip") is None:
