@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, log
+from math import log
 from pathlib import Path
 from typing import Any, cast
 
@@ -117,8 +117,8 @@ class Detector(Model):
         """
         size = _size(self.architecture)
         core = _random_core(size, len(self.labels)) if self.weights == "random" else self._load(size)
-        core.fuse().eval().requires_grad_(False)
-        return DetectionNetwork(core, self.input_shape)
+        network = DetectionNetwork(core.fuse(), self.input_shape)
+        return network.eval().requires_grad_(False)
 
     def _load(self, size: Size) -> YOLOv8:
         from models.checkpoint import read
@@ -146,7 +146,7 @@ class Detector(Model):
         scale = _DECODE_OVERSAMPLING * min(self.input_shape[0] / height, self.input_shape[1] / width)
         if scale > 0.5:
             return width, height
-        return ceil(width * scale), ceil(height * scale)
+        return max(1, round(width * scale)), max(1, round(height * scale))
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
         """Letterbox: the whole picture, as large as fits, centred on grey.

@@ -62,16 +62,16 @@ def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Arra
 
 
 def predictions(
-    out: Path, weights: Path, class_count: int, pictures: Sequence[Array], threshold: float
+    out: Path, weights: Path, class_count: int, pictures: Sequence[Array], thresholds: Sequence[float]
 ) -> list[tuple[Array, Array, Array]]:
-    """Per RGB picture: boxes [k, 4], scores [k], classes [k] as `predict(rect=False, imgsz=640)` gives them."""
+    """Per RGB picture and score threshold: boxes [k, 4], scores [k], classes [k] of `predict(rect=False)`."""
     files = []
     for index, picture in enumerate(pictures):
         files.append(str(out.with_name(f"{out.stem}-{index}.npy")))
         np.save(files[-1], picture)
     _run(
         out,
-        {"weights": str(weights), "class_count": class_count, "pictures": files, "threshold": threshold},
+        {"weights": str(weights), "class_count": class_count, "pictures": files, "thresholds": list(thresholds)},
     )
     found = np.load(out)
     return [(found[f"{i}/xyxy"], found[f"{i}/conf"], found[f"{i}/cls"]) for i in range(len(files))]
@@ -136,11 +136,9 @@ def _predictions(task: dict[str, Any]) -> dict[str, Array]:
     assert not unexpected
     assert all(name.endswith("num_batches_tracked") for name in missing)
     arrays = {}
-    for index, file in enumerate(task["pictures"]):
+    for index, (file, threshold) in enumerate(zip(task["pictures"], task["thresholds"], strict=True)):
         bgr = np.ascontiguousarray(np.load(file)[..., ::-1])
-        found = yolo.predict(bgr, rect=False, imgsz=640, device="cpu", conf=task["threshold"], iou=0.7, verbose=False)[
-            0
-        ].boxes
+        found = yolo.predict(bgr, rect=False, imgsz=640, device="cpu", conf=threshold, iou=0.7, verbose=False)[0].boxes
         for what in ("xyxy", "conf", "cls"):
             arrays[f"{index}/{what}"] = getattr(found, what).numpy()
     return arrays
