@@ -13,9 +13,10 @@ Errors: BackendError
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,7 +75,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Device:
-    """One device. `id` is what `--device` takes, e.g. `cpu:0`; `auto_precision` is what `--precision auto` means here."""
+    """One device. `id` is what `--device` takes, e.g. `cpu:0`; `auto_precision` is what `--precision auto` means."""
 
     id: str
     name: str
@@ -118,24 +119,22 @@ class Network(Protocol):
 class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
-    Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes.
+    Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
+    `refusals` why engines that were preferred did not take it.
     """
 
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
+    refusals: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """uint8 [n, height, width, 3] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
 
-        The returned arrays are valid until the next `run`. Raises OutOfDeviceMemoryError, DeviceLostError.
+        The returned arrays are valid until the next `run`. Raises ValueError for other pixels, OutOfDeviceMemoryError,
+        DeviceLostError, BackendError.
         """
-
-    def check(self, pixels: Pixels) -> None:
-        """Raises ValueError for a batch size that was not compiled."""
-        if len(pixels) not in self.batch_sizes:
-            raise ValueError(f"a batch of {len(pixels)} was not compiled; {self.batch_sizes} were")
 
     @abstractmethod
     def close(self) -> None:
@@ -160,10 +159,11 @@ class Backend(ABC):
     def load(
         self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
     ) -> Executable:
-        """Make `network` ready on `device` and warm every batch size.
+        """Make `network` ready on `device` and warm every batch size. The network is the executable's afterwards.
 
         `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
-        device's `auto_precision`. Raises EngineRefusedError (naming every refusal), OutOfDeviceMemoryError.
+        device's `auto_precision`. Raises BackendUnavailableError (no such device), EngineRefusedError (naming every
+        refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
         """
 
     @abstractmethod

@@ -1,19 +1,23 @@
-"""The CPU: x86 or ARM, always there.
+"""The CPU: always there, the reference for everything else.
 
-Owns: what the host says of its cores, memory and load. Engines do the computing.
+Owns: what the CPU backend offers and prefers. How a network runs is the engines' business, what the machine has is read
+by backends.host.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
+import gc
+import sys
+import time
 from collections.abc import Sequence
-from pathlib import Path
+from math import isnan, nan
+from typing import Any
 
 import psutil
 import torch
 
+from backends import host
 from backends.backend import (
     Backend,
     BackendUnavailableError,
@@ -26,104 +30,102 @@ from backends.backend import (
     Probe,
     Telemetry,
 )
-from backends.engines import EagerEngine, Engine, OpenVINOEngine
+from backends.engines import EagerEngine, Engine, OpenVINOEngine, compile_first
 
-_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (OpenVINOEngine(), EagerEngine())}
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_DEVICE = "cpu:0"
+# With either, bf16 gives about twice the images of fp32, in both engines: docs/performance.md, "CPU engines, measured".
+_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
 class CpuBackend(Backend):
-    """The host's processor as one device, `cpu:0`."""
+    """All cores this process may use, as one device."""
 
     name = "cpu"
     facts = Facts(
         vendor="cpu",
         device_type="cpu",
-        engines=tuple(_ENGINES),
+        engines=("openvino", "eager"),
         precisions=("bf16", "fp32"),
-        # Shapes are fixed here, so few primitives are ever needed; unbounded caches are known to grow (pytorch#98688).
-        environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"},
+        environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
     )
+
+    def __init__(self, threads: int | None = None) -> None:
+        """`threads`: how many cores the engines may use; by default all that this process may."""
+        self._threads = threads or host.core_count()
+        self._energy = host.EnergyCounter()
+        self._last_energy = (time.monotonic(), self._energy.joules())
+        psutil.cpu_percent()  # Utilisation counts from here.
 
     def probe(self) -> Probe:
         """Always available."""
         return Probe(True)
 
     def devices(self) -> list[Device]:
-        """One device: all the cores this process may use."""
-        precision = "bf16" if _has_bf16_units() else "fp32"
-        details = {"threads": str(_threads()), "capability": torch.backends.cpu.get_cpu_capability()}
-        return [Device("cpu:0", _cpu_name(), _memory_bytes(), precision, details)]
+        """One device."""
+        flags = host.cpu_flags()
+        return [
+            Device(
+                id=_DEVICE,
+                name=host.cpu_name(),
+                memory_bytes=host.memory_bytes()[1],
+                auto_precision="bf16" if flags & _BF16_FLAGS else "fp32",
+                details={
+                    "threads": str(self._threads),
+                    "capability": torch.backends.cpu.get_cpu_capability(),
+                    "bf16": ", ".join(sorted(flags & _BF16_FLAGS)) or "none",
+                },
+            )
+        ]
 
     def load(
         self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
     ) -> Executable:
-        """See Backend."""
-        if device not in ("cpu", "cpu:0"):
-            raise BackendUnavailableError(f"there is no device {device!r}; the CPU is cpu:0")
+        """As the contract says; sets the number of threads that PyTorch uses in this process."""
+        if device not in ("cpu", _DEVICE):
+            raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
+        engines: dict[str, Engine] = {
+            "openvino": OpenVINOEngine(self._threads),
+            "eager": EagerEngine(self.facts.precisions),
+        }
+        if engine != "auto" and engine not in engines:
+            raise EngineRefusedError(f"The CPU has no engine {engine!r}; it has {' and '.join(engines)}.")
         if precision == "auto":
             precision = self.devices()[0].auto_precision
-        names = self.facts.engines if engine == "auto" else (engine,)
-        refusals = []
-        for name in names:
-            if name not in _ENGINES:
-                raise EngineRefusedError(f"there is no engine {name!r} on the CPU; there is {', '.join(_ENGINES)}")
-            try:
-                return _ENGINES[name].compile(network, precision, batch_sizes, _threads())
-            except EngineRefusedError as error:
-                refusals.append(str(error))
-        raise EngineRefusedError("; ".join(refusals))
+        torch.set_num_threads(self._threads)
+        chosen = [engines[name] for name in self.facts.engines] if engine == "auto" else [engines[engine]]
+        return compile_first(chosen, network, _DEVICE, precision, batch_sizes)
 
     def memory(self, device: str) -> Memory:
-        """The process's resident memory counts as allocated; there is no caching allocator to tell apart."""
-        resident, total = int(psutil.Process().memory_info().rss), _memory_bytes()
-        return Memory(resident, resident, total - psutil.virtual_memory().available, total)
+        """`allocated` and `reserved` are the process's resident set: the C library does not tell them apart."""
+        resident = int(psutil.Process().memory_info().rss)
+        used, total = host.memory_bytes()
+        return Memory(resident, resident, used, total)
 
     def release_cache(self, device: str) -> int:
-        """Ask the C library to give free memory back to the system."""
+        """Collect garbage and let the C library return free pages; the bytes are those the resident set lost."""
         process = psutil.Process()
         before = int(process.memory_info().rss)
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        gc.collect()
+        if sys.platform == "linux":
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
+            if trim is not None:
+                trim(0)
         return max(0, before - int(process.memory_info().rss))
 
     def telemetry(self, device: str) -> Telemetry:
-        """Utilisation since the last call; the rest is unknown here."""
-        return Telemetry(utilization_ratio=psutil.cpu_percent() / 100)
+        """Utilisation of the machine and mean power since the last call; energy since the backend was made."""
+        (then_s, then_joules), now_s, joules = self._last_energy, time.monotonic(), self._energy.joules()
+        self._last_energy = (now_s, joules)
+        elapsed_s = now_s - then_s
+        return Telemetry(
+            utilization_ratio=psutil.cpu_percent() / 100,
+            power_watts=nan if isnan(joules) or elapsed_s <= 0 else (joules - then_joules) / elapsed_s,
+            energy_joules=joules,
+            temperature_celsius=_temperature_celsius(),
+        )
 
 
-def _threads() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CGROUP_QUOTA.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def _memory_bytes() -> int:
-    total = int(psutil.virtual_memory().total)
-    try:
-        return min(total, int(_CGROUP_MEMORY.read_text()))
-    except (OSError, ValueError):
-        return total
-
-
-def _has_bf16_units() -> bool:
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def _temperature_celsius() -> float:
+    """Of the hottest package or core, as Linux's drivers for Intel and AMD report it."""
+    sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # Only where psutil knows how.
+    return max((entry.current for name in ("coretemp", "k10temp") for entry in sensors.get(name, ())), default=nan)

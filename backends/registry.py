@@ -1,12 +1,13 @@
-"""Which backends there are, in order of preference, and which one serves.
+"""Which backends there are, in what order, and which one serves.
 
-Owns: the order and the choice. An explicit choice that fails raises with the reason; the automatic one goes down the
-order and keeps every refusal.
+Owns: the order, the choice, and the report of what works here. Must not know what a vendor's software is called.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,91 +17,120 @@ from torch import Tensor, nn
 from backends.backend import Backend, BackendError, BackendUnavailableError
 from backends.cpu import CpuBackend
 
+log = logging.getLogger(__name__)
+
+# One row a vendor, the most wanted first. Making one must be cheap and import nothing of the vendor's.
 BACKENDS: tuple[Backend, ...] = (CpuBackend(),)
-"""In order of preference; a vendor is one row."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that serves, its devices, and why those before it do not."""
+    """The backend that serves, its devices that were meant, and why those preferred to it were not taken."""
 
     backend: Backend
     devices: tuple[str, ...]
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of `anychip devices`."""
+    """One device, or a backend that has none, as `anychip devices` shows it."""
 
     device: str
     ok: bool
     detail: str
 
 
-def choose(device: str) -> Choice:
-    """The devices that `device` names: `auto`, a backend (`cpu`) or a device (`cpu:0`).
+def choose(device: str = "auto") -> Choice:
+    """What `device` means here: `auto`, a backend (`cpu`: all its devices) or one device (`cpu:0`).
 
-    Raises BackendUnavailableError.
+    Raises BackendUnavailableError: an explicit choice that fails says why, `auto` says so for every backend.
     """
     if device == "auto":
-        refusals: dict[str, str] = {}
-        for backend in BACKENDS:
-            probe = backend.probe()
-            if probe.available:
-                return Choice(backend, tuple(found.id for found in backend.devices()), refusals)
-            refusals[backend.name] = probe.reason
-        raise BackendUnavailableError("no backend can be used here: " + "; ".join(refusals.values()))
-    known = {backend.name: backend for backend in BACKENDS}
-    chosen = known.get(device.partition(":")[0])
-    if chosen is None:
-        near = difflib.get_close_matches(device, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BackendUnavailableError(f"there is no device {device!r}; known are auto, {', '.join(known)}{hint}")
-    probe = chosen.probe()
-    if not probe.available:
-        raise BackendUnavailableError(probe.reason)
-    ids = tuple(found.id for found in chosen.devices())
-    if ":" in device:
-        if device not in ids:
-            raise BackendUnavailableError(f"there is no device {device!r}; {chosen.name} has {', '.join(ids)}")
-        ids = (device,)
-    return Choice(chosen, ids)
+        return _first_available()
+    name, _, index = device.partition(":")
+    named = {backend.name: backend for backend in BACKENDS}
+    if name not in named:
+        near = difflib.get_close_matches(name, ["auto", *named], 1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise BackendUnavailableError(f"There is no device {device!r}; known are auto, {', '.join(named)}{hint}")
+    devices = _devices(named[name])
+    if index or ":" in device:
+        if device not in devices:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(devices)}.")
+        devices = (device,)
+    return Choice(named[name], devices)
 
 
 def report() -> list[Row]:
     """Every backend's devices: ok only where a small computation came out right."""
-    rows = []
+    rows: list[Row] = []
     for backend in BACKENDS:
-        probe = backend.probe()
-        if not probe.available:
-            rows.append(Row(backend.name, False, probe.reason))
+        try:
+            devices = _devices(backend)
+        except BackendUnavailableError as error:
+            rows.append(Row(backend.name, False, str(error)))
             continue
-        for device in backend.devices():
-            reason = _check(backend, device.id)
-            rows.append(Row(device.id, not reason, reason or f"{device.name}, {device.auto_precision}"))
+        rows += (_checked(backend, device) for device in devices)
     return rows
 
 
-def _check(backend: Backend, device: str) -> str:
-    try:
-        executable = backend.load(_Sums(), device, "eager", "fp32", (2,))
-        pixels = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 4, 4, 3)
-        (sums,) = executable.run(pixels)
-        executable.close()
-    except BackendError as error:
-        return str(error)
-    right = pixels.astype(np.float32).sum(axis=(1, 2, 3))
-    return "" if np.allclose(sums, right) else f"computed {sums.tolist()} where {right.tolist()} is right"
+def _first_available() -> Choice:
+    refusals: dict[str, str] = {}
+    for backend in BACKENDS:
+        try:
+            choice = Choice(backend, _devices(backend), refusals)
+        except BackendUnavailableError as error:
+            refusals[backend.name] = str(error)
+            continue
+        if refusals and backend.facts.device_type == "cpu":
+            log.warning("no accelerator can be used, the CPU serves: %s", _joined(refusals))
+        return choice
+    raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
 
 
-class _Sums(nn.Module):
-    """The smallest network there is: the sum of a picture's bytes."""
+def _devices(backend: Backend) -> tuple[str, ...]:
+    probe = backend.probe()
+    if not probe.available:
+        raise BackendUnavailableError(probe.reason)
+    devices = tuple(device.id for device in backend.devices())
+    if not devices:
+        raise BackendUnavailableError(f"{backend.name} has no device that this process may use.")
+    return devices
+
+
+def _joined(refusals: Mapping[str, str]) -> str:
+    return " ".join(f"{name}: {reason}" for name, reason in refusals.items())
+
+
+class _WeightedSum(nn.Module):
+    """The computation of the report: in integers that float32 holds exactly, so that there is one right answer."""
 
     input_shape = (4, 4, 3)
+    weights: Tensor
 
-    def cast(self, dtype: torch.dtype) -> _Sums:
-        return self
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.arange(48, dtype=torch.float32).reshape(4, 4, 3))
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Stays float32."""
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        return (pixels.to(torch.float32).sum(dim=(1, 2, 3)),)
+        return ((pixels.to(torch.float32) * self.weights).sum(dim=(1, 2, 3)),)
+
+
+def _checked(backend: Backend, device_id: str) -> Row:
+    pixels = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    right = (pixels.astype(np.int64) * np.arange(48).reshape(4, 4, 3)).sum(axis=(1, 2, 3))
+    try:
+        device = next(device for device in backend.devices() if device.id == device_id)
+        executable = backend.load(_WeightedSum(), device_id, "auto", "fp32", (2,))
+        (got,) = executable.run(pixels)
+        executable.close()
+    except BackendError as error:
+        return Row(device_id, False, str(error))
+    if not np.array_equal(got, right):
+        return Row(device_id, False, f"It computed {got.tolist()} where {right.tolist()} is right.")
+    gib = device.memory_bytes / 2**30
+    return Row(device_id, True, f"{device.name}, {gib:.1f} GiB, {executable.engine}, {device.auto_precision}")

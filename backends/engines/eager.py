@@ -1,46 +1,48 @@
-"""The eager engine: PyTorch as it is, channels-last. Runs everything, promises nothing."""
+"""PyTorch as it is, operator by operator: runs everywhere, and is the reference that other engines are compared with.
+
+Owns: memory format, precision and transfer. Must not know which vendor's device it runs on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
-from backends.backend import Array, EngineRefusedError, Executable, Network, Pixels
-from backends.engines.engine import Engine
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from backends.backend import Array, Executable, Network, Pixels
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine, translated_errors
 
 
 class EagerEngine(Engine):
-    """torch's own kernels on the CPU; convolutions run in channels-last memory, which oneDNN prefers."""
+    """Channels-last, no gradients, weights cast to the precision."""
 
     name = "eager"
 
-    def compile(self, network: Network, precision: str, batch_sizes: Sequence[int], threads: int) -> Executable:
-        """Cast the network and set torch's threads for this process."""
-        if precision not in _DTYPES:
-            raise EngineRefusedError(f"eager runs {' and '.join(_DTYPES)} on the CPU, not {precision}")
-        torch.set_num_threads(threads)
-        network.cast(_DTYPES[precision])
-        module = cast(nn.Module, network).to(memory_format=torch.channels_last)
-        return _EagerExecutable(module, precision, batch_sizes)
+    def __init__(self, precisions: tuple[str, ...]) -> None:
+        """`precisions`: those that are worth having on the backend's devices."""
+        self.precisions = precisions
+
+    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+        """As the contract says; casts and moves `network` in place."""
+        with translated_errors(device):
+            network.cast(DTYPES[precision])
+            cast(nn.Module, network).to(device).to(memory_format=torch.channels_last)
+        return _EagerExecutable(self.name, device, precision, batch_sizes, network)
 
 
-class _EagerExecutable(Executable):
-    engine = "eager"
+class _EagerExecutable(CheckedExecutable):
+    def __init__(
+        self, engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
+    ) -> None:
+        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+        self._network: Network | None = network
 
-    def __init__(self, network: Any, precision: str, batch_sizes: Sequence[int]) -> None:
-        self.precision = precision
-        self.batch_sizes = tuple(sorted(batch_sizes))
-        self._network = network
-
-    def run(self, pixels: Pixels) -> tuple[Array, ...]:
-        self.check(pixels)
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        assert self._network is not None
         with torch.inference_mode():
-            return tuple(output.numpy() for output in self._network(torch.from_numpy(pixels)))
+            outputs = self._network(torch.from_numpy(pixels).to(self._device))
+            return tuple(output.cpu().numpy() for output in outputs)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         self._network = None

@@ -1,24 +1,144 @@
-"""What an engine is: a compiler that makes a network ready for fixed batch sizes.
+"""What a compiler is to the backends.
 
-Owns: the contract between a backend and its engines. A device says where, an engine says how; they are chosen apart.
+Owns: the interface of an engine, the walk over several of them, and what every executable does alike (checking its
+input, translating errors). Must not know vendors, models or images.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from backends.backend import Executable, Network
+import numpy as np
+import torch
+
+from backends.backend import (
+    Array,
+    BackendError,
+    DeviceLostError,
+    EngineRefusedError,
+    Executable,
+    Network,
+    OutOfDeviceMemoryError,
+    Pixels,
+)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device.
+_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "bad_alloc", "out of memory", "out_of_memory")
 
 
 class Engine(ABC):
-    """One compiler or runtime."""
+    """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache)."""
 
     name: str
+    precisions: tuple[str, ...]
 
     @abstractmethod
-    def compile(self, network: Network, precision: str, batch_sizes: Sequence[int], threads: int) -> Executable:
-        """Make `network` ready; it may be changed or emptied on the way. `precision` is not `auto` any more.
+    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+        """Make `network` executable for `batch_sizes` (ascending).
 
-        `threads`: how many of the host's threads it may use. Raises EngineRefusedError with the reason.
+        The network is the engine's afterwards: it may be cast or moved in place. Raises EngineRefusedError (before the
+        network is touched, so that the next engine can have it), OutOfDeviceMemoryError.
         """
+
+
+class CheckedExecutable(Executable):
+    """An executable that checks its input and speaks the contract's errors; an engine adds `_execute`."""
+
+    def __init__(
+        self,
+        engine: str,
+        device: str,
+        precision: str,
+        batch_sizes: tuple[int, ...],
+        input_shape: tuple[int, int, int],
+    ) -> None:
+        self.engine = engine
+        self.precision = precision
+        self.batch_sizes = batch_sizes
+        self._device = device
+        self._input_shape = input_shape
+        self._closed = False
+
+    def run(self, pixels: Pixels) -> tuple[Array, ...]:
+        """As the contract says. Raises ValueError for pixels of another type, layout, shape or batch size."""
+        if self._closed:
+            raise BackendError(f"The executable on {self._device} is closed.")
+        if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
+            raise ValueError(f"Pixels must be C-contiguous uint8, not {pixels.dtype} of strides {pixels.strides}.")
+        if pixels.shape[1:] != self._input_shape:
+            raise ValueError(f"Pixels must be [n, *{self._input_shape}], not {pixels.shape}.")
+        if len(pixels) not in self.batch_sizes:
+            raise ValueError(f"A batch of {len(pixels)} is not among the sizes {self.batch_sizes}.")
+        with translated_errors(self._device):
+            # Engines share this memory with their runtimes, which take writable memory only.
+            return self._execute(np.require(pixels, requirements="W"))
+
+    def close(self) -> None:
+        """As the contract says."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    @abstractmethod
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        """Run one batch that has been checked."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Drop everything that holds memory; called once."""
+
+
+def compile_first(
+    engines: Sequence[Engine], network: Network, device: str, precision: str, batch_sizes: Sequence[int]
+) -> Executable:
+    """The network on the first engine that takes it, every batch size run once.
+
+    Raises EngineRefusedError with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
+    """
+    sizes = tuple(sorted(set(batch_sizes)))
+    if not sizes or sizes[0] < 1:
+        raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
+    refusals: dict[str, str] = {}
+    for engine in engines:
+        try:
+            if precision not in engine.precisions:
+                raise EngineRefusedError(f"it offers {' and '.join(engine.precisions)} here, not {precision}")
+            executable = engine.compile(network, device, precision, sizes)
+            try:
+                for size in sizes:
+                    executable.run(np.zeros((size, *network.input_shape), dtype=np.uint8))
+            except BaseException:
+                executable.close()
+                raise
+            executable.refusals = refusals
+            return executable
+        except (OutOfDeviceMemoryError, DeviceLostError):
+            raise
+        except BackendError as error:
+            refusals[engine.name] = str(error)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    raise EngineRefusedError(f"No engine runs this network on {device} in {precision} ({reasons}).")
+
+
+@contextmanager
+def translated_errors(device: str) -> Iterator[None]:
+    """Turn what a runtime raises into the contract's errors, once."""
+    try:
+        yield
+    except MemoryError as error:
+        raise OutOfDeviceMemoryError(f"{device} has too little memory.") from error
+    except RuntimeError as error:
+        reason = first_line(error)
+        if any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
+            raise OutOfDeviceMemoryError(f"{device} has too little memory: {reason}") from error
+        raise BackendError(f"{device} failed: {reason}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says anything, at most 200 characters."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:200]

@@ -1,80 +1,151 @@
-"""The OpenVINO engine: Intel's compiler, which also is the fastest we know on AMD's CPUs.
+"""OpenVINO on CPUs.
 
-Owns: conversion and the choice of streams. A batch of two or more is split over streams of one thread each, which need
-not wait for one another in every layer; a single image gets all threads (docs/performance.md has the measurement).
+Owns: conversion of the network and how a batch is spread over the cores. Must not know vendors, models or images.
+
+A batch of n runs as n requests of one picture on min(n, threads) streams. One picture alone gets all threads; several
+get a core each, which needs no synchronisation between the cores, lets the quicker core take more pictures when another
+process disturbs one, and costs one compiled network per number of streams instead of one per batch size. Measured in
+docs/performance.md, "CPU engines, measured".
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
-from typing import Any, cast
+import warnings
+from typing import Any
 
 import numpy as np
 import torch
 
 from backends.backend import Array, EngineRefusedError, Executable, Network, Pixels
-from backends.engines.engine import Engine
+from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors
 
-_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class OpenVINOEngine(Engine):
-    """OpenVINO's CPU plugin."""
+    """`threads`: how many cores the compiled networks may use, together."""
 
     name = "openvino"
+    precisions = tuple(_HINTS)
 
-    def compile(self, network: Network, precision: str, batch_sizes: Sequence[int], threads: int) -> Executable:
-        """Convert once, compile a fixed shape for every ladder size."""
-        if importlib.util.find_spec("openvino") is None:
-            raise EngineRefusedError("openvino is not installed; pip install 'anychip[cpu]' adds it")
-        if precision not in _PRECISIONS:
-            raise EngineRefusedError(f"openvino runs {' and '.join(_PRECISIONS)} on the CPU, not {precision}")
-        return _OpenVINOExecutable(network, precision, batch_sizes, threads)
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
 
-
-class _OpenVINOExecutable(Executable):
-    engine = "openvino"
-
-    def __init__(self, network: Network, precision: str, batch_sizes: Sequence[int], threads: int) -> None:
-        import openvino
-
-        self.precision = precision
-        self.batch_sizes = tuple(sorted(batch_sizes))
-        example = torch.zeros((1, *network.input_shape), dtype=torch.uint8)
-        with torch.no_grad():
-            model = openvino.convert_model(
-                cast(torch.nn.Module, network), example_input=example, input=[(-1, *network.input_shape)]
-            )
+    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+        """As the contract says; `network` is only read."""
+        try:
+            import openvino
+        except ImportError as error:
+            raise EngineRefusedError("OpenVINO is not installed: pip install 'anychip[cpu]'") from error
         core = openvino.Core()
-        hint = _PRECISIONS[precision]
-        self._requests: dict[int, list[Any]] = {}
-        for size in self.batch_sizes:
-            streams = threads if size > 1 and size % threads == 0 else 1
-            fixed = model.clone()
-            fixed.reshape([size // streams, *network.input_shape])
-            options = {
-                "INFERENCE_PRECISION_HINT": hint,
-                "NUM_STREAMS": str(streams),
-                "INFERENCE_NUM_THREADS": str(threads),
+        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise EngineRefusedError("OpenVINO has no bf16 kernels for this CPU")
+        model = _convert(network)
+        stream_counts = {size: min(size, self._threads) for size in batch_sizes}
+        with translated_errors(device):
+            compiled = {
+                streams: core.compile_model(
+                    model,
+                    "CPU",
+                    {
+                        "INFERENCE_PRECISION_HINT": _HINTS[precision],
+                        "INFERENCE_NUM_THREADS": self._threads,
+                        "NUM_STREAMS": streams,
+                    },
+                )
+                for streams in sorted(set(stream_counts.values()))
             }
-            compiled = core.compile_model(fixed, "CPU", options)
-            self._requests[size] = [compiled.create_infer_request() for _ in range(streams)]
+            return _OpenVINOExecutable(
+                self.name,
+                device,
+                precision,
+                network.input_shape,
+                {size: compiled[streams] for size, streams in stream_counts.items()},
+            )
 
-    def run(self, pixels: Pixels) -> tuple[Array, ...]:
-        import openvino
 
-        self.check(pixels)
+class _OpenVINOExecutable(CheckedExecutable):
+    def __init__(
+        self,
+        engine: str,
+        device: str,
+        precision: str,
+        input_shape: tuple[int, int, int],
+        compiled: dict[int, Any],  # batch size -> compiled network, shared by sizes of as many streams
+    ) -> None:
+        from openvino import Tensor
+
+        super().__init__(engine, device, precision, tuple(compiled), input_shape)
+        self._tensor = Tensor
+        ports = compiled[self.batch_sizes[0]].outputs
+        # Requests write side by side into these, so that no output is copied.
+        self._outputs: tuple[Array, ...] = tuple(
+            np.empty((self.batch_sizes[-1], *list(port.shape)[1:]), port.element_type.to_dtype()) for port in ports
+        )
+        self._requests: dict[int, list[Any]] = {}
+        shared: dict[int, list[Any]] = {}
+        for size, network in compiled.items():
+            requests = shared.setdefault(id(network), [])
+            for row in range(len(requests), size):
+                request = network.create_infer_request()
+                for index, output in enumerate(self._outputs):
+                    request.set_output_tensor(index, Tensor(output[row : row + 1], shared_memory=True))
+                requests.append(request)
+            self._requests[size] = requests[:size]
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
         requests = self._requests[len(pixels)]
-        for request, part in zip(requests, np.split(pixels, len(requests)), strict=True):
-            request.set_input_tensor(openvino.Tensor(part, shared_memory=True))
-            request.start_async()
-        for request in requests:
-            request.wait()
-        parts = [[tensor.data for tensor in request.output_tensors] for request in requests]
-        if len(parts) == 1:
-            return tuple(parts[0])
-        return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+        started: list[Any] = []
+        try:
+            for row, request in enumerate(requests):
+                request.set_input_tensor(self._tensor(pixels[row : row + 1], shared_memory=True))
+                request.start_async()
+                started.append(request)
+        finally:
+            _wait(started)
+        return tuple(output[: len(pixels)] for output in self._outputs)
 
-    def close(self) -> None:
-        self._requests.clear()
+    def _release(self) -> None:
+        self._requests = {}
+        self._outputs = ()
+
+
+def _wait(requests: list[Any]) -> None:
+    """Wait for all, then raise the first failure: none may still read the pixels when `run` returns."""
+    failure: RuntimeError | None = None
+    for request in requests:
+        try:
+            request.wait()
+        except RuntimeError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _convert(network: Network) -> Any:
+    """The network for one picture as an OpenVINO model.
+
+    Through the frontend, not `openvino.convert_model`: that reports every use of it to Google Analytics unless a file
+    in the home directory says no (openvino_telemetry).
+    """
+    from openvino import PartialShape, Type
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    shape = (1, *network.input_shape)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
+            decoder = TorchScriptPythonDecoder(network, example_input=(torch.zeros(shape, dtype=torch.uint8),))
+            frontend = FrontEndManager().load_by_framework("pytorch")
+            model = frontend.convert(frontend.load(decoder))
+        parameter = model.inputs[0].get_node()
+        parameter.set_element_type(Type.u8)
+        parameter.set_partial_shape(PartialShape(list(shape)))
+        model.validate_nodes_and_infer_types()
+        batches = [port.shape[0] for port in model.outputs]
+    except Exception as error:
+        raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
+    if any(batch != 1 for batch in batches):
+        raise EngineRefusedError(f"the network answers one picture with batches of {batches}")
+    return model

@@ -1,0 +1,122 @@
+"""What the machine gives this process: cores, memory, load, energy.
+
+Owns: reading /proc, /sys and control groups. Must not know torch, engines or networks. `root` is where the file system
+starts, so that tests can bring their own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from math import nan
+from pathlib import Path
+
+import psutil
+
+_ROOT = Path("/")
+
+
+def core_count(root: Path = _ROOT) -> int:
+    """Cores this process may keep busy: its affinity, within the quota of its control groups (whole cores)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _control_groups("cpu", root):
+        version_2, version_1 = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for files in (version_2, version_1):
+            match [word for file in files for word in _words(group / file)]:
+                case [quota, period] if quota.isdigit() and period.isdigit() and int(period):  # else "max" or -1
+                    cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
+
+
+def memory_bytes(root: Path = _ROOT) -> tuple[int, int]:
+    """(used by everybody, total) of the tightest control group with a limit, else of the machine."""
+    memory = psutil.virtual_memory()
+    used, total = int(memory.total - memory.available), int(memory.total)
+    for group in _control_groups("memory", root):
+        for limit_file, usage_file, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _first(group / limit_file), _first(group / usage_file)
+            if limit.isdigit() and usage.isdigit() and int(limit) < total:
+                words = _words(group / "memory.stat")
+                # File cache is counted as usage, but goes before anything is killed.
+                reclaimable = int(words[words.index(cache) + 1]) if cache in words else 0
+                used, total = max(0, int(usage) - reclaimable), int(limit)
+    return used, total
+
+
+def cpu_name(root: Path = _ROOT) -> str:
+    """The processor's own name, else its architecture."""
+    return _cpu_field("model name", root) or platform.processor() or platform.machine()
+
+
+def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
+    """Instruction set extensions as Linux names them (`avx512_bf16`, `amx_bf16`, …); empty where unknown."""
+    return frozenset(_cpu_field("flags", root).split())
+
+
+class EnergyCounter:
+    """Joules the processor packages have used since the counter was made; RAPL, which usually only root may read."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        domains = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))  # AMD's are called so, too
+        self._packages = [domain for domain in domains if _first(domain / "name").startswith("package")]
+        self._last_uj = [_first(package / "energy_uj") for package in self._packages]
+        self._total_uj = 0
+
+    def joules(self) -> float:
+        """NaN where there is no counter or it may not be read."""
+        if not all(last.isdigit() for last in self._last_uj) or not self._packages:
+            return nan
+        for index, package in enumerate(self._packages):
+            now_uj, range_uj = _first(package / "energy_uj"), _first(package / "max_energy_range_uj")
+            if not now_uj.isdigit():
+                return nan
+            step_uj = int(now_uj) - int(self._last_uj[index])
+            self._total_uj += step_uj if step_uj >= 0 else step_uj + int(range_uj or 0)
+            self._last_uj[index] = now_uj
+        return self._total_uj / 1e6
+
+
+def _control_groups(controller: str, root: Path) -> Iterator[Path]:
+    """Directories of the process's group and all above it, versions 1 and 2.
+
+    A container may see its own group mounted as the root while /proc still names the path outside, so every prefix is
+    tried.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base = mount
+        elif controller in controllers.split(","):
+            base = mount / controller
+        else:
+            continue
+        group = base / path.strip("/")
+        yield from (directory for directory in (group, *group.parents) if directory.is_relative_to(base))
+
+
+def _cpu_field(name: str, root: Path) -> str:
+    for line in _lines(root / "proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _words(file: Path) -> list[str]:
+    return " ".join(_lines(file)).split()
+
+
+def _first(file: Path) -> str:
+    return next(iter(_words(file)), "")
