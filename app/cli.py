@@ -31,6 +31,10 @@ _EXAMPLES = {
     "predict": "anychip predict yolov8n street.jpg --save drawn/",
     "devices": "anychip devices --json",
     "weights": "anychip weights fetch resnet50 yolov8n",
+    "list": "anychip weights list",
+    "fetch": "anychip weights fetch resnet50 yolov8n",
+    "verify": "anychip weights verify resnet50",
+    "convert": "anychip weights convert dogs.pth dogs.safetensors --half",
 }
 
 
@@ -103,13 +107,17 @@ def _parser() -> argparse.ArgumentParser:
 
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
-    listing = actions.add_parser("list", help="official weights and whether they are here")
+
+    def act(name: str, text: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[name]}")
+
+    listing = act("list", "List the official weights that are here.")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    fetch = actions.add_parser("fetch", help="download official weights into the cache")
+    fetch = act("fetch", "Download official weights.")
     fetch.add_argument("models", nargs="+", metavar="MODEL")
-    verify = actions.add_parser("verify", help="check downloaded weights against their SHA-256")
+    verify = act("verify", "Check downloaded weights against their published SHA-256.")
     verify.add_argument("models", nargs="*", metavar="MODEL")
-    convert = actions.add_parser("convert", help="write a readable checkpoint as safetensors")
+    convert = act("convert", "Write any checkpoint that can be read as safetensors.")
     convert.add_argument("source", type=Path)
     convert.add_argument("target", type=Path)
     convert.add_argument("--half", action="store_true", help="in half precision")
@@ -217,9 +225,32 @@ def _devices(parsed: argparse.Namespace) -> int:
 
 
 def _weights(parsed: argparse.Namespace) -> int:
+    import torch
+
     from models import weights
 
-    raise CommandError(str(weights))
+    if parsed.action == "convert":
+        weights.convert(parsed.source, parsed.target, torch.float16 if parsed.half else torch.float32)
+        print(parsed.target)
+        return 0
+    directory = _settings(parsed).weights_dir
+    cached = weights.cached_files(directory)
+    if parsed.action == "fetch":
+        for name in parsed.models:
+            print(weights.official_file(name, directory, allow_download=True))
+    elif parsed.action == "verify":
+        names = parsed.models or [file.architecture for file in cached]
+        if not names:
+            raise CommandError(f"there is nothing in {directory} to verify; anychip weights fetch MODEL downloads")
+        for name in names:
+            print(f"{weights.verify(name, directory)}: OK")
+    elif parsed.json:
+        print(json.dumps([{**vars(file), "path": str(file.path)} for file in cached], indent=2))
+    else:
+        for file in cached:
+            print(f"{file.architecture:20} {file.size_bytes / 1e6:8.1f} MB  {file.path}")
+        print(f"{len(cached)} files in {directory}; anychip weights fetch MODEL adds one")
+    return 0
 
 
 if __name__ == "__main__":
