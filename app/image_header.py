@@ -76,14 +76,13 @@ class ImageTooLargeError(ImageError):
 class Header:
     """A picture before it is decoded. `width` and `height` are in pixels as displayed: `orientation` is applied.
 
-    `orientation` is EXIF's, 1 to 8; `channels` counts a JPEG's colour components (4 is CMYK or YCCK).
+    `orientation` is EXIF's, 1 to 8.
     """
 
     format: Format
     width: int
     height: int
     orientation: int = 1
-    channels: int = 3
 
     @property
     def stored_size(self) -> tuple[int, int]:
@@ -95,7 +94,7 @@ class Header:
         return (height, width) if self.orientation >= 5 else (width, height)
 
 
-_Stored = tuple[int, int, int, int]  # Width and height as stored, orientation, channels.
+_Stored = tuple[int, int, int]  # Width and height as stored, orientation.
 
 
 def read_header(data: bytes | bytearray | memoryview) -> Header:
@@ -106,14 +105,14 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
     view = memoryview(data)
     format_, read = _reader(bytes(view[:64]))
     try:
-        width, height, orientation, channels = read(view)
+        width, height, orientation = read(view)
     except (struct.error, IndexError):
         raise InvalidImageError(f"the {format_} is cut short within its header") from None
     if not (width and height):
         raise InvalidImageError(f"the {format_} has no pixels ({width} x {height})")
     if orientation >= 5:
         width, height = height, width
-    return Header(format_, width, height, orientation, channels)
+    return Header(format_, width, height, orientation)
 
 
 def check_pixels(header: Header, limit: int) -> None:
@@ -136,8 +135,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
             at += 2
             continue
         if marker in _START_OF_FRAME:
-            height, width, channels = unpack_from(">HHB", view, at + 5)
-            return width, height, orientation or 1, channels
+            height, width = unpack_from(">HH", view, at + 5)
+            return width, height, orientation or 1
         if marker in {0xD9, 0xDA}:
             break
         (length,) = unpack_from(">H", view, at + 2)
@@ -156,11 +155,11 @@ def _read_png(view: memoryview) -> _Stored:
     for _ in range(_MAX_SEGMENTS):
         length, kind = unpack_from(">I4s", view, at)
         if kind == b"eXIf":
-            return width, height, _orientation(view[at + 8 : at + 8 + length]), 3
+            return width, height, _orientation(view[at + 8 : at + 8 + length])
         if kind in {b"IDAT", b"IEND"}:
             break
         at += 12 + length
-    return width, height, 1, 3
+    return width, height, 1
 
 
 def _read_webp(view: memoryview) -> _Stored:
@@ -172,13 +171,13 @@ def _read_webp(view: memoryview) -> _Stored:
     if kind == b"VP8X":
         flags, width, width_high, height, height_high = unpack_from("<B3xHBHB", view, 20)
         orientation = _webp_orientation(view) if flags & 0x08 else 1
-        return 1 + width + (width_high << 16), 1 + height + (height_high << 16), orientation, 3
+        return 1 + width + (width_high << 16), 1 + height + (height_high << 16), orientation
     if kind == b"VP8L" and view[20] == 0x2F:
         (bits,) = unpack_from("<I", view, 21)
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 1, 3
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 1
     if kind == b"VP8 " and bytes(view[23:26]) == b"\x9d\x01\x2a":
         width, height = unpack_from("<HH", view, 26)
-        return width & 0x3FFF, height & 0x3FFF, 1, 3
+        return width & 0x3FFF, height & 0x3FFF, 1
     raise InvalidImageError("the WebP does not start with a picture")
 
 
@@ -199,7 +198,7 @@ def _read_bmp(view: memoryview) -> _Stored:
     """BITMAPCOREHEADER (12 bytes) or one of BITMAPINFOHEADER's line; a negative height means top row first."""
     (header_size,) = unpack_from("<I", view, 14)
     width, height = unpack_from("<HH" if header_size == 12 else "<Ii", view, 18)
-    return width, abs(height), 1, 3
+    return width, abs(height), 1
 
 
 def _read_gif(view: memoryview) -> _Stored:
@@ -217,7 +216,7 @@ def _read_gif(view: memoryview) -> _Stored:
             within_extension = True
         elif byte == 0x2C:
             left, top, frame_width, frame_height = unpack_from("<4H", view, at + 1)
-            return max(width, left + frame_width), max(height, top + frame_height), 1, 3
+            return max(width, left + frame_width), max(height, top + frame_height), 1
         elif byte == 0x3B:
             break
         else:

@@ -5,8 +5,8 @@ Owns: decoding, EXIF orientation, the threads that decode. Must not know models 
     bytes ─► read_header ─► check_pixels ─► decode (in the DecodePool) ─► uint8 [h, w, 3]
 
 The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
-torchvision decodes the common JPEG (it is faster than Pillow and gives the same pixels), Pillow everything else, opened
-by format so that nothing is guessed and no metadata is read.
+torchvision decodes JPEG (faster than Pillow, and to the same pixels), Pillow large JPEG at reduced scale and everything
+else, opened by format so that nothing is guessed and no metadata is read.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None)
     width, height = header.stored_size
     least_width, least_height = header.turn(*size) if size else (width, height)
     scalable = width >= 2 * least_width and height >= 2 * least_height
-    if scalable or header.channels > 3 or not _torchvision_reads_jpeg():
+    if scalable or not _torchvision_reads_jpeg():
         with _JpegFile(io.BytesIO(data)) as image:
             return _rgb(image, header, (least_width, least_height))
     pixels: _Pixels = _torchvision_jpeg(data).permute(1, 2, 0).numpy()
@@ -179,7 +179,6 @@ def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | No
     if least:
         image.draft(None, least)
     image.load()
-    image.info.pop("transparency", None)  # It is dropped anyhow; Pillow would warn of it.
     width, height = image.size
     pixels: _Pixels = np.empty((height, width, 3), np.uint8)
     rows = max(1, _BAND_PIXELS // width)

@@ -2,10 +2,13 @@
 
 import asyncio
 import io
+import struct
 import threading
 import warnings
+import zlib
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -51,6 +54,28 @@ def transparent(mode):
     return image.convert(mode)
 
 
+def _adobe(jpeg, transform):
+    at = jpeg.index(b"Adobe") + 11
+    return jpeg[:at] + bytes([transform]) + jpeg[at + 1 :]
+
+
+def _flipped(bmp):
+    (height,) = struct.unpack_from("<i", bmp, 22)
+    return bmp[:22] + struct.pack("<i", -height) + bmp[26:]
+
+
+def chunk(kind, content=b""):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(bit_depth, colour_type, rows):
+    """A PNG of rows that are encoded already."""
+    height, width = rows.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
+    content = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND")
+
+
 KINDS = {
     "JPEG": encode(picture(), "JPEG", quality=90),
     "progressive JPEG": encode(picture(), "JPEG", progressive=True),
@@ -58,6 +83,11 @@ KINDS = {
     "JPEG with odd sides": encode(picture(61, 37), "JPEG"),
     "grey JPEG": encode(picture().convert("L"), "JPEG"),
     "CMYK JPEG": encode(picture().convert("CMYK"), "JPEG"),
+    "YCCK JPEG": _adobe(encode(picture().convert("CMYK"), "JPEG"), transform=2),
+    "CMYK JPEG not by Adobe": encode(picture().convert("CMYK"), "JPEG").replace(b"Adobe", b"Other"),
+    "RGB JPEG": encode(picture(), "JPEG", keep_rgb=True),
+    "JPEG with restarts": encode(picture(), "JPEG", restart_marker_blocks=1),
+    "JPEG with fill bytes and junk between segments": b"\xff\xd8\xff\xff\0\x17\xff" + encode(picture(), "JPEG")[3:],
     "PNG": encode(picture(), "PNG"),
     "grey PNG": encode(picture().convert("L"), "PNG"),
     "bilevel PNG": encode(picture().convert("1"), "PNG"),
@@ -66,10 +96,15 @@ KINDS = {
     "palette PNG with one transparent colour": encode(picture().quantize(16), "PNG", transparency=3),
     "PNG with alpha": encode(transparent("RGBA"), "PNG"),
     "grey PNG with alpha": encode(transparent("LA"), "PNG"),
+    "PNG of two bits": encode(picture().quantize(4), "PNG", bits=2),
+    "animated PNG": encode(picture(), "PNG", save_all=True, append_images=[picture().rotate(180)]),
     "WebP": encode(picture(), "WEBP", quality=80),
     "lossless WebP": encode(picture(), "WEBP", lossless=True),
     "WebP with alpha": encode(transparent("RGBA"), "WEBP", lossless=True, exact=True),
+    "animated WebP": encode(picture(), "WEBP", lossless=True, save_all=True, append_images=[picture().rotate(180)]),
     "BMP": encode(picture(), "BMP"),
+    "grey BMP": encode(picture().convert("L"), "BMP"),
+    "BMP with its top row first": _flipped(encode(picture(), "BMP")),
     "palette BMP": encode(picture().quantize(16), "BMP"),
     "GIF": encode(picture(), "GIF"),
     "animated GIF": encode(picture(), "GIF", save_all=True, append_images=[picture().rotate(180)]),
@@ -79,6 +114,27 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_equal_pillows(kind):
     assert np.abs(decode(KINDS[kind]) - by_pillow(KINDS[kind])).max() <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_header_has_pillows_size(kind):
+    header = images.read_header(KINDS[kind])
+    assert (header.width, header.height) == Image.open(io.BytesIO(KINDS[kind])).size
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "JPEG" in kind])
+def test_without_torchvisions_decoder_the_pixels_are_the_same(kind, monkeypatch):
+    pixels = decode(KINDS[kind])
+    monkeypatch.setattr(images, "_torchvision_reads_jpeg", lambda: False)
+    assert np.abs(decode(KINDS[kind]) - pixels).max() <= 1
+
+
+def test_a_gif_is_as_large_as_its_first_frame():
+    encoded = bytearray(KINDS["GIF"])
+    encoded[6:10] = struct.pack("<HH", 30, 50)
+    header = images.read_header(encoded)
+    assert (header.width, header.height) == (60, 50)
+    assert (decode(encoded) == by_pillow(encoded)).all()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -91,6 +147,13 @@ def test_of_sixteen_bits_the_upper_eight_are_kept():
     grey = (np.arange(40 * 60, dtype=np.uint16) * 27).reshape(40, 60)
     encoded = encode(Image.fromarray(grey), "PNG")
     assert (decode(encoded) == (grey >> 8)[:, :, None]).all()
+
+
+@pytest.mark.parametrize(("colour_type", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_of_sixteen_bit_colours_the_upper_eight_are_kept(colour_type, channels):
+    values = (np.arange(40 * 60 * channels, dtype=np.uint16) * 27).reshape(40, 60, channels)
+    colours = values[:, :, :3] if channels > 2 else values[:, :, :1]
+    assert (decode(png(16, colour_type, values.astype(">u2"))) == colours >> 8).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -111,7 +174,22 @@ def test_broken_exif_is_no_reason_to_refuse_a_picture():
     assert decode(encoded).shape == (40, 60, 3)
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("entry", [(0x0112, 3, 1, 9), (0x0112, 3, 1, 0), (0x0112, 2, 1, 6), (0x011A, 5, 1, 0xFFFF)])
+def test_senseless_exif_is_no_orientation_and_no_warning(entry):
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", *entry) + bytes(4)
+    encoded = encode(picture(1600, 800), "JPEG", exif=exif)
+    assert images.read_header(encoded).orientation == 1
+    assert decode(encoded, (200, 100)).shape == (100, 200, 3)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_orientation_is_read_in_both_byte_orders(order):
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    exif = mark + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
+    assert images.read_header(encode(picture(), "JPEG", exif=b"Exif\0\0" + exif)).orientation == 6
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("divisor", [2, 4, 8])
 def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_under_what_was_asked(divisor, orientation):
     exif = Image.Exif()
@@ -149,7 +227,16 @@ OTHERS = {
     "HEIC": (b"\0\0\0\x20ftypheic\0\0\0\0heicmif1", "a HEIC image"),
     "JSON": (b'{"instances": []}', "JSON"),
     "noise": (bytes(range(200)), "not an image that can be read"),
-    "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "not an image that can be read"),
+    "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "the JPEG is cut short within its header"),
+    "a RIFF file": (b"RIFF\x24\0\0\0WAVEfmt ", "not an image that can be read"),
+    "base64": (b"/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJ", "base64 text"),
+    "a data URL": (b"data:image/png;base64,iVBORw0KGgo", "a data URL"),
+    "a GIF without frames": (b"GIF89a\x05\0\x05\0\0\0\0;", "the GIF has no frame"),
+    "a JPEG without pixels": (
+        encode(picture(), "JPEG").replace(b"\0\x28\0\x3c\3", b"\0\x28\0\0\3"),
+        r"no pixels \(0 x 40\)",
+    ),
+    "a BMP without pixels": (b"BM" + bytes(12) + b"\x28" + bytes(60), "no pixels"),
     "nothing": (b"", "empty"),
 }
 
@@ -180,11 +267,75 @@ def test_a_scaled_truncated_jpeg_is_an_error():
         decode(encoded[: len(encoded) // 2], (200, 100))
 
 
-def test_a_png_with_a_wrong_checksum_is_an_error():
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "animated" not in kind and kind != "GIF"])
+def test_a_file_cut_anywhere_is_an_error(kind):
+    encoded = KINDS[kind]
+    for length in range(0, len(encoded), 1 if len(encoded) < 2000 else 13):
+        with pytest.raises(images.InvalidImageError):
+            decode(encoded[:length])
+
+
+def test_truncated_jpegs_leave_no_memory_behind():
+    encoded = encode(picture(2000, 1500), "JPEG")
+    header = images.read_header(encoded)
+    process = psutil.Process()
+    for attempt in range(32):
+        if attempt == 2:
+            before = process.memory_info().rss
+        with pytest.raises(images.InvalidImageError):
+            images.decode(encoded[:-10], header)
+    assert process.memory_info().rss - before < 100e6  # Their pixels are 270 MB.
+
+
+@pytest.mark.parametrize("offset", [20, -2])
+def test_a_png_with_a_wrong_checksum_is_an_error(offset):
     encoded = bytearray(KINDS["PNG"])
-    encoded[encoded.index(b"IDAT") + 20] ^= 0xFF
-    with pytest.raises(images.InvalidImageError):
+    encoded[encoded.index(b"IDAT" if offset > 0 else b"\0\0\0\0IEND") + offset] ^= 0xFF
+    with pytest.raises(images.InvalidImageError, match="checksum"):
         decode(bytes(encoded))
+
+
+def _with_chunk(added):
+    encoded = KINDS["PNG"]
+    return encoded[:33] + added + encoded[33:]
+
+
+def test_what_a_png_holds_beside_its_pixels_is_not_looked_at():
+    text = zlib.compress(bytes(1_000_000))
+    bombs = b"".join(chunk(b"zTXt", b"%d\0\0" % index + text) for index in range(70))
+    broken = chunk(b"iCCP", b"x")[:-4] + bytes(4)
+    assert (decode(_with_chunk(bombs + broken + chunk(b"acTL"))) == decode(KINDS["PNG"])).all()
+
+
+def test_an_unknown_critical_chunk_is_an_error():
+    with pytest.raises(images.InvalidImageError, match="critical chunk"):
+        decode(_with_chunk(chunk(b"CgBI")))
+
+
+def test_a_header_is_not_looked_for_without_end():
+    jpeg, gif = KINDS["JPEG"], KINDS["GIF"]
+    with pytest.raises(images.InvalidImageError, match="no frame header"):
+        images.read_header(jpeg[:2] + b"\xff\xfe\0\2" * 1_000_000 + jpeg[2:])
+    with pytest.raises(images.InvalidImageError, match="no frame"):
+        images.read_header(gif[:13] + bytes(1_000_000) + gif[13:])
+    turned = chunk(b"eXIf", b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0))
+    assert images.read_header(_with_chunk(turned)).orientation == 6
+    assert images.read_header(_with_chunk(chunk(b"tEXt") * 1_000_000 + turned)).orientation == 1
+
+
+@pytest.mark.parametrize("size", [None, (7, 5)])
+def test_a_jpeg_of_many_scans_is_refused(size):
+    encoded = KINDS["progressive JPEG"]
+    last = encoded.rindex(b"\xff\xda")
+    with pytest.raises(images.InvalidImageError, match="scans"):
+        decode(encoded[:last] + encoded[last:-2] * 100 + encoded[-2:], size)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG", "PNG", "GIF", "BMP", "WebP"])
+def test_a_file_that_contradicts_its_header_is_an_error(kind):
+    other = encode(picture(50, 40), "WEBP" if kind == "WebP" else kind.split()[-1])
+    with pytest.raises(images.InvalidImageError, match="contradicts"):
+        images.decode(other, images.read_header(KINDS[kind]))
 
 
 def _only_our_errors(encoded):
@@ -192,9 +343,13 @@ def _only_our_errors(encoded):
         header = images.read_header(encoded)
         images.check_pixels(header, 100_000)
         images.decode(encoded, header, (8, 8))
+        assert images.decode(encoded, header).shape == (header.height, header.width, 3)
     except images.ImageError as error:
-        assert str(error)
-        assert "\n" not in str(error)
+        sentence = str(error)
+    else:
+        return
+    assert sentence
+    assert "\n" not in sentence
 
 
 @settings(max_examples=150, deadline=None)
@@ -275,6 +430,73 @@ async def test_work_cancelled_while_it_runs_is_waited_for(pool):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert finished == [True]
+
+
+jobs = st.lists(st.tuples(st.booleans(), st.sampled_from(["kept", "cancelled", "cancelled late", "cancelled twice"])))
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs, st.booleans())
+def test_nothing_runs_once_run_has_ended(plan, closes):
+    async def scenario():
+        pool, gate, busy = images.DecodePool(2), threading.Event(), threading.Semaphore(2)
+        started, lent, large = set(), set(), threading.Semaphore(1)
+
+        def work(index, is_large):
+            assert busy.acquire(blocking=False)
+            assert not is_large or large.acquire(blocking=False)
+            assert index in lent
+            started.add(index)
+            gate.wait()
+            assert index in lent
+            if is_large:
+                large.release()
+            busy.release()
+            return index
+
+        async def lend(index, is_large):
+            lent.add(index)
+            try:
+                return await pool.run(work, index, is_large, pixels=images.LARGE_PIXELS if is_large else 1)
+            finally:
+                lent.discard(index)
+
+        tasks = [asyncio.ensure_future(lend(index, is_large)) for index, (is_large, _) in enumerate(plan)]
+        await asyncio.sleep(0)
+        for times in ("cancelled", "cancelled twice"):
+            for task, (_, fate) in zip(tasks, plan, strict=True):
+                if fate in {times, "cancelled twice"}:
+                    task.cancel()
+            await asyncio.sleep(0)
+        closing = asyncio.ensure_future(pool.close()) if closes else None
+        gate.set()
+        for task, (_, fate) in zip(tasks, plan, strict=True):
+            if fate == "cancelled late":
+                task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await (closing or pool.close())
+        return results, started
+
+    results, started = asyncio.run(scenario())
+    for index, (result, (_, fate)) in enumerate(zip(results, plan, strict=True)):
+        if fate == "kept" and not (closes and isinstance(result, RuntimeError)):
+            assert result == index
+        elif fate != "kept":
+            assert result == index or isinstance(result, asyncio.CancelledError | RuntimeError)
+        assert result != index or index in started
+
+
+async def test_work_that_waits_while_the_pool_closes_is_told_so(pool):
+    release = threading.Event()
+    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    waiting = asyncio.ensure_future(pool.run(lambda: None))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(pool.close())
+    with pytest.raises(RuntimeError, match="closed"):
+        await waiting
+    release.set()
+    await closing
+    assert await asyncio.gather(*busy) == [True, True]
 
 
 async def test_closing_ends_the_threads():
