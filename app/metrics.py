@@ -13,8 +13,12 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
 )
 from prometheus_client.exposition import choose_encoder
+
+# One series less a histogram; Prometheus has no use for the time a counter was made.
+disable_created_metrics()
 
 STAGES = ("decode", "queue", "infer", "postprocess")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")

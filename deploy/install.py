@@ -264,6 +264,9 @@ def install(folder: Path, developer: bool, environ: Mapping[str, str]) -> None:
             _run([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
     extras = ",".join((*choice.extras, *(["dev"] if developer else [])))
     _run([*pip, "--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)])
+    if developer:
+        # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.
+        _run([*pip, "--force-reinstall", "--no-deps", "opencv-python-headless"])
     if choice.optional_extra:
         try:
             _run([*pip, "--editable", f"{ROOT}[{choice.optional_extra}]"])

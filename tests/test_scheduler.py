@@ -14,7 +14,7 @@ FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
 def make(limits=None, latency=LINEAR, workers=("w",), **options):
     scheduler = Scheduler(limits or {"m": 100}, **options)
     for worker in workers:
-        scheduler.add_worker(worker, {model: latency for model in (limits or {"m": 100})})
+        scheduler.add_worker(worker, dict.fromkeys(limits or {"m": 100}, latency))
     return scheduler
 
 
@@ -195,13 +195,12 @@ def test_a_partial_batch_of_one_model_is_not_overtaken_for_ever_by_full_ones_of_
     put(scheduler, 500, "a")
     waiting = dispatch(scheduler)
     [item] = put(scheduler, 1, "b")
-    for step in range(10):
-        batch = waiting.pop(0)
-        if item in batch.items:
-            break
-        scheduler.finish("w", batch.id, 0.07)
+    overtaken = 0
+    while item not in waiting[0].items:
+        overtaken += 1
+        scheduler.finish("w", waiting.pop(0).id, 0.07)
         waiting += dispatch(scheduler)
-    assert step <= 3
+    assert overtaken <= 3
 
 
 def test_an_idle_worker_waits_for_a_fuller_batch_only_when_told_to():
