@@ -28,7 +28,7 @@ from app.protocol import Done, Failed, Load, Loaded, Ready, Run, Stats
 from app.scheduler import Batch, Item, QueueFullError, Scheduler
 from app.workers import Events, Plan, WorkerProcess
 from backends import Choice, choose
-from models import Model, Options, Placement
+from models import Model, ModelError, Options, Placement
 
 log = logging.getLogger("anychip.service")
 
@@ -100,10 +100,10 @@ class Service:
     """Models served by workers. Made, started and stopped inside one running event loop."""
 
     def __init__(self, settings: Settings, models: Sequence[Model]) -> None:
-        """Raises BackendUnavailableError when no device fits `settings.device`, ValueError for models of one name."""
+        """Raises BackendUnavailableError when no device fits `settings.device`, ModelError for models of one name."""
         names = [model.name for model in models]
         if len(set(names)) < len(names):
-            raise ValueError(f"two models have one name: {', '.join(sorted(names))}")
+            raise ModelError(f"two models have one name: {', '.join(sorted(names))}")
         self.settings = settings
         self.choice: Choice = choose(settings.device)
         self.metrics = Metrics()

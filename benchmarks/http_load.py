@@ -1,7 +1,7 @@
 """How much of what this machine can compute is left behind HTTP.
 
-In one run, interleaved over rounds: the in-process ceiling (decode + preprocess + engine, no HTTP), the service under raw
-JPEGs at several concurrencies, and the naive handler. Everything shares this machine's cores, the load generator too.
+In one run, interleaved over rounds: the in-process ceiling (decode + preprocess + engine, no HTTP), the service under
+raw JPEGs at several concurrencies, and the naive handler. All of it shares this machine's cores, the generator too.
 
     python -m benchmarks.http_load [--model resnet50] [--seconds 6] [--rounds 3] [--json FILE]
 """
@@ -55,14 +55,29 @@ def main() -> None:
     settings = Settings(weights=given.weights, engine=given.engine, precision=given.precision)
     picture = (given.picture or sorted(PICTURES.glob("*.jpg"))[0]).read_bytes()
     concurrencies = [int(part) for part in given.concurrency.split(",")]
-    report = measure(given.model, settings, picture, concurrencies, given.seconds, given.rounds, not given.no_naive)
+    report = measure(
+        given.model,
+        settings,
+        picture,
+        concurrencies=concurrencies,
+        seconds=given.seconds,
+        rounds=given.rounds,
+        naive=not given.no_naive,
+    )
     _print(report)
     if given.json:
         given.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def measure(
-    name: str, settings: Settings, picture: bytes, concurrencies: list[int], seconds: float, rounds: int, naive: bool
+    name: str,
+    settings: Settings,
+    picture: bytes,
+    *,
+    concurrencies: list[int],
+    seconds: float,
+    rounds: int,
+    naive: bool,
 ) -> dict[str, Any]:
     """Rounds of ceiling, service and naive handler, one after the other; medians over the rounds."""
     model = open_model(parse_spec(name, settings.weights), settings.weights_dir)
