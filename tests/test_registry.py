@@ -1,0 +1,167 @@
+"""Which backend serves: the order, explicit choices, refusals, and the report of what works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import (
+    Backend,
+    BackendUnavailableError,
+    Choice,
+    Device,
+    Executable,
+    Memory,
+    Network,
+    OutOfDeviceMemoryError,
+    Probe,
+    Telemetry,
+    choose,
+    registry,
+    report,
+)
+from backends.cpu import CpuBackend
+
+
+class Accelerator(Backend):
+    """A vendor that is not there: two devices, unless `reason`; `answer` is what it computes."""
+
+    def __init__(self, name: str, reason: str = "", count: int = 2, answer: Any = None) -> None:
+        self.name = name
+        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name)
+        self._reason, self._count, self._answer = reason, count, answer
+
+    def probe(self) -> Probe:
+        return Probe(not self._reason, self._reason)
+
+    def devices(self) -> list[Device]:
+        return [Device(f"{self.name}:{index}", "Chip", 2**30, "fp32") for index in range(self._count)]
+
+    def load(
+        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+    ) -> Executable:
+        if self._answer is None:
+            raise OutOfDeviceMemoryError("Somebody else has it all.")
+        return Answering(self._answer)
+
+    def memory(self, device: str) -> Memory:
+        return Memory(0, 0, 0, 1)
+
+    def release_cache(self, device: str) -> int:
+        return 0
+
+    def telemetry(self, device: str) -> Telemetry:
+        return Telemetry()
+
+
+class Answering(Executable):
+    engine = "quick"
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def run(self, pixels: Any) -> tuple[Any, ...]:
+        return (np.array(self._answer),)
+
+    def close(self) -> None:
+        pass
+
+
+CPU = CpuBackend()
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def install(*table: Backend) -> None:
+        monkeypatch.setattr(registry, "BACKENDS", table)
+
+    return install
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cpu:0"])
+def test_the_cpu_is_found_by_every_name(device: str) -> None:
+    choice = choose(device)
+    assert (choice.backend.name, choice.devices) == ("cpu", ("cpu:0",))
+
+
+def test_auto_takes_the_first_that_is_available_with_all_its_devices(backends: Any) -> None:
+    second = Accelerator("second")
+    backends(Accelerator("first", "No driver."), second, CPU)
+    assert choose("auto") == Choice(second, ("second:0", "second:1"), {"first": "No driver."})
+
+
+def test_auto_that_lands_on_the_cpu_warns_with_every_refusal(backends: Any, caplog: pytest.LogCaptureFixture) -> None:
+    backends(Accelerator("first", "No driver."), Accelerator("second", count=0), CPU)
+    choice = choose("auto")
+    assert choice.backend is CPU
+    assert set(choice.refusals) == {"first", "second"}
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "first: No driver. second: second has no device" in record.getMessage()
+
+
+def test_the_cpu_where_there_is_nothing_else_is_no_warning(backends: Any, caplog: pytest.LogCaptureFixture) -> None:
+    backends(CPU)
+    assert choose("auto").refusals == {}
+    assert not caplog.records
+
+
+def test_auto_with_nothing_at_all_gives_every_reason(backends: Any) -> None:
+    backends(Accelerator("first", "No driver."), Accelerator("second", "No chip."))
+    with pytest.raises(BackendUnavailableError, match=r"first: No driver\. second: No chip\."):
+        choose("auto")
+
+
+def test_an_explicit_choice_that_fails_says_why_and_looks_no_further(backends: Any) -> None:
+    backends(Accelerator("first", "No driver."), CPU)
+    for device in ("first", "first:0"):
+        with pytest.raises(BackendUnavailableError, match=r"^No driver\.$"):
+            choose(device)
+
+
+def test_one_device_of_several_can_be_chosen(backends: Any) -> None:
+    backends(Accelerator("first"), CPU)
+    assert choose("first").devices == ("first:0", "first:1")
+    assert choose("first:1").devices == ("first:1",)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cpu:1", r"no device 'cpu:1'; there is cpu:0"),
+        ("cpu:", r"no device 'cpu:'; there is cpu:0"),
+        ("cup", r"no device 'cup'; known are auto, first, cpu; did you mean cpu\?"),
+        ("auto:0", r"did you mean auto\?"),
+        ("", r"known are auto, first, cpu\.$"),
+        ("quantum", r"known are auto, first, cpu\.$"),
+    ],
+)
+def test_unknown_devices_are_refused_with_those_that_exist(backends: Any, device: str, message: str) -> None:
+    backends(Accelerator("first"), CPU)
+    with pytest.raises(BackendUnavailableError, match=message):
+        choose(device)
+
+
+def test_report_passes_where_the_computation_came_out_right() -> None:
+    (row,) = report()
+    assert (row.device, row.ok) == ("cpu:0", True)
+    assert "GiB" in row.detail
+
+
+def test_report_fails_what_is_absent_broken_or_computes_wrongly(backends: Any) -> None:
+    backends(
+        Accelerator("absent", "No driver."),
+        Accelerator("full", count=1),
+        Accelerator("wrong", count=1, answer=[1, 2]),
+        CPU,
+    )
+    absent, full, wrong, cpu = report()
+    assert (absent.device, absent.ok, absent.detail) == ("absent", False, "No driver.")
+    assert (full.device, full.ok, full.detail) == ("full:0", False, "Somebody else has it all.")
+    assert (wrong.device, wrong.ok) == ("wrong:0", False)
+    assert "[1, 2]" in wrong.detail
+    assert cpu.ok
