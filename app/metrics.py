@@ -18,7 +18,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 # One series less a histogram; Prometheus has no use for the time a counter was made.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 STAGES = ("decode", "queue", "infer", "postprocess")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")

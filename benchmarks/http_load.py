@@ -134,25 +134,19 @@ def _summary(loads: list[Load], ceiling: float) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(
-        f"{report['model']}, {report['engine']} {report['precision']}, JPEG {report['picture']}, {report['cores']} cores"
-    )
-    print(
-        f"in-process ceiling {report['ceiling_images_per_s']} images/s; the parts of one image {report['parts_ms']} ms"
-    )
+    how = f"{report['engine']} {report['precision']}"
+    print(f"{report['model']}, {how}, JPEG {report['picture']}, {report['cores']} cores")
+    print(f"in-process ceiling {report['ceiling_images_per_s']} images/s; parts of one image {report['parts_ms']} ms")
     print(f"{'':9}{'concurrency':>12}{'answers/s':>11}{'of ceiling':>12}{'p50 ms':>9}{'p99 ms':>9}{'errors':>8}")
+    best = {}
     for kind in ("service", "naive"):
+        best[kind] = max((row["answers_per_s"] for row in report[kind].values()), default=0)
         for connections, row in report[kind].items():
             print(
                 f"{kind:9}{connections:>12}{row['answers_per_s']:>11}{row['of_ceiling']:>12.2f}"
                 f"{row['p50_ms']:>9}{row['p99_ms']:>9}{row['errors']:>8}"
             )
-    best = {
-        kind: max((row["answers_per_s"] for row in report[kind].values()), default=0)
-        for kind in report
-        if kind in ("service", "naive")
-    }
-    if best.get("naive"):
+    if best["naive"]:
         print(f"service / naive: {best['service'] / best['naive']:.1f}")
     if "1" in report["service"]:
         print(f"p50 at concurrency 1 / its parts: {report['service']['1']['p50_ms'] / report['parts_ms']:.2f}")
