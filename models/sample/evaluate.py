@@ -85,10 +85,11 @@ class DetectionPictures(Dataset[Any]):
     At the serving size pictures are as large as photos, below it as large as `size` allows.
     """
 
-    def __init__(self, seed: int, first: int, size: int) -> None:
+    def __init__(self, seed: int, first: int, size: int, zoom: float = 1.0) -> None:
         self.seed = seed
         self.first = first
         self.size = size
+        self.zoom = zoom
 
     def __len__(self) -> int:
         return 1 << 40
@@ -99,7 +100,7 @@ class DetectionPictures(Dataset[Any]):
         size = photo_size(index)
         if self.size < DETECTOR_SIZE:
             size = (size[0] * self.size // max(size), size[1] * self.size // max(size))
-        rgb, boxes, classes = detection_picture(self.seed, index, size)
+        rgb, boxes, classes = detection_picture(self.seed, index, size, self.zoom)
         pixels = torch.empty(self.size, self.size, 3, dtype=torch.uint8)
         placement = detector(size=self.size).preprocess(torch.from_numpy(rgb), pixels, *size)
         pad = np.array([placement.pad_x, placement.pad_y] * 2, dtype=np.float32)

@@ -55,10 +55,13 @@ def classification_picture(seed: int, index: int, size: tuple[int, int], difficu
     return canvas.photograph(), class_id
 
 
-def detection_picture(seed: int, index: int, size: tuple[int, int]) -> tuple[Rgb, Floats, npt.NDArray[np.int64]]:
+def detection_picture(
+    seed: int, index: int, size: tuple[int, int], zoom: float = 1.0
+) -> tuple[Rgb, Floats, npt.NDArray[np.int64]]:
     """One to eight shapes, some of which overlap, on a background of distractors.
 
-    `size`: (width, height). Returns uint8 [height, width, 3] RGB, boxes float32 [m, 4] as x1, y1, x2, y2 in pixels,
+    `size`: (width, height). `zoom` enlarges the shapes: a small picture then shows them in the pixels of a large one.
+    Returns uint8 [height, width, 3] RGB, boxes float32 [m, 4] as x1, y1, x2, y2 in pixels,
     tight around what is visible of each shape, and classes int64 [m], indices into `KINDS`.
     """
     rng = np.random.default_rng((seed, index))
@@ -70,7 +73,7 @@ def detection_picture(seed: int, index: int, size: tuple[int, int]) -> tuple[Rgb
     tries = 0
     while len(canvas.shapes) < wanted and (tries < 3 * wanted or not canvas.shapes):
         tries += 1
-        radius = short * 0.05 * 6.0 ** rng.random()
+        radius = short * zoom * 0.05 * 6.0 ** rng.random()
         canvas.place(int(rng.integers(len(KINDS))), rng.uniform(0, width), rng.uniform(0, height), radius)
     canvas.clutter(int(rng.integers(4)))
     boxes = np.array([_box(shape.visible) for shape in canvas.shapes], dtype=np.float32)
