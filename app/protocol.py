@@ -72,10 +72,12 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A batch's answers: what `Model.reduce` returned for each picture, in order; seconds the device took."""
+    """A batch's answers in order: what `Model.reduce` returned for each picture, None where the network computed NaN
+    or infinity; seconds the device took.
+    """
 
     batch_id: int
-    results: tuple[tuple[Array, ...], ...]
+    results: tuple[tuple[Array, ...] | None, ...]
     infer_s: float
 
 

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class Worker:
             largest = executable.batch_sizes[-1]
             self._buffers.append(np.zeros((largest, *model.input_shape), dtype=np.uint8))
             latency_s = {size: self._measure(len(loaded), size) for size in executable.batch_sizes}
-            loaded.append(Loaded(executable.engine, executable.precision, latency_s))
+            loaded.append(Loaded(executable.engine, executable.precision, latency_s, dict(executable.refusals)))
             log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
         device = next(device for device in self._backend.devices() if device.id == self._device)
         self.ready = Ready(self._device, device.name, self._backend.facts.vendor, tuple(loaded))
@@ -126,7 +126,10 @@ class Worker:
             if any(len(output) != run.batch_size for output in outputs):
                 shapes = [output.shape for output in outputs]
                 return Failed(run.batch_id, f"{model.name} answered a batch of {run.batch_size} with {shapes}")
-            results = tuple(model.reduce(outputs, row, options) for row, options in enumerate(run.options))
+            results = tuple(
+                model.reduce(outputs, row, options) if _finite(outputs, row) else None
+                for row, options in enumerate(run.options)
+            )
             return Done(run.batch_id, results, infer_s)
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
             log.exception("batch %d failed", run.batch_id)
@@ -147,3 +150,8 @@ class Worker:
         memory = self._backend.memory(self._device)
         resident = psutil.Process().memory_info().rss
         return Stats(memory.allocated, memory.reserved, memory.used, memory.total, resident)
+
+
+def _finite(outputs: Sequence[npt.NDArray[Any]], row: int) -> bool:
+    # Before anything is reduced: a comparison with a threshold would drop NaN without a word.
+    return all(np.isfinite(output[row]).all() for output in outputs if output.dtype.kind == "f")
