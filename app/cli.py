@@ -177,7 +177,13 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
-    asyncio.run(serve(settings, models, announce))
+    serving = serve(settings, models, announce)
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
     return 0
 
 

@@ -9,7 +9,7 @@ from app.service import Timings
 
 @dataclass(slots=True)
 class RequestContext:
-    """`started_s` is the event loop's time of the request's first byte; `model` is set once it is known to exist."""
+    """`started_s` is `time.monotonic()` at the request's first byte; `model` is set once it is known to exist."""
 
     request_id: str
     started_s: float

@@ -12,6 +12,7 @@ import logging
 import re
 import secrets
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -53,8 +54,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        loop = asyncio.get_running_loop()
-        context = RequestContext(_request_id(scope), loop.time())
+        context = RequestContext(_request_id(scope), time.monotonic())
         scope["anychip"] = context
         started = False
 
@@ -88,7 +88,7 @@ class Edge:
                 answer, context, ServiceError("INTERNAL", "something went wrong here; the log knows more")
             )
         if context.model:
-            self._service.count(context.model, code, loop.time() - context.started_s)
+            self._service.count(context.model, code, time.monotonic() - context.started_s)
 
 
 def _request_id(scope: Scope) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Request:
-    """What a client asks beside its images. `deadline_s` is in the event loop's time; `timings` are filled in."""
+    """What a client asks beside its images. `deadline_s` is in `time.monotonic()`; `timings` are filled in."""
 
     options: Options
     deadline_s: float
@@ -202,7 +203,7 @@ class Service:
         name, count = served.model.name, len(bodies)
         if not self._scheduler.serves(name):
             raise ServiceError("NOT_READY", f"no worker is ready for {name}", retry_after_s=1)
-        if asyncio.get_running_loop().time() >= request.deadline_s:
+        if time.monotonic() >= request.deadline_s:
             served.metrics.expired.inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the images had arrived")
         try:
@@ -229,22 +230,22 @@ class Service:
         """One image, one of the reserved places, to its prediction and the worker that made it."""
         loop = asyncio.get_running_loop()
         model, name = served.model, served.model.name
-        started_s = loop.time()
+        started_s = time.monotonic()
         slot, placement = await self._decode(served, body)
-        decoded_s = loop.time()
+        decoded_s = time.monotonic()
         waiting = _Waiting(slot, placement, request.options, loop.create_future())
         item = Item(name, waiting, request.deadline_s, request.priority)
         self._scheduler.enqueue(item, decoded_s)
         request.reserved -= 1
         self._dispatch()
-        timer = loop.call_at(request.deadline_s, self._expire, item)
+        timer = loop.call_later(request.deadline_s - decoded_s, self._expire, item)
         try:
             result, worker, infer_s = await waiting.future
         finally:
             timer.cancel()
             if self._scheduler.discard(item):
                 served.slots.give(slot)
-        answered_s = loop.time()
+        answered_s = time.monotonic()
         if result is None:
             log.error("%s answered with NaN or infinity", name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
@@ -256,7 +257,7 @@ class Service:
             "decode": decoded_s - started_s,
             "queue": item.dispatched_s - decoded_s,
             "infer": infer_s,
-            "postprocess": loop.time() - answered_s,
+            "postprocess": time.monotonic() - answered_s,
         }
         for stage, seconds in stages.items():
             served.metrics.stage_seconds[stage].observe(seconds)
@@ -286,7 +287,8 @@ class Service:
     def _dispatch(self) -> None:
         """Send what can be sent."""
         loop = asyncio.get_running_loop()
-        batches, expired = self._scheduler.dispatch(loop.time())
+        now_s = time.monotonic()
+        batches, expired = self._scheduler.dispatch(now_s)
         for item in expired:
             self._give_up(item)
         for batch in batches:
@@ -296,7 +298,7 @@ class Service:
             self._wake = None
         wake_at = self._scheduler.wake_at()
         if wake_at is not None:
-            self._wake = loop.call_at(wake_at, self._dispatch)
+            self._wake = loop.call_later(wake_at - now_s, self._dispatch)
 
     def _send(self, batch: Batch) -> None:
         waiting: list[_Waiting] = [item.payload for item in batch.items]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -131,6 +132,7 @@ class WorkerProcess:
             theirs.close()  # Ours would keep the pipe open after the worker's death.
             ours.send(self._plan.load)
             loop.add_reader(ours.fileno(), self._readable, ours)
+            os.set_blocking(ours.fileno(), True)  # uvloop has unset it, and a Connection reads whole messages only.
             timer = loop.call_later(self._plan.start_timeout_s, self._start_timed_out)
             try:
                 reason = await self._end
