@@ -33,7 +33,7 @@ from backends.backend import (
 from backends.engines import EagerEngine, Engine, OpenVINOEngine, compile_first
 
 _DEVICE = "cpu:0"
-# With either, bf16 gives about twice the images of fp32, in both engines: docs/performance.md, "CPU engines, measured".
+# avx512_bf16 was measured: docs/performance.md, "CPU engines, measured". amx_bf16, matrix units for it, was not yet.
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
