@@ -63,11 +63,6 @@ class Source:
         return self.url.rpartition("/")[2]
 
 
-def default_cache_directory() -> Path:
-    """Where published files are kept unless something else is said."""
-    return Path("~/.cache/anychip/weights").expanduser()
-
-
 def official_source(architecture: str, mirror: str | None = None) -> Source:
     """The published weights of an architecture; `mirror` is a URL that serves the same file names.
 
