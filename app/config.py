@@ -66,6 +66,7 @@ class Settings(BaseSettings):
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
+    workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
     engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
     precision: str = Field("auto", description="Precision of the networks: auto, fp32, bf16")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
@@ -84,7 +85,19 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(20 * 2**20, ge=1, description="Size of a request's body, in bytes")
     max_image_pixels: int = Field(50_000_000, ge=1, description="Pixels of one image, counted before it is decoded")
     decode_threads: int = Field(0, ge=0, description="Threads that decode images; 0 means one a core")
+    decode_queue_size: int = Field(
+        256, ge=1, description="Images that may be decoded or wait for it, an eighth of them large, before 429"
+    )
+    max_buffered_bytes: int = Field(
+        512 * 2**20, ge=1, description="Bytes of bodies held at once, of all requests, before 429 is answered"
+    )
     start_timeout_s: float = Field(600, gt=0, description="Time a worker may take to load its models, in seconds")
+    batch_timeout_s: float = Field(
+        30, gt=0, description="Time a batch may take before its worker counts as hung and is replaced, in seconds"
+    )
+    heartbeat_timeout_s: float = Field(
+        10, ge=1, description="Time a worker may be silent before it counts as hung and is replaced, in seconds"
+    )
     grace_s: float = Field(
         0, ge=0, description="Time the service goes on accepting work after SIGTERM with readiness off, in seconds"
     )
@@ -92,6 +105,7 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(
         Path("~/.cache/anychip"), description="Folder for downloaded weights", validate_default=True
     )
+    null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
     log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
 
     @classmethod

@@ -47,6 +47,7 @@ from app.image_header import (
 __all__ = [
     "LARGE_PIXELS",
     "DecodePool",
+    "DecodeQueueFullError",
     "Header",
     "ImageError",
     "ImageTooLargeError",
@@ -200,28 +201,51 @@ def _oriented(stored: _Pixels, orientation: int) -> _Pixels:
     return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape, 3)
 
 
+class DecodeQueueFullError(Exception):
+    """As many images are being decoded, or wait for it, as may be."""
+
+
 class DecodePool:
     """Threads that decode, owned by one event loop. Work is taken in order; large pictures leave one thread free."""
 
-    def __init__(self, threads: int) -> None:
-        """At least two threads run, whatever `threads` says: one must stay free of large pictures."""
+    def __init__(self, threads: int, limit: int) -> None:
+        """At least two threads run, whatever `threads` says: one must stay free of large pictures.
+
+        `limit`: pictures that may be decoded or wait for it, of which an eighth may be large ones.
+        """
         threads = max(2, threads)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._large = asyncio.Semaphore(threads - 1)
+        self._limit = limit
+        self._large_limit = max(1, limit // 8)
+        self._here = 0
+        self._large_here = 0
 
-    async def run(self, function: Callable[..., _Result], *args: Any, pixels: int = 0) -> _Result:
-        """Run `function` in a thread; `pixels` is how much it has to decode.
+    async def decode(self, function: Callable[..., _Result], *args: Any, pixels: int) -> _Result:
+        """As `run`, for a function that decodes so many pixels. Raises DecodeQueueFullError at once."""
+        large = pixels >= LARGE_PIXELS
+        if self._here >= self._limit or (large and self._large_here >= self._large_limit):
+            kind = "large images" if self._here < self._limit else "images"
+            here = self._large_here if self._here < self._limit else self._here
+            raise DecodeQueueFullError(f"{here} {kind} are waiting to be decoded")
+        self._here += 1
+        self._large_here += large
+        try:
+            if not large:
+                return await self.run(function, *args)
+            async with self._large:
+                return await self.run(function, *args)
+        finally:
+            self._here -= 1
+            self._large_here -= large
+
+    async def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run `function` in a thread.
 
         When this ends, however it ends, no thread runs `function` and none will: what the caller lent it (a slot) is
         the caller's again. So work cancelled before it begins never begins, and work cancelled later is waited for.
         Raises RuntimeError once the pool is closed, and what `function` raises.
         """
-        if pixels < LARGE_PIXELS:
-            return await self._submit(function, *args)
-        async with self._large:
-            return await self._submit(function, *args)
-
-    async def _submit(self, function: Callable[..., _Result], *args: Any) -> _Result:
         work = self._executor.submit(function, *args)
         try:
             await _ended(work)

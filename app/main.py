@@ -28,7 +28,8 @@ from app.config import Settings
 from app.context import RequestContext
 from app.docs_page import mount_docs
 from app.errors import Code, ServiceError, error_body
-from app.routes import predict, status
+from app.routes import predict, repository, status
+from app.routes.body import BodyBudget
 from app.service import Service
 from app.workers import WorkerStartError
 from models import Model
@@ -74,8 +75,6 @@ class Edge:
             await self._app(scope, receive, answer)
         except ClientDisconnect:
             code = "CANCELLED"
-            if context.model:
-                self._service.metrics.cancelled.labels(context.model, "upload").inc()
         except ServiceError as error:
             code = error.code
             await _send_error(answer, context, error)
@@ -132,10 +131,12 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.state.bodies = BodyBudget(service.settings.max_buffered_bytes)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.include_router(predict.router)
     app.include_router(status.router)
+    app.include_router(repository.router)
     mount_docs(app)
     app.add_middleware(Edge, service=service)
     return app

@@ -21,6 +21,8 @@ from prometheus_client.exposition import choose_encoder
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 STAGES = ("decode", "queue", "infer", "postprocess")
+LIFE = ("upload", "decode", "queue", "infer", "postprocess")
+REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -74,6 +76,25 @@ class Metrics:
             ["model", "stage"],
             registry=registry,
         )
+        self.expired = Counter(
+            "anychip_expired_total",
+            "Images accepted whose deadline passed, by the stage they had reached",
+            ["model", "stage"],
+            registry=registry,
+        )
+        self.retried = Counter(
+            "anychip_retried_total", "Images computed again because their worker failed", ["model"], registry=registry
+        )
+        self.out_of_memory = Counter(
+            "anychip_out_of_memory_total",
+            "Batches cut because the device had no memory for them",
+            ["model", "device"],
+            registry=registry,
+        )
+        self.handovers = Counter(
+            "anychip_handovers_total", "Workers replaced by another while they served", ["device", "reason"],
+            registry=registry,
+        )  # fmt: skip
         self.worker_up = Gauge("anychip_worker_up", "1 while a worker serves the device", ["device"], registry=registry)
         self.worker_restarts = Counter(
             "anychip_worker_restarts_total", "Workers started again", ["device", "reason"], registry=registry
@@ -105,12 +126,25 @@ class ModelMetrics:
         self.stage_seconds = {stage: metrics.stage_seconds.labels(model, stage) for stage in STAGES}
         self.queue_depth = metrics.queue_depth.labels(model)
         self.images_in_flight = metrics.images_in_flight.labels(model)
-        self.queue_full = metrics.rejected.labels(model, "queue_full")
-        self.expired = metrics.rejected.labels(model, "deadline")
-        self._requests = metrics.requests
+        self.retried = metrics.retried.labels(model)
+        self.rejected = {reason: metrics.rejected.labels(model, reason) for reason in REJECTIONS}
+        self.cancelled = {stage: metrics.cancelled.labels(model, stage) for stage in LIFE}
+        self.expired = {stage: metrics.expired.labels(model, stage) for stage in LIFE}
+        self._metrics = metrics
         self._model = model
         self._succeeded = metrics.requests.labels(model, "OK")
+        self._batches: dict[str, tuple[Histogram, Counter]] = {}
 
     def answered(self, code: str) -> None:
         """Count a request that ended with `code`, "OK" or an error's."""
-        (self._succeeded if code == "OK" else self._requests.labels(self._model, code)).inc()
+        (self._succeeded if code == "OK" else self._metrics.requests.labels(self._model, code)).inc()
+
+    def batch(self, device: str) -> tuple[Histogram, Counter]:
+        """Batch sizes and padding on a device."""
+        if device not in self._batches:
+            labels = (self._model, device)
+            self._batches[device] = (
+                self._metrics.batch_size.labels(*labels),
+                self._metrics.batch_padding.labels(*labels),
+            )
+        return self._batches[device]

@@ -2,7 +2,7 @@
 
 Owns: the messages, nothing else. They are small: pixels travel through the arena, outputs are already reduced.
 
-    server ─► Load, Run, Stop          worker ─► Ready | StartFailed, Done, Failed, Stats
+    server ─► Load, Run, Stop          worker ─► Ready | Ended, Beat, Done, Failed, Stats, Ended
 """
 
 from __future__ import annotations
@@ -64,21 +64,28 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The worker cannot serve; `reason` is one plain sentence. It ends after this."""
+class Ended:
+    """The worker cannot start, or its device is lost; `reason` is one plain sentence. Its process ends after this."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The worker's process lives and its interpreter runs, whatever its device is doing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """A batch's answers in order: what `Model.reduce` returned for each picture, None where the network computed NaN
-    or infinity; seconds the device took.
+    or infinity; seconds the device took. `fitted`: how many pictures at once the device's memory held, where it did not
+    hold the whole batch; else 0.
     """
 
     batch_id: int
     results: tuple[tuple[Array, ...] | None, ...]
     infer_s: float
+    fitted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

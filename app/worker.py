@@ -1,6 +1,7 @@
-"""The worker process: one thread owns one device.
+"""The worker process: one thread owns one device, another says that the process lives.
 
     Run ─► gather slots into a batch ─► executable ─► Model.reduce ─► Done
+                                            └─ out of memory ─► release, halve, again
 
 Owns: the device, the executables, the batch buffers. Must not know HTTP, queues or deadlines. `run` takes a connection
 and an arena, so that tests run it in a thread; `main` is the process around it. torch, models and backends are imported
@@ -14,6 +15,7 @@ import ctypes
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -23,17 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from app.arena import Arena
-from app.protocol import Done, Failed, Load, Loaded, Ready, Run, StartFailed, Stats, Stop
+from app.protocol import Beat, Done, Ended, Failed, Load, Loaded, Ready, Run, Stats, Stop
 
 if TYPE_CHECKING:
     from backends import Backend, Executable
     from models import Model
 
 STATS_INTERVAL_S = 1.0
+BEAT_INTERVAL_S = 0.5
 _WARM_UP_RUNS = 3
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 log = logging.getLogger("anychip.worker")
+
+Result = tuple[npt.NDArray[Any], ...] | None
 
 
 def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[str, str], log_level: str) -> None:
@@ -57,13 +62,46 @@ def run(connection: Connection[Any, Any], arena: Arena) -> None:
                 worker = Worker(load, arena)
             except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
                 log.debug("the worker cannot start", exc_info=True)
-                connection.send(StartFailed(f"{error}" or type(error).__name__))
+                connection.send(Ended(f"{error}" or type(error).__name__))
                 return
             with contextlib.closing(worker):
                 connection.send(worker.ready)
-                worker.serve(connection)
+                with _Pipe(connection) as pipe:
+                    worker.serve(pipe)
         except (EOFError, ConnectionError):
             log.info("the server is gone; the worker ends")
+
+
+class _Pipe:
+    """The worker's end of the pipe; a thread of its own says every now and then that the process lives."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> _Pipe:
+        self._heart.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._heart.join()
+
+    def send(self, message: Any) -> None:
+        """Raises ConnectionError when the server is gone."""
+        with self._lock:
+            self._connection.send(message)
+
+    def receive(self, timeout_s: float) -> Any:
+        """The next message, None when none came in time. Raises EOFError, ConnectionError."""
+        return self._connection.recv() if self._connection.poll(timeout_s) else None
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # The server is gone: the other thread hears it too.
+            while not self._stop.wait(BEAT_INTERVAL_S):
+                self.send(Beat())
 
 
 class Worker:
@@ -86,8 +124,9 @@ class Worker:
                 model.network(), self._device, load.engine, load.precision, load.batch_sizes
             )
             self._executables.append(executable)
-            largest = executable.batch_sizes[-1]
-            self._buffers.append(np.zeros((largest, *model.input_shape), dtype=np.uint8))
+            # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
+            rows = 2 * executable.batch_sizes[-1]
+            self._buffers.append(np.zeros((rows, *model.input_shape), dtype=np.uint8))
             latency_s = {size: self._measure(len(loaded), size) for size in executable.batch_sizes}
             loaded.append(Loaded(executable.engine, executable.precision, latency_s, dict(executable.refusals)))
             log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
@@ -99,41 +138,88 @@ class Worker:
         for executable in self._executables:
             executable.close()
 
-    def serve(self, connection: Connection[Any, Any]) -> None:
-        """Answer messages until Stop. Raises EOFError, ConnectionError when the server is gone."""
+    def serve(self, pipe: _Pipe) -> None:
+        """Answer messages until Stop or until the device is lost. Raises EOFError, ConnectionError: no server."""
+        from backends import DeviceLostError
+
         reported_s = -STATS_INTERVAL_S
         while True:
             now_s = time.monotonic()
             if now_s - reported_s >= STATS_INTERVAL_S:
                 reported_s = now_s
-                connection.send(self._stats())
-            if not connection.poll(STATS_INTERVAL_S):
+                pipe.send(self._stats())
+            message = pipe.receive(STATS_INTERVAL_S)
+            if message is None:
                 continue
-            message = connection.recv()
             if isinstance(message, Stop):
                 return
-            connection.send(self._run(message))
+            try:
+                pipe.send(self._run(message))
+            except DeviceLostError as error:
+                log.exception("the device is lost")
+                pipe.send(Ended(f"{error}"))
+                return
 
     def _run(self, run: Run) -> Done | Failed:
+        """Raises DeviceLostError."""
+        from backends import DeviceLostError
+
         try:
             model = self._models[run.model]
             buffer = self._buffers[run.model]
             for row, slot in enumerate(run.slots):
                 buffer[row] = self._arena.slot(run.model, slot).reshape(model.input_shape)
+            buffer[len(run.slots) : run.batch_size] = 0
             started_s = time.perf_counter()
-            outputs = self._executables[run.model].run(buffer[: run.batch_size])
+            results, fitted = self._results(run)
             infer_s = time.perf_counter() - started_s
-            if any(len(output) != run.batch_size for output in outputs):
-                shapes = [output.shape for output in outputs]
-                return Failed(run.batch_id, f"{model.name} answered a batch of {run.batch_size} with {shapes}")
-            results = tuple(
-                model.reduce(outputs, row, options) if _finite(outputs, row) else None
-                for row, options in enumerate(run.options)
-            )
-            return Done(run.batch_id, results, infer_s)
+            return Done(run.batch_id, results, infer_s, 0 if fitted == run.batch_size else fitted)
+        except DeviceLostError:
+            raise
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
             log.exception("batch %d failed", run.batch_id)
             return Failed(run.batch_id, f"{type(error).__name__}: {error}")
+
+    def _results(self, run: Run) -> tuple[tuple[Result, ...], int]:
+        """Every picture's result, and how many at once the device's memory held.
+
+        Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
+        smallest batch fits, ValueError, BackendError.
+        """
+        from backends import OutOfDeviceMemoryError
+
+        model, executable, buffer = self._models[run.model], self._executables[run.model], self._buffers[run.model]
+        results: list[Result] = []
+        size = run.batch_size
+        while len(results) < len(run.slots):
+            first = len(results)
+            outputs = self._outputs(executable, buffer[first : first + size])
+            if outputs is None:
+                smaller = [rung for rung in executable.batch_sizes if rung < size]
+                if not smaller:
+                    raise OutOfDeviceMemoryError(f"{self._device} has no memory for a batch of {size}")
+                size = max((rung for rung in smaller if rung <= size // 2), default=smaller[0])
+                continue
+            if any(len(output) != size for output in outputs):
+                shapes = [output.shape for output in outputs]
+                raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
+            results += [
+                model.reduce(outputs, row, options) if _finite(outputs, row) else None
+                for row, options in enumerate(run.options[first : first + size])
+            ]
+        return tuple(results), size
+
+    def _outputs(self, executable: Executable, pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], ...] | None:
+        """None when the device has no memory for it; the cache has then been released."""
+        from backends import OutOfDeviceMemoryError
+
+        try:
+            return executable.run(pixels)
+        except OutOfDeviceMemoryError as error:
+            log.warning("%s; %d pictures are tried in parts", error, len(pixels))
+        # Not inside `except`: the traceback still holds what the failed call had allocated.
+        self._backend.release_cache(self._device)
+        return None
 
     def _measure(self, index: int, size: int) -> float:
         """Seconds a batch of `size` takes: the best of a few, so that a first compilation does not count."""

@@ -54,7 +54,8 @@ class Facts:
 
     `engines` and `precisions` are in order of preference; `visibility_variable` is the environment variable that limits
     a process to some devices, None where there is none; `environment` is what a worker process must be started
-    with, because the vendor's libraries read it when they load.
+    with, because the vendor's libraries read it when they load. `automatic`: whether `auto` may choose it.
+    `reads_pixels`: where False, its answers do not depend on the pictures, and nobody need decode them.
     """
 
     vendor: str
@@ -63,6 +64,8 @@ class Facts:
     precisions: tuple[str, ...]
     visibility_variable: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    automatic: bool = True
+    reads_pixels: bool = True
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from backends.backend import Backend, BackendError, BackendUnavailableError
 from backends.cpu import CpuBackend
+from backends.null import NullBackend
 
 log = logging.getLogger(__name__)
 
 # One row a vendor, the most wanted first. Making one must be cheap and import nothing of the vendor's.
-BACKENDS: tuple[Backend, ...] = (CpuBackend(),)
+BACKENDS: tuple[Backend, ...] = (CpuBackend(), NullBackend())
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ def choose(device: str = "auto") -> Choice:
 
 
 def report() -> list[Row]:
-    """Every backend's devices: ok only where a small computation came out right."""
+    """The devices of every backend that computes: ok only where a small computation came out right."""
     rows: list[Row] = []
-    for backend in BACKENDS:
+    for backend in _automatic():
         try:
             devices = _devices(backend)
         except BackendUnavailableError as error:
@@ -77,7 +78,7 @@ def report() -> list[Row]:
 
 def _first_available() -> Choice:
     refusals: dict[str, str] = {}
-    for backend in BACKENDS:
+    for backend in _automatic():
         try:
             choice = Choice(backend, _devices(backend), refusals)
         except BackendUnavailableError as error:
@@ -87,6 +88,10 @@ def _first_available() -> Choice:
             log.warning("no accelerator can be used, the CPU serves: %s", _joined(refusals))
         return choice
     raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
+
+
+def _automatic() -> list[Backend]:
+    return [backend for backend in BACKENDS if backend.facts.automatic]
 
 
 def _devices(backend: Backend) -> tuple[str, ...]:

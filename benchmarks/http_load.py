@@ -11,17 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import re
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -33,9 +25,9 @@ from app import images
 from app.config import Settings, usable_cores
 from app.service import decode_into
 from backends import choose
-from benchmarks.load import Load, drive, request_bytes
+from benchmarks import servers
+from benchmarks.load import Load, drive
 from models import Model, Options, open_model, parse_spec
-from models.sample import PICTURES
 
 
 def main() -> None:
@@ -53,7 +45,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
     settings = Settings(weights=given.weights, engine=given.engine, precision=given.precision)
-    picture = (given.picture or sorted(PICTURES.glob("*.jpg"))[0]).read_bytes()
+    picture = given.picture.read_bytes() if given.picture else servers.sample_picture()
     concurrencies = [int(part) for part in given.concurrency.split(",")]
     report = measure(
         given.model,
@@ -89,14 +81,11 @@ def measure(
     naively: dict[int, list[Load]] = {connections: [] for connections in concurrencies}
     torch.set_num_threads(1)
     with Ceiling(model, settings) as ceiling, contextlib.ExitStack() as stack:
-        port = stack.enter_context(_service(name, settings))
-        naive_port = stack.enter_context(_naive(name, settings.weights)) if naive else 0
-        raw = request_bytes(f"/v1/models/{name}:predict", picture, "image/jpeg")
-        multipart = (
-            b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
-            b"Content-Type: image/jpeg\r\n\r\n" + picture + b"\r\n--b--\r\n"
-        )
-        form = request_bytes("/predict", multipart, "multipart/form-data; boundary=b")
+        options = ("--weights", settings.weights, "--engine", settings.engine, "--precision", settings.precision)
+        port = stack.enter_context(servers.service(name, *options)).port
+        naive_port = stack.enter_context(servers.naive(name, settings.weights)).port if naive else 0
+        raw = servers.service_request(name, picture)
+        form = servers.naive_request(picture)
         drive(port, raw, 8, 1)  # Warm-up: first pages of the arena, first connections.
         for _ in range(rounds):
             ceilings.append(ceiling.images_per_s(picture, header, seconds))
@@ -216,52 +205,6 @@ class Ceiling:
             self._model.postprocess(self._model.reduce(outputs, 0, Options()), placement, Options())
             times.append(time.perf_counter() - started_s)
         return statistics.median(times) * 1e3
-
-
-@contextlib.contextmanager
-def _service(name: str, settings: Settings) -> Iterator[int]:
-    command = [sys.executable, "-m", "app", "serve", "--models", name, "--port", "0", "--weights", settings.weights]
-    command += ["--engine", settings.engine, "--precision", settings.precision]
-    with _process(command, stdout=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline() if process.stdout else ""
-        found = re.search(r":(\d+)\s*$", line)
-        if not found:
-            raise RuntimeError(f"the service did not start: {line!r}")
-        yield int(found.group(1))
-
-
-@contextlib.contextmanager
-def _naive(name: str, weights: str) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with _process([sys.executable, "-m", "benchmarks.naive_server", name, weights, str(port)]) as process:
-        for _ in range(600):
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=5),
-            ):
-                break
-            if process.poll() is not None:
-                raise RuntimeError("the naive server did not start")
-            time.sleep(0.1)
-        yield port
-
-
-@contextlib.contextmanager
-def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **options)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout:
-            process.stdout.close()
 
 
 if __name__ == "__main__":

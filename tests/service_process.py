@@ -32,9 +32,13 @@ class ServiceProcess:
         """Everything the service has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes."""
+        return [child for child in self.children() if "spawn_main" in " ".join(child.cmdline())]
+
     def worker(self) -> psutil.Process:
         """The one worker process."""
-        [worker] = [child for child in self.children() if "spawn_main" in " ".join(child.cmdline())]
+        [worker] = self.workers()
         return worker
 
     def terminate(self) -> int:

@@ -279,8 +279,9 @@ def test_a_wrong_method(client, method, path):
     assert answer.headers["allow"]
 
 
-def test_a_deadline_that_has_passed(client):
-    assert_error(client.post(f"{PREDICT}?timeout_ms=0.001", content=PHOTO, headers=JPEG), 504, "DEADLINE_EXCEEDED")
+def test_a_deadline_that_cannot_be_met_is_refused_at_the_door(client):
+    refused = client.post(f"{PREDICT}?timeout_ms=0.001", content=PHOTO, headers=JPEG)
+    assert_error(refused, 503, "DEADLINE_UNREACHABLE")
     headers = {**JPEG, "X-Timeout-Ms": "0.001"}
     assert_error(client.post(PREDICT, content=PHOTO, headers=headers), 504, "DEADLINE_EXCEEDED")
 

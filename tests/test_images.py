@@ -376,7 +376,7 @@ def test_memoryviews_are_read_too():
 
 @pytest.fixture
 async def pool():
-    pool = images.DecodePool(2)
+    pool = images.DecodePool(2, 100)
     yield pool
     await pool.close()
 
@@ -389,11 +389,35 @@ async def test_the_pool_answers_and_passes_errors_on(pool):
 
 async def test_large_pictures_leave_a_thread_to_small_ones(pool):
     release = threading.Event()
-    large = [asyncio.ensure_future(pool.run(release.wait, pixels=50_000_000)) for _ in range(5)]
+    large = [asyncio.ensure_future(pool.decode(release.wait, pixels=50_000_000)) for _ in range(5)]
     assert await asyncio.wait_for(pool.run(lambda: "small"), 10) == "small"
     assert not any(task.done() for task in large)
     release.set()
     assert await asyncio.gather(*large) == [True] * 5
+
+
+async def test_the_queue_is_bounded_exactly_and_large_pictures_may_not_fill_it():
+    pool = images.DecodePool(2, 16)
+    release = threading.Event()
+
+    def decoding(pixels):
+        return asyncio.ensure_future(pool.decode(release.wait, pixels=pixels))
+
+    large = [decoding(50_000_000) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(images.DecodeQueueFullError, match="2 large images"):
+        await decoding(50_000_000)
+    small = [decoding(1) for _ in range(14)]
+    await asyncio.sleep(0)
+    with pytest.raises(images.DecodeQueueFullError, match="16 images"):
+        await decoding(1)
+    small[-1].cancel()
+    await asyncio.wait([small.pop()])
+    small.append(decoding(1))
+    release.set()
+    assert await asyncio.gather(*large, *small) == [True] * 16
+    assert await decoding(50_000_000)
+    await pool.close()
 
 
 async def test_work_cancelled_before_it_begins_never_begins(pool):
@@ -439,7 +463,7 @@ jobs = st.lists(st.tuples(st.booleans(), st.sampled_from(["kept", "cancelled", "
 @given(jobs, st.booleans())
 def test_nothing_runs_once_run_has_ended(plan, closes):
     async def scenario():
-        pool, gate, busy = images.DecodePool(2), threading.Event(), threading.Semaphore(2)
+        pool, gate, busy = images.DecodePool(2, 100), threading.Event(), threading.Semaphore(2)
         started, lent, large = set(), set(), threading.Semaphore(1)
 
         def work(index, is_large):
@@ -457,7 +481,7 @@ def test_nothing_runs_once_run_has_ended(plan, closes):
         async def lend(index, is_large):
             lent.add(index)
             try:
-                return await pool.run(work, index, is_large, pixels=images.LARGE_PIXELS if is_large else 1)
+                return await pool.decode(work, index, is_large, pixels=images.LARGE_PIXELS if is_large else 1)
             finally:
                 lent.discard(index)
 
@@ -500,7 +524,7 @@ async def test_work_that_waits_while_the_pool_closes_is_told_so(pool):
 
 
 async def test_closing_ends_the_threads():
-    pool = images.DecodePool(2)
+    pool = images.DecodePool(2, 100)
     await pool.run(lambda: None)
     await pool.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]

@@ -1,4 +1,7 @@
-"""The service's life: start, overload, a worker that is killed, SIGTERM under load, SIGKILL; nothing is left behind."""
+"""The service's life on a real device: start, overload, a worker that is killed, SIGTERM, SIGKILL; nothing is left.
+
+tests/test_faults.py has what a device can do wrong.
+"""
 
 from __future__ import annotations
 
@@ -62,49 +65,20 @@ def test_overload_is_refused_at_the_door_and_nothing_is_lost(tmp_path):
         assert ask(service.url) == (200, "OK")
 
 
-def test_a_killed_worker_is_replaced_and_the_service_never_stops_answering(tmp_path):
-    with running(tmp_path, *OPTIONS) as service:
+def test_a_killed_worker_is_replaced_and_requests_wait_for_the_next(tmp_path):
+    with running(tmp_path, *OPTIONS, "--timeout-ms", "100000") as service:
         first = service.worker()
         first.kill()
         until(lambda: ready(service).status_code == 503)
         answer = ready(service)
         assert answer.json()["code"] == "NOT_READY"
-        assert "resnet18" in answer.json()["error"]
+        assert "resnet18: cpu:0 is restarting: it ended, exit code -9" in answer.json()["error"]
         assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
-        assert ask(service.url) == (503, "NOT_READY")
-        until(lambda: ready(service).status_code == 200)
-        assert service.worker().pid != first.pid
         assert ask(service.url) == (200, "OK")
+        assert ready(service).status_code == 200
+        assert service.worker().pid != first.pid
         metrics = httpx.get(f"{service.url}/metrics").text
         assert 'anychip_worker_restarts_total{device="cpu:0",reason="died"} 1.0' in metrics
-
-
-def test_a_worker_killed_in_the_middle_of_work_fails_that_work_only(tmp_path):
-    # What still waits must outlast the start of another worker on a busy machine.
-    patience = ("--timeout-ms", "100000")
-    with running(tmp_path, *OPTIONS, *patience) as service, ThreadPoolExecutor(16) as threads:
-        asked = [threads.submit(ask, service.url) for _ in range(64)]
-        until(lambda: sum(each.done() for each in asked) >= 4)
-        service.worker().kill()
-        answers = [each.result() for each in asked]
-        assert answers.count((200, "OK")) >= 4
-        assert set(answers) <= {(200, "OK"), (500, "INFERENCE_FAILED"), (503, "NOT_READY")}
-        until(lambda: ready(service).status_code == 200)
-        assert ask(service.url) == (200, "OK")
-        assert 'anychip_images_in_flight{model="resnet18"} 0.0' in httpx.get(f"{service.url}/metrics").text
-
-
-def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing(tmp_path):
-    with running(tmp_path, *OPTIONS) as service, ThreadPoolExecutor(8) as threads:
-        children = service.children()
-        asked = [threads.submit(ask, service.url) for _ in range(40)]
-        until(lambda: sum(each.done() for each in asked) >= 3)
-        assert service.terminate() == 0
-        answers = [each.result() for each in asked]
-        assert set(answers) <= {(200, "OK"), (503, "DRAINING"), ("refused", "")}
-        assert answers.count((200, "OK")) >= 3
-        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
-        assert "cut off" not in service.log.read_text()
 
 
 def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
@@ -143,6 +117,22 @@ def anychip(folder, *arguments):
         (("--models", "resnet18", "--weights", "missing.pth"), "missing.pth"),
         (("--models", "resnet18,resnet18", "--weights", "random"), "one name"),
         (("--models", "resnet18", "--weights", "random", "--device", "npu"), "npu"),
+        (("--models", "resnet18", "--weights", "random", "--device", "null", "--null", "crash=often"), "crash=often"),
+        (
+            (
+                "--models",
+                "resnet18",
+                "--weights",
+                "random",
+                "--device",
+                "null",
+                "--null",
+                "load_ms=100000",
+                "--start-timeout-s",
+                "5",
+            ),
+            "not ready within 5 s",
+        ),
         (("--models", "resnet18", "--weights", "random", "--engine", "tensorrt"), "tensorrt"),
         (("--models", "resnet18", "--weights", "random", "--precision", "int4"), "int4"),
         (("--port", "70000"), "port"),

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 from app.arena import Arena
-from app.protocol import Done, Failed, Load, Ready, Run, StartFailed, Stats, Stop
+from app.protocol import Done, Ended, Failed, Load, Ready, Run, Stats, Stop
 from app.worker import run
 from models import Options, open_model, parse_spec
 
@@ -132,7 +132,7 @@ def test_nan_is_never_answered(tmp_path, architecture):
 def test_what_it_cannot_start_with_is_said_in_one_sentence(options, reason):
     with Talk("resnet18:random", **options) as talk:
         failed = talk.hear()
-        assert isinstance(failed, StartFailed)
+        assert isinstance(failed, Ended)
         assert reason in failed.reason
         talk.thread.join(WAIT_S)
         assert not talk.thread.is_alive()

@@ -19,15 +19,36 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from app.errors import ServiceError
+from app.routes.interrupt import interrupted_at
 from models import Options
 
 _RAW = "application/octet-stream"
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen.
+class BodyBudget:
+    """Bytes of bodies that may be in memory at once, over all requests."""
 
-    starlette's ClientDisconnect passes through.
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises QUEUE_FULL."""
+        if self.held_bytes + size > self.max_bytes:
+            raise ServiceError("QUEUE_FULL", "too many bytes of other requests are waiting; try again", retry_after_s=1)
+        self.held_bytes += size
+
+    def give(self, size: int) -> None:
+        """Give back what was taken."""
+        self.held_bytes -= size
+
+
+async def read_body(request: Request, max_bytes: int, budget: BodyBudget, deadline_s: float) -> bytes:
+    """The whole body; its bytes are taken of `budget`, to be given back by whoever drops it.
+
+    Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen; QUEUE_FULL; and
+    DEADLINE_EXCEEDED at `deadline_s` (`time.monotonic()`), however slowly the client sends. starlette's
+    ClientDisconnect passes through.
     """
     too_large = ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
     declared = request.headers.get("content-length", "")
@@ -35,11 +56,17 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise too_large
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise too_large
-        chunks.append(chunk)
+    try:
+        with interrupted_at(deadline_s):
+            async for chunk in request.stream():
+                budget.take(len(chunk))
+                size += len(chunk)
+                if size > max_bytes:
+                    raise too_large
+                chunks.append(chunk)
+    except BaseException:
+        budget.give(size)
+        raise
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
 from app.context import RequestContext
+from app.dispatcher import ServedModel
 from app.errors import ServiceError
-from app.routes.body import number, read_body, read_images, read_options
+from app.routes.body import BodyBudget, number, read_body, read_images, read_options
+from app.routes.interrupt import unless_disconnected
 from app.service import Request as Ask
 from app.service import Service
 
@@ -78,17 +81,38 @@ async def predict(request: Request, model: str) -> Response:
     if timeout_ms is None:
         timeout_ms = number(request.headers, "x-timeout-ms", service.settings.timeout_ms, 1e-3, 1e9)
     priority = int(number(request.headers, "x-priority", 0, -100, 100))
-    body = await read_body(request, service.settings.max_body_bytes)
-    images = await read_images(request.headers, body, service.settings.max_images)
-    answer = await service.predict(
-        served, images, Ask(options, context.started_s + timeout_ms / 1e3, priority, context.timings)
-    )
+    ask = Ask(options, context.started_s + timeout_ms / 1e3, priority, context.timings)
+    service.admit(served, ask.deadline_s, priority)
+    bodies: BodyBudget = request.app.state.bodies
+    body = await _upload(request, service, served, bodies, ask.deadline_s)
+    try:
+        images = await read_images(request.headers, body, service.settings.max_images)
+        answer = await unless_disconnected(request.receive, service.predict(served, images, ask), ask.abandon)
+    finally:
+        bodies.give(len(body))
     content = {
         "model": model,
         "predictions": answer.predictions,
-        "weights": served.model.weights,
+        "weights": answer.weights,
         "device": answer.device,
         "engine": answer.engine,
         "precision": answer.precision,
     }
     return Response(orjson.dumps(content), media_type="application/json")
+
+
+async def _upload(
+    request: Request, service: Service, served: ServedModel, bodies: BodyBudget, deadline_s: float
+) -> bytes:
+    """The body, counted where it does not come."""
+    try:
+        return await read_body(request, service.settings.max_body_bytes, bodies, deadline_s)
+    except ClientDisconnect:
+        served.metrics.cancelled["upload"].inc()
+        raise
+    except ServiceError as error:
+        if error.code == "DEADLINE_EXCEEDED":
+            served.metrics.expired["upload"].inc()
+        elif error.code == "QUEUE_FULL":
+            served.metrics.rejected["buffer_full"].inc()
+        raise

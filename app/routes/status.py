@@ -83,7 +83,7 @@ async def models(request: Request) -> Models:
                 weights=served.model.weights,
                 classes=len(served.model.labels),
                 input_shape=served.model.input_shape,
-                ready=service.serves(served.model.name),
+                ready=service.dispatcher.serves(served.model.name),
                 served_on=[
                     ServedOn(
                         device=device,
@@ -92,7 +92,7 @@ async def models(request: Request) -> Models:
                         batch_sizes=list(loaded.latency_s),
                         refusals=dict(loaded.refusals),
                     )
-                    for device, loaded in served.loaded.items()
+                    for device, loaded in service.dispatcher.loaded(served)
                 ],
             )
             for served in service.models.values()
@@ -104,14 +104,14 @@ async def models(request: Request) -> Models:
 async def devices(request: Request) -> Devices:
     """The devices in use, and why other vendors were not chosen."""
     service: Service = request.app.state.service
-    ready = service.devices
+    ready = {worker.device: worker.ready for worker in service.dispatcher.workers() if worker.ready}
     return Devices(
         devices=[
             DeviceStatus(
                 device=device,
                 name=ready[device].device_name if device in ready else "",
                 vendor=service.choice.backend.facts.vendor,
-                ready=service.worker_up(device),
+                ready=device in ready,
             )
             for device in service.choice.devices
         ],

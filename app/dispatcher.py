@@ -1,0 +1,330 @@
+"""Between the queue and the workers: what is sent where, and what becomes of it.
+
+    submit ─► enqueue ─► dispatch ─► Run ─► worker ─► Done ─► Outcome
+                            ▲                  ├─ Failed, or it is gone: its items again, one by one, once
+                            └── every event ◄──┘
+
+Owns: the scheduler, the arena and its slots, the replicas, and every item until somebody has its outcome: no item is
+lost and none answered twice. Must not know HTTP, encoded images or predictions. All of it runs in the event loop's
+thread, so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from app.arena import Arena, FreeSlots
+from app.config import Settings
+from app.errors import ServiceError
+from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
+from app.protocol import Done, Failed, Load, Loaded, Run, Stats
+from app.scheduler import Batch, Item, Places, Scheduler
+from app.workers import Events, Plan, Replica, WorkerProcess
+from backends import Choice
+from models import Model, Options
+
+log = logging.getLogger("anychip.dispatcher")
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a worker made of one image: what `Model.reduce` returned, None where the network computed NaN."""
+
+    result: tuple[Array, ...] | None
+    worker: WorkerProcess
+    infer_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """An item's payload: where its pixels are, and who waits for them."""
+
+    slot: int
+    options: Options
+    future: asyncio.Future[Outcome]
+
+
+class ServedModel:
+    """A model and what belongs to it here. Its arena pool and its place in every `Load` have its `index`."""
+
+    def __init__(self, index: int, model: Model, slots: int, metrics: Metrics) -> None:
+        self.index = index
+        self.model = model
+        self.slots = FreeSlots(slots)
+        self.metrics = ModelMetrics(metrics, model.name)
+        self.images = 0
+        """Images accepted and not yet answered."""
+
+
+class Dispatcher:
+    """Models on workers. Made, started and stopped inside one running event loop."""
+
+    def __init__(self, settings: Settings, choice: Choice, models: Sequence[Model], metrics: Metrics) -> None:
+        devices = [device for device in choice.devices for _ in range(settings.workers_per_device)]
+        # Two batches a worker, and twice as many workers while they hand over.
+        in_flight = 2 * settings.ladder[-1] * 2 * len(devices)
+        slots = settings.queue_size + in_flight
+        self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
+        self.scheduler = Scheduler(dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3)
+        self.arena = Arena([(math.prod(model.input_shape), slots) for model in models])
+        self.replicas: list[Replica] = []
+        self._settings = settings
+        self._choice = choice
+        self._devices = devices
+        self._metrics = metrics
+        self._stats: dict[WorkerProcess, Stats] = {}
+        self._workers: dict[str, WorkerProcess] = {}
+        self._wake: asyncio.TimerHandle | None = None
+        self._handing_over = asyncio.Lock()
+        for served in self.models.values():
+            self._watch(served)
+
+    def _watch(self, served: ServedModel) -> None:
+        name = served.model.name
+        served.metrics.queue_depth.set_function(lambda: self.scheduler.waiting(name))
+        served.metrics.images_in_flight.set_function(lambda: served.images)
+
+    async def start(self) -> None:
+        """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
+        settings = self._settings
+        events = Events(
+            self._worker_ready, self._worker_message, self._worker_retiring, self._worker_gone, self._worker_died,
+            self._replica_broken,
+        )  # fmt: skip
+        for device in self._devices:
+            load = Load(
+                models=tuple(served.model for served in self.models.values()),
+                device=device,
+                engine=settings.engine,
+                precision=settings.precision,
+                batch_sizes=settings.ladder,
+            )
+            plan = Plan(
+                load,
+                self._choice.backend.facts.environment,
+                start_timeout_s=settings.start_timeout_s,
+                batch_timeout_s=settings.batch_timeout_s,
+                heartbeat_timeout_s=settings.heartbeat_timeout_s,
+                log_level=settings.log_level,
+            )
+            self._metrics.worker_up.labels(device).set(0)
+            self.replicas.append(Replica(device, plan, self.arena, events))
+        await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
+
+    async def stop(self) -> None:
+        """Stop every worker; what is still under way has no outcome. Idempotent."""
+        if self._wake is not None:
+            self._wake.cancel()
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
+        self.arena.close()
+
+    def serves(self, name: str) -> bool:
+        """Whether a worker is ready for the model."""
+        return self.scheduler.serves(name)
+
+    def expects(self, name: str) -> bool:
+        """Whether a worker is ready for the model, or will be soon."""
+        return self.serves(name) or any(replica.state == "restarting" for replica in self.replicas)
+
+    def workers(self) -> list[WorkerProcess]:
+        """The workers that are ready."""
+        return list(self._workers.values())
+
+    def loaded(self, served: ServedModel) -> list[tuple[str, Loaded]]:
+        """How each ready worker serves the model, with its device."""
+        return [(worker.device, worker.ready.loaded[served.index]) for worker in self._workers.values() if worker.ready]
+
+    def why_not_ready(self) -> str:
+        """What is the matter with the replicas that have no worker."""
+        return "; ".join(f"{each.device} is {each.state}: {each.reason}" for each in self.replicas if each.reason)
+
+    def retry_after_s(self, name: str) -> int:
+        """Seconds until the queue has drained at the rate the workers show, at least one."""
+        return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
+
+    def submit(self, places: Places, slot: int, options: Options, position: int) -> Item:
+        """Queue a decoded image; `outcome` must be awaited, it gives the slot back."""
+        waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future())
+        item = self.scheduler.enqueue(places, waiting, time.monotonic(), position)
+        self._dispatch()
+        return item
+
+    async def outcome(self, served: ServedModel, item: Item) -> Outcome:
+        """What became of an item; its slot is free afterwards, or as soon as no device looks at it any more.
+
+        Raises ServiceError: DEADLINE_EXCEEDED, INFERENCE_FAILED, NOT_READY. Cancelled, it leaves the queue at once.
+        """
+        future: asyncio.Future[Outcome] = item.payload.future
+        timer = asyncio.get_running_loop().call_later(item.deadline_s - time.monotonic(), self._expire, item)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            if self.scheduler.discard(item):
+                served.slots.give(item.payload.slot)
+
+    async def hand_over(self, models: Iterable[Model], reason: str) -> None:
+        """Replace every worker, one after the other, by one that serves `models` (same names and order).
+
+        Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
+        """
+        new = {model.name: model for model in models}
+        async with self._handing_over:
+            for replica in self.replicas:
+                plan = replace(replica.plan, load=replace(replica.plan.load, models=tuple(new.values())))
+                await replica.hand_over(plan, self._settings.drain_s)
+                self._metrics.handovers.labels(replica.device, reason).inc()
+            for name, model in new.items():
+                self.models[name].model = model
+
+    def _dispatch(self) -> None:
+        """Send what can be sent."""
+        now_s = time.monotonic()
+        batches, dropped = self.scheduler.dispatch(now_s)
+        for item in dropped:
+            self._too_late(item)
+        for batch in batches:
+            self._send(batch)
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        wake_at = self.scheduler.wake_at()
+        if wake_at is not None:
+            self._wake = asyncio.get_running_loop().call_later(wake_at - now_s, self._dispatch)
+
+    def _send(self, batch: Batch) -> None:
+        waiting: list[_Waiting] = [item.payload for item in batch.items]
+        worker = self._workers[batch.worker]
+        served = self.models[batch.model]
+        size, padding = served.metrics.batch(worker.device)
+        size.observe(len(waiting))
+        if batch.size > len(waiting):
+            padding.inc(batch.size - len(waiting))
+        run = Run(
+            batch.id,
+            served.index,
+            tuple(each.slot for each in waiting),
+            tuple(each.options for each in waiting),
+            batch.size,
+        )
+        worker.send(run)
+
+    def _expire(self, item: Item) -> None:
+        """The deadline of an item has passed."""
+        if self.scheduler.discard(item):
+            self._too_late(item)
+        elif not item.payload.future.done():
+            # With a worker: the slot stays taken until the batch is done, the client need not wait for that.
+            self.models[item.model].metrics.expired["infer"].inc()
+            item.payload.future.set_exception(too_late())
+
+    def _too_late(self, item: Item) -> None:
+        """An item that will not be computed, already out of its queue."""
+        self.models[item.model].metrics.expired["queue"].inc()
+        self._fail(item, too_late())
+
+    def _fail(self, item: Item, error: ServiceError) -> None:
+        """An item out of its queue and with no worker ends."""
+        self.models[item.model].slots.give(item.payload.slot)
+        if not item.payload.future.done():
+            item.payload.future.set_exception(error)
+
+    def _again(self, items: Iterable[Item], reason: str, *, suspects: bool) -> None:
+        """Items whose batch has failed: those that may be to blame run once more, each alone."""
+        for item in items:
+            if item.payload.future.done():  # The client left, or its deadline passed.
+                self.models[item.model].slots.give(item.payload.slot)
+            elif suspects and item.alone:
+                log.error("an image for %s failed twice, the second time alone: %s", item.model, reason)
+                self._fail(item, ServiceError("INFERENCE_FAILED", "the model could not answer"))
+            else:
+                self.models[item.model].metrics.retried.inc()
+                self.scheduler.requeue(item, alone=suspects or item.alone)
+
+    def _worker_ready(self, worker: WorkerProcess) -> None:
+        assert worker.ready is not None
+        self._workers[worker.id] = worker
+        latency_s = {}
+        for served, loaded in zip(self.models.values(), worker.ready.loaded, strict=True):
+            latency_s[served.model.name] = loaded.latency_s
+            labels = (served.model.name, worker.device, loaded.engine, loaded.precision, served.model.weights)
+            self._metrics.model_info.labels(*labels).set(1)
+        self.scheduler.add_worker(worker.id, latency_s)
+        self._metrics.worker_up.labels(worker.device).set(1)
+        log.info("%s is ready: %s", worker.id, worker.ready.device_name)
+        self._dispatch()
+
+    def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
+        now_s = time.monotonic()
+        if isinstance(message, Done):
+            batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=not message.fitted)
+            served = self.models[batch.model]
+            if message.fitted:
+                self.scheduler.limit_batches(worker.id, batch.model, message.fitted, now_s)
+                self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
+            for item in batch.items:
+                served.slots.give(item.payload.slot)
+            self._finished(worker)  # The device first, then those who wait.
+            for item, result in zip(batch.items, message.results, strict=True):
+                if not item.payload.future.done():
+                    item.payload.future.set_result(Outcome(result, worker, message.infer_s))
+        elif isinstance(message, Failed):
+            batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=False)
+            log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, message.reason)
+            self._again(batch.items, message.reason, suspects=True)
+            self._finished(worker)
+        elif isinstance(message, Stats):
+            self._report(worker, message)
+
+    def _finished(self, worker: WorkerProcess) -> None:
+        if worker.retiring and self.scheduler.idle(worker.id):
+            worker.drained.set()
+        self._dispatch()
+
+    def _worker_retiring(self, worker: WorkerProcess) -> None:
+        self.scheduler.retire_worker(worker.id)
+        if self.scheduler.idle(worker.id):
+            worker.drained.set()
+
+    def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        self._workers.pop(worker.id, None)
+        self._stats.pop(worker, None)
+        if not any(other.device == worker.device for other in self._workers.values()):
+            self._metrics.worker_up.labels(worker.device).set(0)
+        for number, batch in enumerate(self.scheduler.remove_worker(worker.id)):
+            # Batches run in the order they were sent: the first may be to blame, the others had not begun.
+            self._again(batch.items, reason, suspects=number == 0)
+        self._dispatch()
+
+    def _worker_died(self, replica: Replica, kind: str) -> None:
+        self._metrics.worker_restarts.labels(replica.device, kind).inc()
+
+    def _replica_broken(self, replica: Replica, reason: str) -> None:
+        for name in self.models:
+            if not self.expects(name):
+                for item in self.scheduler.discard_all(name):
+                    self._fail(item, ServiceError("NOT_READY", f"no worker is left for {name}", retry_after_s=60))
+
+    def _report(self, worker: WorkerProcess, stats: Stats) -> None:
+        """Memory of a device is what all its workers hold of it; used and total are the device's own."""
+        self._stats[worker] = stats
+        here = [each for other, each in self._stats.items() if other.device == worker.device]
+        for kind in MEMORY_KINDS:
+            value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
+            self._metrics.device_memory.labels(worker.device, self._choice.backend.facts.vendor, kind).set(value)
+        self._metrics.worker_resident.labels(worker.device).set(sum(each.resident for each in here))
+
+
+def too_late() -> ServiceError:
+    """The deadline of something that was accepted has passed."""
+    return ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the answer was there")

@@ -1,0 +1,142 @@
+"""What is known of how long things take: batches by their size, and answers against what was expected.
+
+Owns: the estimates and the batch size that follows from them. Pure logic; times are in seconds, the clock is a
+parameter. Must not know queues or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+_LEARNING_RATE = 0.2
+_DRIFT = 0.01
+_CREDIBLE = 3.0
+_SHORTEST_S = 1e-4
+_CEILING_S = 30.0
+_LONGEST_CEILING_S = 600.0
+
+
+class Ladder:
+    """The batch sizes a worker takes of a model, how long each is expected to take, and which may be used now."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        """`seconds` by ladder size, as measured when the worker warmed up."""
+        if not seconds or any(size < 1 or taken < 0 for size, taken in seconds.items()):
+            raise ValueError("a ladder needs at least one positive size and no negative time")
+        self._seconds = dict(sorted(seconds.items()))
+        self._measured = {size: max(taken, _SHORTEST_S) for size, taken in self._seconds.items()}
+        self.sizes = tuple(self._seconds)
+        self.least_s = min(self._seconds.values())
+        """The least that any batch has ever taken."""
+        self.rate = 0.0
+        """Images a second in batches of the size that is best at it."""
+        self._usable = len(self.sizes)
+        self._limited_until_s = 0.0
+        self._limited_for_s = _CEILING_S
+        self._rated()
+
+    def learn(self, size: int, seconds: float) -> None:
+        """Move the estimate for `size` towards what a batch just took, towards a stall no further than to a limit."""
+        credible_s = min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
+        self._seconds[size] += _LEARNING_RATE * (credible_s - self._seconds[size])
+        self.least_s = min(self.least_s, seconds)
+        # The other sizes sink towards where the measured ladder has them: one that stalled is tried again some day.
+        scale = self._seconds[size] / self._measured[size]
+        for other in self.sizes:
+            self._seconds[other] -= _DRIFT * max(0.0, self._seconds[other] - self._measured[other] * scale)
+        self._rated()
+
+    def of(self, size: int) -> float:
+        """Seconds expected of a batch of ladder size `size`."""
+        return self._seconds[size]
+
+    def limit(self, size: int, now: float) -> None:
+        """No batches above `size` for a while, then one rung more at a time; longer each time it did not hold.
+
+        At least the smallest size stays.
+        """
+        self._limited_for_s = min(2 * self._limited_for_s, _LONGEST_CEILING_S) if self._limited_until_s else _CEILING_S
+        self._usable = max(1, sum(rung <= size for rung in self.sizes))
+        self._limited_until_s = now + self._limited_for_s
+        self._rated()
+
+    def ceiling(self, now: float) -> int:
+        """The largest size that may be used now."""
+        if self._usable < len(self.sizes) and now >= self._limited_until_s:
+            self._usable += 1
+            self._limited_until_s = now + self._limited_for_s
+            self._rated()
+        return self.sizes[self._usable - 1]
+
+    def best_size(self, waiting: int, now: float) -> int:
+        """The size that answers most items a second when `waiting` are there; the larger one when equal.
+
+        Where time grows with size (a CPU) that is the size below, without padding; where it hardly does (a GPU), the
+        padded size above.
+        """
+        ceiling = self.ceiling(now)
+        usable = self.sizes[: self._usable]
+        above = next((size for size in usable if size >= waiting), ceiling)
+        below = next((size for size in reversed(usable) if size <= waiting), above)
+        return max((above, below), key=lambda size: (min(size, waiting) / max(self._seconds[size], 1e-9), size))
+
+    def _rated(self) -> None:
+        self.rate = max(size / max(self._seconds[size], 1e-9) for size in self.sizes[: self._usable])
+
+
+class Lateness:
+    """How much later than the queue alone explains answers come: decoding, the loop, the pipe, other processes.
+
+    Mean and deviation as TCP estimates round trips (RFC 6298), but slower: in overload every dip lets a crowd in.
+    """
+
+    _MEAN_RATE = 1 / 32
+    _DEVIATION_RATE = 1 / 16
+    _DEVIATIONS = 4.0
+
+    def __init__(self) -> None:
+        self._mean_s = 0.0
+        self._deviation_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What to add to an expectation so that most answers come before it."""
+        return max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
+
+    def learn(self, seconds: float) -> None:
+        """An answer came `seconds` later (earlier: negative) than expected."""
+        self._deviation_s += self._DEVIATION_RATE * (abs(seconds - self._mean_s) - self._deviation_s)
+        self._mean_s += self._MEAN_RATE * (seconds - self._mean_s)
+
+
+class Lane:
+    """A worker as an image in the queue sees it: one full batch after the other, from `start_s` from now on."""
+
+    def __init__(self, ladder: Ladder, start_s: float, models: int, now: float) -> None:
+        self.ladder = ladder
+        self.start_s = start_s
+        self.now = now
+        self.full = ladder.ceiling(now)
+        self.step_s = max(ladder.of(self.full), 1e-9) * models  # Models with work take turns.
+
+    def done_s(self, images: int) -> float:
+        """When a batch of up to so many images would be done, were it the next one."""
+        return self.start_s + self.ladder.of(self.ladder.best_size(images, self.now))
+
+    def skip(self, batches: int) -> int:
+        """Let so many full batches go first; returns their images."""
+        self.start_s += batches * self.step_s
+        return batches * self.full
+
+
+def last_s(lanes: Sequence[Lane], images: int, usual: int) -> float:
+    """Seconds until the last of `images` is done, whole batches at a time and never less than `usual` in the last."""
+    spare = images - 2 * sum(lane.full for lane in lanes)
+    if spare > 0:  # All but the last few batches at once, or a long queue would take long to reckon with.
+        spare_s = spare / sum(lane.full / lane.step_s for lane in lanes)
+        images -= sum(lane.skip(int(spare_s / lane.step_s)) for lane in lanes)
+    while True:
+        lane = min(lanes, key=lambda lane: lane.done_s(max(images, usual)))
+        if images <= lane.full:
+            return lane.done_s(max(images, usual))
+        images -= lane.skip(1)

@@ -1,0 +1,146 @@
+"""What the service itself costs: answers a second and CPU time a request, on a device that computes nothing.
+
+`anychip serve --device null` beside the least a FastAPI handler can do, under the same load, turn and turn about in one
+run. CPU time is that of the whole process tree and, unlike the rate, hardly depends on what else the machine does.
+
+    python -m benchmarks.overhead [--connections 16] [--seconds 5] [--rounds 3] [--json FILE]
+
+Owns: the picture that is sent, the rounds, the table and the two aims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from app.config import usable_cores
+from benchmarks import servers
+from benchmarks.load import drive
+
+AIM_ANSWERS_PER_S = 3500
+AIM_CPU_MS = 0.30
+PICTURE_BYTES = 65_000  # An ordinary photograph of 500 by 375 pixels.
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--weights", default="random")
+    parser.add_argument("--device", default="null", help="any other adds its computation to the figures")
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=5, help="length of one measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; the median counts")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    report = measure(given)
+    _print(report)
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Rounds of service and plain handler, one after the other; medians over the rounds."""
+    picture = noise_jpeg(PICTURE_BYTES)
+    rounds: dict[str, list[dict[str, float]]] = {"service": [], "plain": []}
+    options = ("--weights", given.weights, "--device", given.device)
+    with servers.service(given.model, *options) as service, servers.plain() as plain:
+        targets = {
+            "service": (service, servers.service_request(given.model, picture)),
+            "plain": (plain, servers.plain_request(picture)),
+        }
+        for server, request in targets.values():
+            drive(server.port, request, given.connections, 0.5)  # Warm-up.
+        for _ in range(given.rounds):
+            for kind, (server, request) in targets.items():
+                rounds[kind].append(_measure_once(server, request, given.connections, given.seconds))
+    return {
+        "model": given.model,
+        "weights": given.weights,
+        "device": given.device,
+        "picture_bytes": len(picture),
+        "connections": given.connections,
+        "seconds": given.seconds,
+        "rounds": given.rounds,
+        "cores": usable_cores(),
+        "date": time.strftime("%Y-%m-%d"),
+        **{kind: medians(measured) for kind, measured in rounds.items()},
+    }
+
+
+def _measure_once(server: servers.Server, request: bytes, connections: int, seconds: float) -> dict[str, float]:
+    before, generator_s = server.cpu_time(), time.process_time()
+    load = drive(server.port, request, connections, seconds)
+    after, generator_s = server.cpu_time(), time.process_time() - generator_s
+    answers = len(load.latencies_s)
+    if load.errors or not answers:
+        raise RuntimeError(f"{answers} answers, errors {load.errors}: there is nothing to compare")
+    server_s = after.server_s - before.server_s
+    workers_s = after.workers_s - before.workers_s
+    return {
+        "answers_per_s": load.answers_per_s,
+        "p50_ms": load.percentile_ms(50),
+        "p99_ms": load.percentile_ms(99),
+        "cpu_ms": (server_s + workers_s) / answers * 1e3,
+        "server_cpu_ms": server_s / answers * 1e3,
+        "worker_cpu_ms": workers_s / answers * 1e3,
+        "generator_cores": generator_s / load.seconds,
+    }
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Each figure's median over the rounds."""
+    return {name: round(statistics.median(figures[name] for figures in rounds), 3) for name in rounds[0]}
+
+
+def noise_jpeg(size_bytes: int) -> bytes:
+    """A JPEG of about so many bytes: soft shapes under noise, the same every time."""
+    source = np.random.default_rng(0)
+    shapes = Image.fromarray(source.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(
+        (500, 375), Image.Resampling.BICUBIC
+    )
+    noisy = np.asarray(shapes, dtype=np.float32) + source.normal(0, 12, (375, 500, 1))
+    picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    encoded: list[bytes] = []
+    for quality in range(30, 96):
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=quality)
+        encoded.append(file.getvalue())
+    return min(encoded, key=lambda jpeg: abs(len(jpeg) - size_bytes))
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(
+        f"{report['model']} ({report['weights']}) on {report['device']}, JPEG of {report['picture_bytes']} bytes, "
+        f"{report['connections']} connections, {report['rounds']} rounds of {report['seconds']:g} s, "
+        f"{report['cores']} cores"
+    )
+    print(
+        f"{'':9}{'answers/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms a request':>18}{'of it server':>14}{'worker':>8}"
+        f"{'generator cores':>17}"
+    )
+    for kind in ("service", "plain"):
+        row = report[kind]
+        print(
+            f"{kind:9}{row['answers_per_s']:>11.0f}{row['p50_ms']:>9.2f}{row['p99_ms']:>9.2f}{row['cpu_ms']:>18.3f}"
+            f"{row['server_cpu_ms']:>14.3f}{row['worker_cpu_ms']:>8.3f}{row['generator_cores']:>17.2f}"
+        )
+    service, plain = report["service"], report["plain"]
+    print(
+        f"service / plain: answers {service['answers_per_s'] / plain['answers_per_s']:.2f}, "
+        f"CPU {service['cpu_ms'] / plain['cpu_ms']:.2f}"
+    )
+    print(f"answers/s: {service['answers_per_s']:.0f} (aim: >= {AIM_ANSWERS_PER_S})")
+    print(f"CPU a request: {service['cpu_ms']:.3f} ms (aim: <= {AIM_CPU_MS:.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The servers that are compared, each in a process of its own on a free port of the loopback interface.
+
+Owns: their start, the CPU time they used, their end (with everything they started), and the requests they understand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.load import request_bytes
+from models.sample import PICTURES
+
+_ROOT = Path(__file__).resolve().parent.parent
+_START_LIMIT_S = 300.0
+_STOP_LIMIT_S = 60.0
+
+
+@dataclass
+class CpuTime:
+    """Seconds of CPU, user and system: of the process that listens, and of all it has started."""
+
+    server_s: float
+    workers_s: float
+
+
+@dataclass
+class Server:
+    """A server that answers."""
+
+    port: int
+    process: psutil.Process
+
+    def cpu_time(self) -> CpuTime:
+        """What it has used so far."""
+        return CpuTime(_cpu_s(self.process), sum(_cpu_s(child) for child in self.process.children(recursive=True)))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+@contextlib.contextmanager
+def service(models: str, *options: str) -> Iterator[Server]:
+    """`anychip serve` with the given options."""
+    command = [sys.executable, "-m", "app", "serve", "--models", models, "--port", "0", *options]
+    with _process(command, _STOP_LIMIT_S, stdout=subprocess.PIPE, text=True) as process:
+        limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
+        limit.start()
+        line = process.stdout.readline() if process.stdout else ""
+        limit.cancel()
+        found = re.search(r":(\d+)\s*$", line)
+        if not found:
+            raise RuntimeError(f"the service did not start: {' '.join(command)} printed {line!r}")
+        yield Server(int(found.group(1)), psutil.Process(process.pid))
+
+
+def service_request(model: str, picture: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    """A JPEG as the raw body of a request to `service`."""
+    return request_bytes(f"/v1/models/{model}:predict", picture, "image/jpeg", headers)
+
+
+@contextlib.contextmanager
+def naive(model: str, weights: str) -> Iterator[Server]:
+    """The handler most people write."""
+    with _uvicorn("benchmarks.naive_server", model, weights) as server:
+        yield server
+
+
+def naive_request(picture: bytes) -> bytes:
+    """A JPEG as a form's file, for `naive`."""
+    multipart = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
+        b"Content-Type: image/jpeg\r\n\r\n" + picture + b"\r\n--b--\r\n"
+    )
+    return request_bytes("/predict", multipart, "multipart/form-data; boundary=b")
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[Server]:
+    """The least a FastAPI handler can do."""
+    with _uvicorn("benchmarks.plain_server") as server:
+        yield server
+
+
+def plain_request(picture: bytes) -> bytes:
+    """A JPEG as the raw body of a request to `plain`."""
+    return request_bytes("/predict", picture, "image/jpeg")
+
+
+def sample_picture() -> bytes:
+    """The JPEG that is sent where none is named."""
+    return sorted(PICTURES.glob("*.jpg"))[0].read_bytes()
+
+
+@contextlib.contextmanager
+def _uvicorn(module: str, *arguments: str) -> Iterator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # Ends soon: these servers may have a queue of requests nobody waits for any more.
+    with _process([sys.executable, "-m", module, *arguments, str(port)], 2.0) as process:
+        _wait_until_it_answers(process, port)
+        yield Server(port, psutil.Process(process.pid))
+
+
+def _wait_until_it_answers(process: subprocess.Popen[Any], port: int) -> None:
+    limit_s = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < limit_s and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=5):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{' '.join(map(str, process.args))} did not start")
+
+
+@contextlib.contextmanager
+def _process(command: list[str], stop_limit_s: float, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, cwd=_ROOT, env=environment, **options)
+    try:
+        yield process
+    finally:
+        try:
+            children = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            children = []
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(stop_limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for left in psutil.wait_procs(children, timeout=10)[1]:
+            left.kill()
+        if process.stdout:
+            process.stdout.close()

@@ -1,0 +1,73 @@
+"""Clients for the tests of a running service: many at once, without a thread each, counted by outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import Callable
+
+import httpx
+
+WAIT_S = 240
+
+
+class Load:
+    """So many clients in a loop of their own requests, from `start` until `stop`; `outcomes` by (status, code)."""
+
+    def __init__(self, url: str, path: str, body: bytes, clients: int, headers: dict[str, str] | None = None) -> None:
+        self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
+        self._client = httpx.AsyncClient(
+            base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_connections=clients), trust_env=False
+        )
+        self._ask = lambda: self._client.post(
+            path, content=body, headers={"Content-Type": "image/jpeg", **(headers or {})}
+        )
+        self._stopping = False
+        self._answered = asyncio.Condition()
+        self._clients = clients
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._client_loop()) for _ in range(self._clients)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Every client gets its last answer."""
+        self._stopping = True
+        try:
+            await asyncio.wait_for(asyncio.gather(*self._tasks), WAIT_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._client.aclose()
+
+    async def answers(self, more: int) -> None:
+        """Until so many more requests have been answered."""
+        wanted = self.outcomes.total() + more
+        async with self._answered:
+            await asyncio.wait_for(self._answered.wait_for(lambda: self.outcomes.total() >= wanted), WAIT_S)
+
+    async def _client_loop(self) -> None:
+        while not self._stopping:
+            try:
+                answer = await self._ask()
+                outcome = answer.status_code, answer.json().get("code", "OK")
+            except httpx.ConnectError:
+                outcome = 0, "REFUSED"
+                self._stopping = True  # Nobody listens any more.
+            except httpx.HTTPError as error:
+                outcome = 0, type(error).__name__
+            async with self._answered:
+                self.outcomes[outcome] += 1
+                self._answered.notify_all()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Poll a running service for a state that it reports only when asked."""
+    for _ in range(WAIT_S * 20):
+        with contextlib.suppress(httpx.TransportError):
+            if await asyncio.to_thread(condition):
+                return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it never came about")
