@@ -254,15 +254,21 @@ class Dispatcher:
     def _worker_ready(self, worker: WorkerProcess) -> None:
         assert worker.ready is not None
         self._workers[worker.id] = worker
-        latency_s = {}
-        for served, loaded in zip(self.models.values(), worker.ready.loaded, strict=True):
-            latency_s[served.model.name] = loaded.latency_s
-            labels = (served.model.name, worker.device, loaded.engine, loaded.precision, served.model.weights)
-            self._metrics.model_info.labels(*labels).set(1)
-        self.scheduler.add_worker(worker.id, latency_s)
+        loaded = zip(self.models, worker.ready.loaded, strict=True)
+        self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded})
         self._metrics.worker_up.labels(worker.device).set(1)
+        self._describe()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch()
+
+    def _describe(self) -> None:
+        """Say in the metrics who serves what now."""
+        self._metrics.model_info.clear()
+        for worker in self._workers.values():
+            assert worker.ready is not None
+            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+                labels = (model.name, worker.device, loaded.engine, loaded.precision, model.weights)
+                self._metrics.model_info.labels(*labels).set(1)
 
     def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
         now_s = time.monotonic()
@@ -301,6 +307,7 @@ class Dispatcher:
         self._stats.pop(worker, None)
         if not any(other.device == worker.device for other in self._workers.values()):
             self._metrics.worker_up.labels(worker.device).set(0)
+        self._describe()
         for number, batch in enumerate(self.scheduler.remove_worker(worker.id)):
             # Batches run in the order they were sent: the first may be to blame, the others had not begun.
             self._again(batch.items, reason, suspects=number == 0)

@@ -209,6 +209,8 @@ class Service:
             if self._drained is not None:
                 self._drained.set()
             scheduler.release(places)
+        if count == 1:
+            return results[0]
         return replace(results[-1], predictions=[prediction for each in results for prediction in each.predictions])
 
     def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:

@@ -175,7 +175,8 @@ class WorkerProcess:
             if self.ready is None:
                 continue
             # First hear what came while this loop was busy: a server that stood still must not blame its worker.
-            self._readable()
+            while self._connection is not None and not self._closed.done() and self._connection.poll():
+                self._readable()
             now_s = time.monotonic()
             if self._sent_s:
                 running_s = now_s - max(self._sent_s[0], self._answered_s)
@@ -189,9 +190,11 @@ class WorkerProcess:
         self.kill(f"it hung: {reason}")
 
     def _readable(self) -> None:
+        """One message; should there be more, the loop calls again."""
+        if self._connection is None or self._closed.done():
+            return
         try:
-            while self._connection is not None and not self._closed.done() and self._connection.poll():
-                self._handle(self._connection.recv())
+            self._handle(self._connection.recv())
         except (EOFError, ConnectionError):
             self._close("it ended")
         except Exception as error:  # A message that cannot be read: nothing this worker says can be trusted.

@@ -1,27 +1,29 @@
 """A device that computes nothing: answers of the right shape after a chosen delay, and faults where it is told to fail.
 
-Owns: the behaviour (`ANYCHIP_NULL`, docs/null.md), its faults and what they do to the process. It serves the tests of
-the server, load tests, and whoever wants to see what the server does when a device misbehaves; `auto` never chooses it.
-Must not be mistaken for hardware: its answers are zeros.
+Owns: where the behaviour is kept (`ANYCHIP_NULL`), and what faults do to the process. It serves the tests of the
+server, load tests, and whoever wants to see what the server does when a device misbehaves. Must not be taken for
+hardware, by `auto` or by the report: its answers are zeros.
 
 The worker warms every batch size with pictures that are all zero before it serves. A batch of such pictures is
-therefore not counted: "the third batch" is the third that holds anything.
+therefore not counted: "the third batch" is the third that holds anything, on one device in one process, whichever
+model it is for. Each run counts: a batch that is tried again in halves is three.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
-import re
 import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from backends.backend import (
     Array,
@@ -40,106 +42,38 @@ from backends.backend import (
     Telemetry,
 )
 from backends.engines import Engine, compile_first
-from backends.engines.engine import CheckedExecutable
+from backends.engines.engine import CheckedExecutable, translated_errors
+from backends.null_behaviour import Behaviour, FaultKind, parse
 
-_VARIABLE = "ANYCHIP_NULL"
-_TOLERANCE = 8  # Levels a channel: JPEG does not keep colours exactly.
-_KINDS = ("fail", "crash", "hang", "freeze", "oom", "nan")
-_TRIGGER = re.compile(r"(?P<sign>[*>]?)(?P<number>\d+)|#(?P<colour>[0-9a-fA-F]{6})")
-
-
-@dataclass(frozen=True)
-class Trigger:
-    """Which batches: the `number`-th (``), every `number`-th (`*`), larger than it (`>`), or one with a `colour`."""
-
-    sign: Literal["", "*", ">", "#"]
-    number: int = 0
-    colour: tuple[int, int, int] = (0, 0, 0)
-
-    def rows(self, pixels: Pixels, counted: int) -> list[int]:
-        """The rows of uint8 [n, height, width, 3] that pull it, all of them where the batch does."""
-        if self.sign == "#":
-            middle = pixels[:, pixels.shape[1] // 2, pixels.shape[2] // 2].astype(np.int16)
-            return [int(row) for row in np.flatnonzero((np.abs(middle - self.colour) <= _TOLERANCE).all(axis=1))]
-        pulled = {
-            "": counted == self.number,
-            "*": counted % max(1, self.number) == 0,
-            ">": len(pixels) > self.number,
-        }[self.sign]
-        return list(range(len(pixels))) if pulled else []
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """What the device does. Delays in milliseconds, memory in MiB; faults are (kind, trigger), in the order given."""
-
-    devices: int = 1
-    delay_ms: float = 0.0
-    image_delay_ms: float = 0.0
-    load_ms: float = 0.0
-    memory_mb: int = 1024
-    leak_mb: int = 0
-    faults: tuple[tuple[str, Trigger], ...] = ()
-
-    @property
-    def looks_at_pixels(self) -> bool:
-        """Whether it must see pictures: to count batches, and to find colours."""
-        return bool(self.faults or self.leak_mb)
-
-
-def parse(text: str) -> Behaviour:
-    """`delay_ms=5,crash=*100` to a behaviour. Raises BackendUnavailableError, naming the part that makes no sense."""
-    values: dict[str, Any] = {}
-    faults: list[tuple[str, Trigger]] = []
-    for part in (part.strip() for part in text.split(",")):
-        key, _, value = part.partition("=")
-        try:
-            if not part:
-                continue
-            if key in _KINDS:
-                faults.append((key, _trigger(value)))
-            elif key in ("delay_ms", "image_delay_ms", "load_ms"):
-                values[key] = _between(float(value), 0, 3.6e6)
-            elif key in ("devices", "memory_mb", "leak_mb"):
-                values[key] = int(_between(int(value), 0 if key == "leak_mb" else 1, 1 << 20))
-            else:
-                raise ValueError(key)
-        except ValueError:
-            known = ", ".join((*Behaviour.__dataclass_fields__, *_KINDS)).replace("faults, ", "")
-            raise BackendUnavailableError(
-                f"The null device does not understand {part!r}; it knows {known} (docs/null.md)."
-            ) from None
-    return Behaviour(**values, faults=tuple(faults))
+_VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.
 
 
 def configure(text: str) -> None:
-    """Set what the device does from now on, here and in the workers. Raises BackendUnavailableError."""
+    """Set what devices loaded from now on do, here and in processes started from here; empty: nothing in particular.
+
+    Raises BackendUnavailableError, and then changes nothing.
+    """
     parse(text)
-    os.environ[_VARIABLE] = text
+    if text.strip():
+        os.environ[_VARIABLE] = text
+    else:
+        os.environ.pop(_VARIABLE, None)
 
 
-def _behaviour() -> Behaviour:
+def _configured() -> Behaviour:
     return parse(os.environ.get(_VARIABLE, ""))
 
 
-def _trigger(text: str) -> Trigger:
-    found = _TRIGGER.fullmatch(text)
-    if not found:
-        raise ValueError(text)
-    if found["colour"]:
-        red, green, blue = bytes.fromhex(found["colour"])
-        return Trigger("#", colour=(red, green, blue))
-    number = int(found["number"])
-    if number < 1:
-        raise ValueError(text)
-    sign: Any = found["sign"]
-    return Trigger(sign, number)
+@dataclass
+class _State:
+    """What one device has been through in this process."""
 
+    counted: int = 0
+    leaked: list[mmap.mmap] = field(default_factory=list)
 
-def _between(value: float, least: float, most: float) -> float:
-    if not least <= value <= most:  # NaN neither.
-        raise ValueError(value)
-    return value
+    @property
+    def leaked_bytes(self) -> int:
+        return sum(len(block) for block in self.leaked)
 
 
 class NullBackend(Backend):
@@ -148,33 +82,38 @@ class NullBackend(Backend):
     name = "null"
 
     def __init__(self) -> None:
-        self._leaked: list[Array] = []
+        self._states: dict[str, _State] = {}
 
+    # Read-only and computed, because the behaviour is set after this module is imported; callers only ever read it.
     @property
     def facts(self) -> Facts:  # type: ignore[override]
-        """As it is configured now."""
+        """As it is configured now. Cannot raise: what makes no sense is `probe`'s to say."""
         text = os.environ.get(_VARIABLE, "")
+        try:
+            reads_pixels = parse(text).reads_pixels
+        except BackendUnavailableError:
+            reads_pixels = True
         return Facts(
             vendor="null",
             device_type="null",
-            engines=("null",),
-            precisions=("fp32",),
+            engines=(_NullEngine.name,),
+            precisions=_NullEngine.precisions,
             environment={_VARIABLE: text} if text else {},
             automatic=False,
-            reads_pixels=parse(text).looks_at_pixels,
+            reads_pixels=reads_pixels,
         )
 
     def probe(self) -> Probe:
         """Available, unless it is told what makes no sense."""
         try:
-            _behaviour()
+            _configured()
         except BackendUnavailableError as error:
             return Probe(False, str(error))
         return Probe(True)
 
     def devices(self) -> list[Device]:
         """As many as it is told to have."""
-        behaviour = _behaviour()
+        behaviour = _configured()
         return [
             Device(f"null:{index}", "computes nothing", behaviour.memory_mb << 20, "fp32")
             for index in range(behaviour.devices)
@@ -183,88 +122,135 @@ class NullBackend(Backend):
     def load(
         self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
     ) -> Executable:
-        """As the contract says, after `load_ms`."""
-        behaviour = _behaviour()
-        if device not in [each.id for each in self.devices()]:
-            raise BackendUnavailableError(f"There is no device {device!r}; there are {behaviour.devices} of null.")
-        if engine not in ("auto", "null"):
-            raise EngineRefusedError(f"The null device has no engine {engine!r}; it has null.")
+        """As the contract says, after `load_ms`; what is configured now holds for the executable's life."""
+        behaviour, state = _configured(), self._state(device)
+        if engine not in ("auto", _NullEngine.name):
+            raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")
         time.sleep(behaviour.load_ms / 1e3)
         chosen = "fp32" if precision == "auto" else precision
-        return compile_first([_NullEngine(behaviour, self._leaked)], network, device, chosen, batch_sizes)
+        return compile_first([_NullEngine(behaviour, state)], network, device, chosen, batch_sizes)
 
     def memory(self, device: str) -> Memory:
-        """What has leaked is allocated; nothing else is."""
-        leaked = sum(block.nbytes for block in self._leaked)
-        return Memory(leaked, leaked, leaked, _behaviour().memory_mb << 20)
+        """What has leaked in this process is allocated, and nothing else is. Raises BackendUnavailableError."""
+        leaked = self._state(device).leaked_bytes
+        return Memory(leaked, leaked, leaked, _configured().memory_mb << 20)
 
     def release_cache(self, device: str) -> int:
-        """There is no cache, and a leak is what no release returns: 0."""
+        """0: there is no cache, and a leak is what no release returns. Raises BackendUnavailableError."""
+        self._state(device)
         return 0
 
     def telemetry(self, device: str) -> Telemetry:
-        """It says nothing of itself."""
+        """It says nothing of itself. Raises BackendUnavailableError."""
+        self._state(device)
         return Telemetry()
+
+    def _state(self, device: str) -> _State:
+        known = [each.id for each in self.devices()]
+        if device not in known:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
+        return self._states.setdefault(device, _State())
 
 
 class _NullEngine(Engine):
     name = "null"
     precisions = ("fp32",)
 
-    def __init__(self, behaviour: Behaviour, leaked: list[Array]) -> None:
+    def __init__(self, behaviour: Behaviour, state: _State) -> None:
         self._behaviour = behaviour
-        self._leaked = leaked
+        self._state = state
 
     def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
-        """Finds the shapes of the outputs on torch's meta device, where tensors have shapes and no values."""
-        assert isinstance(network, nn.Module)
-        network.to("meta")
-        answers = {}
-        with torch.inference_mode():
-            for size in batch_sizes:
-                outputs = network(torch.empty((size, *network.input_shape), dtype=torch.uint8, device="meta"))
-                answers[size] = tuple(np.zeros(tuple(output.shape), dtype=np.float32) for output in outputs)
-        return _NullExecutable(device, answers, network.input_shape, self._behaviour, self._leaked)
+        """Keeps the shapes of the outputs and forgets the network."""
+        with translated_errors(device):
+            outputs = _outputs(network, batch_sizes[0])
+        if any(output.shape[:1] != batch_sizes[:1] for output in outputs):
+            raise EngineRefusedError(f"it answers {batch_sizes[0]} pictures with {[tuple(o.shape) for o in outputs]}")
+        answers = {
+            size: tuple(np.zeros((size, *output.shape[1:]), _numpy_dtype(output)) for output in outputs)
+            for size in batch_sizes
+        }
+        return _NullExecutable(device, answers, network.input_shape, self._behaviour, self._state)
+
+
+def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
+    """Outputs for `size` pictures, of which only shapes and types mean anything."""
+    module = cast(nn.Module, network)
+    pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8)
+    with torch.inference_mode():
+        try:
+            # On this device tensors have shapes and no values: nothing is computed. The module keeps its own tensors.
+            substitutes: dict[str, Tensor] = {name: buffer.to("meta") for name, buffer in module.named_buffers()}
+            for name, parameter in module.named_parameters():
+                substitutes[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            return cast(tuple[Tensor, ...], functional_call(module, substitutes, (pixels.to("meta"),)))
+        except Exception:
+            # It makes tensors of its own on the CPU, or looks at values: then it is run for real, once. What else may
+            # be wrong with it comes out there.
+            return network(pixels)
+
+
+def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:
+    """Floating point is float32, as the outputs of every engine are."""
+    return np.dtype(np.float32) if tensor.is_floating_point() else torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
 
 class _NullExecutable(CheckedExecutable):
+    """Every answer is made beforehand: a run without delay and faults costs its checks alone, a few microseconds."""
+
     def __init__(
         self,
         device: str,
         answers: dict[int, tuple[Array, ...]],
         input_shape: tuple[int, int, int],
         behaviour: Behaviour,
-        leaked: list[Array],
+        state: _State,
     ) -> None:
-        super().__init__("null", device, "fp32", tuple(answers), input_shape)
+        super().__init__(_NullEngine.name, device, "fp32", tuple(answers), input_shape)
         self._answers = answers
         self._behaviour = behaviour
-        self._leaked = leaked
-        self._counted = 0
+        self._state = state
+        self._delay_s = {
+            size: (behaviour.delay_ms + behaviour.image_delay_ms * size) / 1e3 for size in self.batch_sizes
+        }
+        self._reads_pixels = behaviour.reads_pixels
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        behaviour = self._behaviour
-        delay_ms = behaviour.delay_ms + behaviour.image_delay_ms * len(pixels)
-        if delay_ms:
-            time.sleep(delay_ms / 1e3)  # Releases the interpreter lock, as waiting for a device does.
-        answers = self._answers[len(pixels)]
-        if behaviour.looks_at_pixels and pixels.any():
-            self._counted += 1
+        size = len(pixels)
+        if delay_s := self._delay_s[size]:
+            time.sleep(delay_s)  # Releases the interpreter lock, as waiting for a device does.
+        answers = self._answers[size]
+        if self._reads_pixels and pixels.any():
+            self._state.counted += 1
             self._leak()
-            for kind, trigger in behaviour.faults:
-                rows = trigger.rows(pixels, self._counted)
-                if kind == "nan" and rows:
+            for fault in self._behaviour.faults:
+                rows = fault.trigger.rows(pixels, self._state.counted)
+                if rows and fault.kind == "nan":
                     answers = tuple(_with_nan(answer, rows) for answer in answers)
                 elif rows:
-                    self._fault(kind)
+                    self._act(fault.kind)
         return answers
 
     def _leak(self) -> None:
-        if self._behaviour.leak_mb:
-            self._leaked.append(np.ones(self._behaviour.leak_mb << 20, dtype=np.uint8))
+        """Raises OutOfDeviceMemoryError when the device's memory has leaked, or the host has no more."""
+        leak, memory = self._behaviour.leak_mb << 20, self._behaviour.memory_mb << 20
+        if not leak:
+            return
+        if self._state.leaked_bytes + leak > memory:
+            raise OutOfDeviceMemoryError(f"{self._device} has no memory left: it has leaked.")
+        # Pages of its own: what the allocator hands out may be resident already, and then nothing would grow.
+        try:
+            block = mmap.mmap(-1, leak, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise OutOfDeviceMemoryError(f"{self._device} cannot leak {leak} bytes: {error}.") from error
+        np.frombuffer(block, dtype=np.uint8)[:: mmap.PAGESIZE] = 1  # A page takes memory once it is written to.
+        self._state.leaked.append(block)
 
-    def _fault(self, kind: str) -> None:
-        """Raises BackendError, OutOfDeviceMemoryError, or does not come back."""
+    def _act(self, kind: FaultKind) -> None:
+        """Raises BackendError, OutOfDeviceMemoryError; ends or stops the process; or does not come back.
+
+        A process that was stopped and is continued (SIGCONT) answers as if nothing had been.
+        """
         if kind == "fail":
             raise BackendError(f"{self._device} was told to fail.")
         if kind == "oom":
@@ -279,6 +265,8 @@ class _NullExecutable(CheckedExecutable):
 
 
 def _with_nan(answer: Array, rows: list[int]) -> Array:
+    if answer.dtype.kind != "f":  # A class number cannot be NaN.
+        return answer
     answer = answer.copy()
     answer[rows] = np.nan
     return answer

@@ -1,4 +1,7 @@
-"""The contract of backends, over every backend that answers here, each of its engines and each of its precisions."""
+"""The contract of backends, over every backend that answers here, each of its engines and each of its precisions.
+
+Not over the null device, which computes nothing: tests/test_null.py.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ class Case(NamedTuple):
     precision: str
 
 
+COMPUTING = [backend for backend in BACKENDS if backend.facts.automatic and backend.probe().available]
 CASES = [
     Case(backend, backend.devices()[0].id, engine, precision)
-    for backend in BACKENDS
-    if backend.probe().available
+    for backend in COMPUTING
     for engine in backend.facts.engines
     for precision in backend.facts.precisions
 ]
@@ -255,7 +258,7 @@ def test_two_executables_in_turn_keep_their_answers(case: Case) -> None:
     second.close()
 
 
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.probe().available], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", COMPUTING, ids=lambda backend: backend.name)
 class TestBackend:
     def test_at_most_eight_public_members(self, backend: Backend) -> None:
         members = {name for name in dir(backend) if not name.startswith("_")}

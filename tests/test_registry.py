@@ -30,9 +30,9 @@ from backends.cpu import CpuBackend
 class Accelerator(Backend):
     """A vendor that is not there: two devices, unless `reason`; `answer` is what it computes."""
 
-    def __init__(self, name: str, reason: str = "", count: int = 2, answer: Any = None) -> None:
+    def __init__(self, name: str, reason: str = "", count: int = 2, answer: Any = None, automatic: bool = True) -> None:
         self.name = name
-        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name)
+        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name, automatic=automatic)
         self._reason, self._count, self._answer = reason, count, answer
 
     def probe(self) -> Probe:
@@ -127,6 +127,18 @@ def test_one_device_of_several_can_be_chosen(backends: Any) -> None:
     backends(Accelerator("first"), CPU)
     assert choose("first").devices == ("first:0", "first:1")
     assert choose("first:1").devices == ("first:1",)
+
+
+def test_what_is_not_automatic_is_chosen_by_name_alone_and_not_reported(
+    backends: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    backends(Accelerator("pretended", automatic=False), CPU)
+    assert choose("auto") == Choice(CPU, ("cpu:0",), {})
+    assert not caplog.records  # nor is it missed
+    assert choose("pretended").devices == ("pretended:0", "pretended:1")
+    assert [row.device for row in report()] == ["cpu:0"]
+    with pytest.raises(BackendUnavailableError, match="known are auto, pretended, cpu"):
+        choose("gpu")
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,22 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from app.errors import ServiceError
 from app.routes.interrupt import interrupted_at
 from models import Options
+
+Fields = Mapping[bytes, bytes]
+"""A request's headers, names in lower case; of several with one name the last."""
 
 _RAW = "application/octet-stream"
 
@@ -43,26 +47,31 @@ class BodyBudget:
         self.held_bytes -= size
 
 
-async def read_body(request: Request, max_bytes: int, budget: BodyBudget, deadline_s: float) -> bytes:
+async def read_body(receive: Receive, headers: Fields, max_bytes: int, budget: BodyBudget, deadline_s: float) -> bytes:
     """The whole body; its bytes are taken of `budget`, to be given back by whoever drops it.
 
     Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen; QUEUE_FULL; and
-    DEADLINE_EXCEEDED at `deadline_s` (`time.monotonic()`), however slowly the client sends. starlette's
-    ClientDisconnect passes through.
+    DEADLINE_EXCEEDED at `deadline_s` (`time.monotonic()`), however slowly the client sends. Raises starlette's
+    ClientDisconnect.
     """
-    too_large = ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
-    declared = request.headers.get("content-length", "")
+    declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:
-        raise too_large
+        raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
     try:
         with interrupted_at(deadline_s):
-            async for chunk in request.stream():
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                more = message.get("more_body", False)
+                chunk = message.get("body", b"")
                 budget.take(len(chunk))
                 size += len(chunk)
                 if size > max_bytes:
-                    raise too_large
+                    raise _too_large(max_bytes)
                 chunks.append(chunk)
     except BaseException:
         budget.give(size)
@@ -70,12 +79,16 @@ async def read_body(request: Request, max_bytes: int, budget: BodyBudget, deadli
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_images(headers: Headers, body: bytes, max_images: int) -> list[bytes | memoryview]:
+def _too_large(max_bytes: int) -> ServiceError:
+    return ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
+
+
+async def read_images(headers: Fields, body: bytes, max_images: int) -> list[bytes | memoryview]:
     """The encoded images of a body in any of the three forms, in order, at least one.
 
     Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
     """
-    content_type = headers.get("content-type", "")
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
     kind = content_type.partition(";")[0].strip().lower()
     if not body:
         raise ServiceError("INVALID_REQUEST", "the body is empty; send an image, multipart/form-data or JSON")
@@ -83,7 +96,7 @@ async def read_images(headers: Headers, body: bytes, max_images: int) -> list[by
     if kind.startswith("image/") or kind == _RAW:
         encoded = [body]
     elif kind == "multipart/form-data":
-        encoded = await _multipart(headers, body, max_images)
+        encoded = await _multipart(content_type, body, max_images)
     elif kind == "application/json":
         encoded = _instances(body)
     else:
@@ -101,14 +114,15 @@ async def read_images(headers: Headers, body: bytes, max_images: int) -> list[by
     return encoded
 
 
-async def _multipart(headers: Headers, body: bytes, max_images: int) -> list[bytes | memoryview]:
-    single = _single_part(headers.get("content-type", ""), body)
+async def _multipart(content_type: str, body: bytes, max_images: int) -> list[bytes | memoryview]:
+    single = _single_part(content_type, body)
     if single is not None:
         return [single]
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
+    headers = Headers({"content-type": content_type})
     parser = MultiPartParser(headers, stream(), max_files=max_images + 1, max_fields=100)
     # All of the body is in memory already: a second copy in a temporary file would be slower and could fail.
     parser.spool_max_size = len(body) + 1
@@ -222,6 +236,12 @@ def number(given: Any, name: str, default: float, low: float, high: float) -> fl
     if not low <= value <= high:
         raise ServiceError("INVALID_REQUEST", f"{name} must be a number from {low:g} to {high:g}, not {given[name]!r}")
     return value
+
+
+def header_number(headers: Fields, name: str, default: float, low: float, high: float) -> float:
+    """As `number`, of a header; `name` as people write it."""
+    value = headers.get(name.lower().encode())
+    return default if value is None else number({name: value.decode("latin-1")}, name, default, low, high)
 
 
 def _whole(given: Any, name: str, default: int, low: int, high: int) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
 from app.context import RequestContext
 from app.dispatcher import ServedModel
 from app.errors import ServiceError
-from app.routes.body import BodyBudget, number, read_body, read_images, read_options
+from app.routes.body import BodyBudget, header_number, read_body, read_images, read_options
 from app.routes.interrupt import unless_disconnected
 from app.service import Request as Ask
 from app.service import Service
@@ -71,42 +74,49 @@ _DOCUMENTATION: dict[str, Any] = {
 @router.post("/v1/models/{model}:predict", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predict(request: Request, model: str) -> Response:
     """Classify or detect in one image (raw bytes) or several (multipart/form-data, JSON)."""
-    service: Service = request.app.state.service
-    context: RequestContext = request.scope["anychip"]
+    state = request.app.state
+    body = await answer(state.service, state.bodies, request.scope, request.receive, model)
+    return Response(body, media_type="application/json")
+
+
+async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str) -> bytes:
+    """The JSON that answers a request for `model`. Raises ServiceError, starlette's ClientDisconnect."""
+    context: RequestContext = scope["anychip"]
     served = service.find(model)
     context.model = model
     if service.refusing:
         raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
-    options, timeout_ms = read_options(request.scope["query_string"])
+    headers = dict(scope["headers"])
+    options, timeout_ms = read_options(scope["query_string"])
     if timeout_ms is None:
-        timeout_ms = number(request.headers, "x-timeout-ms", service.settings.timeout_ms, 1e-3, 1e9)
-    priority = int(number(request.headers, "x-priority", 0, -100, 100))
+        timeout_ms = header_number(headers, "X-Timeout-Ms", service.settings.timeout_ms, 1e-3, 1e9)
+    priority = int(header_number(headers, "X-Priority", 0, -100, 100))
     ask = Ask(options, context.started_s + timeout_ms / 1e3, priority, context.timings)
     service.admit(served, ask.deadline_s, priority)
-    bodies: BodyBudget = request.app.state.bodies
-    body = await _upload(request, service, served, bodies, ask.deadline_s)
+    with _counted(served):
+        body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, ask.deadline_s)
     try:
-        images = await read_images(request.headers, body, service.settings.max_images)
-        answer = await unless_disconnected(request.receive, service.predict(served, images, ask), ask.abandon)
+        images = await read_images(headers, body, service.settings.max_images)
+        answered = await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
     finally:
         bodies.give(len(body))
-    content = {
-        "model": model,
-        "predictions": answer.predictions,
-        "weights": answer.weights,
-        "device": answer.device,
-        "engine": answer.engine,
-        "precision": answer.precision,
-    }
-    return Response(orjson.dumps(content), media_type="application/json")
+    return orjson.dumps(
+        {
+            "model": model,
+            "predictions": answered.predictions,
+            "weights": answered.weights,
+            "device": answered.device,
+            "engine": answered.engine,
+            "precision": answered.precision,
+        }
+    )
 
 
-async def _upload(
-    request: Request, service: Service, served: ServedModel, bodies: BodyBudget, deadline_s: float
-) -> bytes:
-    """The body, counted where it does not come."""
+@contextmanager
+def _counted(served: ServedModel) -> Iterator[None]:
+    """Count an upload that does not come."""
     try:
-        return await read_body(request, service.settings.max_body_bytes, bodies, deadline_s)
+        yield
     except ClientDisconnect:
         served.metrics.cancelled["upload"].inc()
         raise

@@ -1,0 +1,89 @@
+"""The edge of the service: what every HTTP answer has in common.
+
+Owns: request ids, timing headers, error bodies, counting. Must not know what a route does.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.context import RequestContext
+from app.errors import ServiceError, error_body
+from app.service import Service
+
+log = logging.getLogger("anychip")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Edge:
+    """ASGI middleware outside of everything: every answer gets its headers, every failure API.md's body.
+
+    Pure ASGI: starlette's BaseHTTPMiddleware costs more than a whole route.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; what is no HTTP request passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        context = RequestContext(_request_id(scope), time.monotonic())
+        scope["anychip"] = context
+        started = False
+
+        async def answer(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", context.request_id.encode()),
+                    (b"server-timing", context.server_timing().encode()),
+                ]
+            await send(message)
+
+        code = "OK"
+        try:
+            await self._app(scope, receive, answer)
+        except ClientDisconnect:
+            code = "CANCELLED"
+        except ServiceError as error:
+            code = error.code
+            await _send_error(answer, context, error)
+        except Exception:
+            code = "INTERNAL"
+            log.exception("request %s failed", context.request_id)
+            if started:
+                raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
+            await _send_error(
+                answer, context, ServiceError("INTERNAL", "something went wrong here; the log knows more")
+            )
+        if context.model:
+            self._service.count(context.model, code, time.monotonic() - context.started_s)
+
+
+def _request_id(scope: Scope) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+async def _send_error(send: Callable[[Message], Any], context: RequestContext, error: ServiceError) -> None:
+    body = orjson.dumps(error_body(error.code, error.message, context.request_id))
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
