@@ -162,7 +162,8 @@ async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(tmp_path
 
 async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
     clients = 500
-    with serving(tmp_path, "delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients)) as service:
+    patience = ("--timeout-ms", "10000000")
+    with serving(tmp_path, "delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
         url = httpx.URL(service.url)
         request = (
             f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(GREY)}\r\n\r\n"
@@ -186,7 +187,7 @@ async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
 
 
 async def test_a_client_that_leaves_harms_nobody_in_its_batch(tmp_path):
-    with serving(tmp_path, "delay_ms=1000", "--batch-sizes", "1,8") as service:
+    with serving(tmp_path, "delay_ms=4000", "--batch-sizes", "1,8") as service:
         first = asyncio.create_task(gathered(service, [GREY]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)
         others = asyncio.create_task(gathered(service, [GREY] * 7))
