@@ -53,6 +53,9 @@ class Edge:
                     (b"x-request-id", context.request_id.encode()),
                     (b"server-timing", context.server_timing().encode()),
                 ]
+                if self._service.draining:
+                    # The client's next request then comes on a new connection, to whoever listens by then.
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         code = "OK"

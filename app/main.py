@@ -173,6 +173,7 @@ async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # Nothing here asks where a request came from.
         lifespan="off",
         timeout_graceful_shutdown=5,
     )

@@ -86,6 +86,7 @@ def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
         service.process.send_signal(signal.SIGTERM)
         until(lambda: ready(service).status_code == 503)
         assert ready(service).json()["code"] == "DRAINING"
+        assert ready(service).headers["connection"] == "close"
         assert ask(service.url) == (200, "OK")
         service.process.send_signal(signal.SIGTERM)  # A second one: no more patience.
         assert service.process.wait(WAIT_S) == 0

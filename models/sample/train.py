@@ -101,7 +101,7 @@ class Classification(Recipe):
     )
     learning_rate = 5e-4
     weight_decay = 0.05
-    minutes = 110.0
+    minutes = 166.0
     enough = 0.99
     held_out = 1000
 
@@ -139,7 +139,7 @@ class Detection(Recipe):
     )
     learning_rate = 2e-3
     weight_decay = 0.02
-    minutes = 104.0
+    minutes = 155.0
     enough = 0.95
     held_out = 400
 
