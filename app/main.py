@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import re
 import signal
@@ -127,6 +128,10 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                 await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     await starting
+                    # All that was imported and made until now stays: a collection that walks over it (torch alone is
+                    # hundreds of thousands of objects) would stop every request for a tenth of a second.
+                    gc.collect()
+                    gc.freeze()
                     log.info("ready at %s", address)
                     if on_ready is not None:
                         on_ready(address)

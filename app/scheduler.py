@@ -28,6 +28,7 @@ from app.queue import Batch, DeadlineUnreachableError, Item, Places, Queue, Queu
 __all__ = [
     "PRIORITY_WORTH_S",
     "REQUEST_SHARE",
+    "WAY_BACK",
     "Batch",
     "DeadlineUnreachableError",
     "Item",
@@ -42,6 +43,9 @@ PRIORITY_WORTH_S = 1.0
 REQUEST_SHARE = 0.25
 """The images of one request queue as if they came one by one, at this share of what the workers can do: a request of
 64 images leaves room for those that come after it, and on a device with nothing else to do it loses nothing."""
+
+WAY_BACK = 0.04
+"""Share of the time a request has that is left for its answer to reach the client: nobody here sees that part."""
 
 _USUAL_RATE = 0.2
 _CREDITS = 2  # One batch running, one in front of the worker.
@@ -86,7 +90,7 @@ class Scheduler:
             raise QueueFullError(f"{model} has {queue.reserved + queue.depth} of {queue.limit} images waiting")
         ahead = queue.ahead_of(priority)
         expected_s, least_s = self._expected_s(model, ahead, images, now)
-        if now + least_s > deadline_s:
+        if least_s > (1 - WAY_BACK) * (deadline_s - now):
             raise DeadlineUnreachableError(least_s)
         return expected_s
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -64,6 +65,8 @@ def run(connection: Connection[Any, Any], arena: Arena) -> None:
                 log.debug("the worker cannot start", exc_info=True)
                 connection.send(Ended(f"{error}" or type(error).__name__))
                 return
+            gc.collect()
+            gc.freeze()  # What is loaded stays; collections between batches are short.
             with contextlib.closing(worker):
                 connection.send(worker.ready)
                 with _Pipe(connection) as pipe:
