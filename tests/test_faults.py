@@ -109,6 +109,19 @@ async def test_with_two_workers_a_killed_one_is_not_even_noticed(tmp_path):
         assert set(load.outcomes) == {(200, "OK")}
 
 
+async def test_two_devices_share_the_work_and_one_of_them_may_fail(tmp_path):
+    with serving(tmp_path, "devices=2,delay_ms=20", "--batch-sizes", "1,2") as service:
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(40)
+            both = [metric(service, "anychip_batch_size_count", device=f"null:{index}") for index in (0, 1)]
+            assert min(both) > 0.3 * sum(both)
+            service.workers()[0].kill()
+            await load.answers(40)
+        assert set(load.outcomes) == {(200, "OK")}
+        devices = httpx.get(f"{service.url}/v1/devices", timeout=WAIT_S).json()["devices"]
+        assert [device["device"] for device in devices] == ["null:0", "null:1"]
+
+
 @pytest.mark.parametrize(
     ("fault", "reason", "limits"),
     [
