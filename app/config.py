@@ -6,7 +6,6 @@ is generated from this table and `docs/settings.md` is compared with it by a tes
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,11 +45,6 @@ def split(value: str) -> tuple[str, ...]:
 
 CommaSeparated = Annotated[str, BeforeValidator(_joined), AfterValidator(_a_list)]
 Ladder = Annotated[str, BeforeValidator(_joined), AfterValidator(_a_ladder)]
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Settings(BaseSettings):
@@ -129,11 +123,6 @@ class Settings(BaseSettings):
     def ladder(self) -> tuple[int, ...]:
         """The entries of `batch_sizes`."""
         return tuple(int(size) for size in split(self.batch_sizes))
-
-    @property
-    def decode_thread_count(self) -> int:
-        """Threads of the decode pool."""
-        return self.decode_threads or usable_cores()
 
     @property
     def weights_dir(self) -> Path:

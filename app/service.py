@@ -24,7 +24,7 @@ from app.errors import ServiceError
 from app.metrics import Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
 from app.workers import WorkerStartError
-from backends import Choice, choose, null
+from backends import Choice, choose, host, null
 from models import Model, ModelError, Options, Placement, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")
@@ -97,7 +97,8 @@ class Service:
         self.models = self.dispatcher.models
         self._reads_pixels = self.choice.backend.facts.reads_pixels
         self._drained: asyncio.Event | None = None
-        self._decode_pool = images.DecodePool(settings.decode_thread_count, settings.decode_queue_size)
+        threads = settings.decode_threads or host.core_count()
+        self._decode_pool = images.DecodePool(threads, settings.decode_queue_size)
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.config import usable_cores
+from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import OpenLoad, allow_many_connections, drive, drive_open, percentile, poisson_arrivals
 from models import open_model, parse_spec
@@ -67,7 +67,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "timeout_ms": given.timeout_ms,
         "seconds": given.seconds,
         "seed": given.seed,
-        "cores": usable_cores(),
+        "cores": core_count(),
         "date": time.strftime("%Y-%m-%d"),
         "service": _measure_service(given, picture),
     }

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from app import images
-from app.config import Settings, usable_cores
+from app.config import Settings
 from app.service import decode_into
 from backends import choose
+from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import Load, drive
 from models import Model, Options, open_model, parse_spec
@@ -101,7 +102,7 @@ def measure(
         "engine": engine,
         "precision": precision,
         "picture": f"{header.width} x {header.height}, {len(picture)} bytes",
-        "cores": usable_cores(),
+        "cores": core_count(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "ceiling_images_per_s": round(ceiling_rate, 1),
@@ -148,7 +149,7 @@ class Ceiling:
         choice = choose(settings.device)
         self._model = model
         self._batch = settings.ladder[-1]
-        self._threads = settings.decode_thread_count
+        self._threads = settings.decode_threads or core_count()
         self._executable = choice.backend.load(
             model.network(), choice.devices[0], settings.engine, settings.precision, settings.ladder
         )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from app.config import usable_cores
+from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive
 
@@ -70,7 +70,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "connections": given.connections,
         "seconds": given.seconds,
         "rounds": given.rounds,
-        "cores": usable_cores(),
+        "cores": core_count(),
         "date": time.strftime("%Y-%m-%d"),
         **{kind: medians(measured) for kind, measured in rounds.items()},
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.config import Settings, usable_cores
+from app.config import Settings
 
 DOCS = Path(__file__).parent.parent / "docs" / "settings.md"
 
@@ -63,6 +63,4 @@ def test_a_misspelt_setting_in_the_file_is_refused(elsewhere):
 def test_derived_values():
     settings = Settings(batch_sizes="1, 2,8", decode_threads=0, cache_dir="/tmp/cache")
     assert settings.ladder == (1, 2, 8)
-    assert settings.decode_thread_count == usable_cores()
-    assert Settings(decode_threads=5).decode_thread_count == 5
     assert str(settings.weights_dir) == "/tmp/cache/weights"
