@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 from app.arena import Arena
-from app.protocol import Done, Ended, Failed, Load, Ready, Run, Stats, Stop
+from app.protocol import Beat, Done, Ended, Failed, Load, Ready, Run, Stats, Stop
 from app.worker import run
 from models import Options, open_model, parse_spec
 
@@ -42,11 +42,11 @@ class Talk:
         self.arena.close()
 
     def hear(self):
-        """The next message that is not Stats."""
+        """The next message that is neither Stats nor Beat."""
         while True:
             assert self.connection.poll(WAIT_S), "the worker says nothing"
             message = self.connection.recv()
-            if not isinstance(message, Stats):
+            if not isinstance(message, Stats | Beat):
                 return message
 
     def fill(self, slot, value, model=0):
@@ -95,6 +95,15 @@ def test_memory_is_reported():
         assert isinstance(stats, Stats)
         assert stats.resident > 10_000_000
         assert 0 < stats.used <= stats.total
+
+
+def test_it_says_that_it_lives():
+    with Talk("resnet18:random") as talk:
+        talk.hear()
+        heard = []
+        while not any(isinstance(message, Beat) for message in heard):
+            assert talk.connection.poll(WAIT_S)
+            heard.append(talk.connection.recv())
 
 
 def test_a_batch_that_fails_does_not_end_the_worker():
