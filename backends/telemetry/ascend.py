@@ -1,0 +1,54 @@
+"""Ascend's telemetry through npu-smi.
+
+Owns: its command lines and outputs. Not verified on hardware; parsed as quoted in public text.
+"""
+
+from __future__ import annotations
+
+from backends.backend import Telemetry
+from backends.telemetry.parsing import first, index, rows, telemetry
+from backends.telemetry.tool import Tool, ToolError
+
+
+def parse(text: str) -> dict[int, Telemetry]:
+    """`npu-smi info -t common -i N`: lines `key : value`, where a `Chip ID` ends a chip's -> Telemetry by chip."""
+    chips: dict[int, Telemetry] = {}
+    members: dict[str, str] = {}
+    for cells in rows(text, ":"):
+        if cells[0].lower() == "chip id":
+            chip = index(cells[1])
+            if chip is not None and members:
+                chips[chip] = _chip(members)
+            members = {}
+        elif len(cells) == 2:
+            members[cells[0]] = cells[1]
+    if members and not chips:
+        chips[0] = _chip(members)
+    return chips
+
+
+def parse_map(text: str) -> list[tuple[int, int, int]]:
+    """`npu-smi info -m` -> (NPU, chip, logic id) of each chip; rows of a Mcu have no logic id and are left out."""
+    chips = []
+    for line in text.splitlines():
+        npu, chip, logic = (index(cell) for cell in (line.split() + [""] * 3)[:3])
+        if npu is not None and chip is not None and logic is not None:
+            chips.append((npu, chip, logic))
+    return chips
+
+
+def read(tool: Tool) -> dict[int, Telemetry]:
+    """By logic id, as the driver numbers devices where ASCEND_RT_VISIBLE_DEVICES is not set. Raises ToolError."""
+    chips = parse_map(tool.run("npu-smi", "info", "-m"))
+    if not chips:
+        raise ToolError("npu-smi info -m names no chip.")
+    of_npu = {npu: parse(tool.run("npu-smi", "info", "-t", "common", "-i", str(npu))) for npu, _, _ in chips}
+    return {logic: of_npu[npu].get(chip, Telemetry()) for npu, chip, logic in chips}
+
+
+def _chip(members: dict[str, str]) -> Telemetry:
+    return telemetry(
+        first(members, ("Aicore Usage Rate(%)", "NPU Utilization(%)")),
+        first(members, ("NPU Real-time Power(W)", "Power Dissipation(W)")),
+        first(members, ("Temperature(C)",)),
+    )

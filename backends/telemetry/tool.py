@@ -1,0 +1,96 @@
+"""Runs a vendor's command-line tool so that it can do no harm.
+
+Owns: the processes it starts, their time limit and their working directory. Must not know what the output means.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+_OUTPUT_BYTES = 1 << 20
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+class ToolError(Exception):
+    """The tool is missing, failed or did not end in time; the message is one plain sentence."""
+
+
+class Tool:
+    """Runs a tool in a temporary directory, since some write where they stand, for at most `limit_s` a run."""
+
+    def __init__(self, limit_s: float = 10.0) -> None:
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def run(self, *command: str, output_file: str | None = None) -> str:
+        """What the command prints, or what it writes into `output_file`; at most 1 MiB, undecodable bytes replaced.
+
+        Raises ToolError. One run at a time. Output goes to a file, not a pipe: a child that outlives a killed tool
+        would keep a pipe open.
+        """
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            printed = Path(directory, ".printed")
+            with printed.open("wb") as stdout:
+                process = self._start(command, directory, stdout.fileno())
+                try:
+                    code = process.wait(self._limit_s)
+                except subprocess.TimeoutExpired:
+                    raise ToolError(f"{command[0]} did not end within {self._limit_s:g} s.") from None
+                finally:
+                    self._end(process)
+            if code:
+                raise ToolError(f"{command[0]} ended with code {code}.")
+            try:
+                with (Path(directory, output_file) if output_file else printed).open("rb") as file:
+                    return file.read(_OUTPUT_BYTES).decode("utf-8", "replace")
+            except OSError as error:
+                raise ToolError(f"{command[0]} wrote no {output_file or 'output'}: {error}.") from error
+
+    def close(self) -> None:
+        """Kill what runs; nothing starts any more. Idempotent, from any thread."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                _kill(self._process)
+
+    def _start(self, command: tuple[str, ...], directory: str, stdout: int) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._closed:
+                raise ToolError(f"{command[0]} is not run any more.")
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "LC_ALL": "C"},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ToolError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
+            return self._process
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            _kill(process)
+            self._process = None
+        process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The tool and whatever it started."""
+    try:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, _KILL)
+        else:
+            process.kill()
+    except (ProcessLookupError, PermissionError):
+        pass  # Nothing of the group is left.

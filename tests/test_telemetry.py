@@ -1,0 +1,386 @@
+"""Telemetry: parsers over quoted outputs and any text; the sampler over tools that misbehave, as real processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from math import isnan, nan
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from backends.backend import Telemetry
+from backends.telemetry import (
+    READERS,
+    Sampler,
+    Tool,
+    ToolError,
+    amd,
+    ascend,
+    biren,
+    cambricon,
+    hygon,
+    intel,
+    moorethreads,
+    nvidia,
+    sampler,
+)
+from backends.telemetry.sampler import Energy
+
+OUTPUTS = Path(__file__).parent / "vendor_outputs"
+PARSERS = {
+    module.__name__: module.parse for module in (amd, ascend, biren, cambricon, hygon, intel, moorethreads, nvidia)
+}
+CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}
+MAP = """\
+\tNPU ID    Chip ID   Chip Logic ID   Chip Phy-ID   Chip Name
+\t0         0         0               0             Ascend 910B3
+\t0         1         -               -             Mcu
+\t3         0         1               3             Ascend 910B3
+"""
+
+
+def quoted(name: str) -> str:
+    return (OUTPUTS / name).read_text(encoding="utf-8")
+
+
+def values(sample: Telemetry) -> tuple[float, float, float]:
+    return sample.utilization_ratio, sample.power_watts, sample.temperature_celsius
+
+
+def approx(*figures: float) -> object:
+    return pytest.approx(figures, nan_ok=True)
+
+
+def test_every_quoted_output_is_tested_and_has_a_source() -> None:
+    text, sources = Path(__file__).read_text(encoding="utf-8"), quoted("README.md")
+    for path in OUTPUTS.iterdir():
+        assert path.name == "README.md" or (f'quoted("{path.name}")' in text and f"`{path.name}`" in sources)
+
+
+def test_ascend_as_quoted() -> None:
+    (sample,) = ascend.parse(quoted("npu-smi-common.txt")).values()
+    assert values(sample) == approx(0.0, 298.6, 65)
+    assert isnan(sample.energy_joules)
+
+
+def test_ascend_tells_the_chips_of_a_card_apart() -> None:
+    text = "AICORE Usage Rate(%) : 10\nChip ID : 0\nNPU Utilization(%) : 30\nTemperature(C) : N/A\nChip ID : 1\n"
+    assert [values(sample) for sample in ascend.parse(text).values()] == [approx(0.1, nan, nan), approx(0.3, nan, nan)]
+
+
+def test_ascend_reads_the_map_without_the_mcu() -> None:
+    assert ascend.parse_map(MAP) == [(0, 0, 0), (3, 0, 1)]
+
+
+def test_hygon_as_quoted_without_commas() -> None:
+    with pytest.raises(ValueError, match="delimiter"):
+        json.loads(quoted("hy-smi.txt"))
+    assert values(hygon.parse(quoted("hy-smi.txt"))[0]) == approx(0.0, 91.0, 57.0)
+
+
+@pytest.mark.parametrize("name", ["DCU use (%)", "HCU use (%)", "GPU use (%)"])
+def test_hygon_under_each_name(name: str) -> None:
+    assert hygon.parse(json.dumps({"card3": {name: "25"}}))[3].utilization_ratio == 0.25
+
+
+def test_amd_as_quoted() -> None:
+    assert values(amd.parse(quoted("rocm-smi.json"))[0]) == approx(1.0, 314.0, 62.0)
+    text = '{"card1": {"Current Socket Graphics Package Power (W)": "97.0"}, "system": {"Driver version": "6.3.6"}}'
+    assert {card: values(sample) for card, sample in amd.parse(text).items()} == {1: approx(nan, 97.0, nan)}
+
+
+def test_intel_finds_columns_by_their_header() -> None:
+    assert values(intel.parse(quoted("xpu-smi-dump.txt"))[0]) == approx(nan, nan, nan)
+    text = "Timestamp, DeviceId, GPU Power (W), GPU Utilization (%)\n06:14:46.000, 1, 120.5, 12.50\n"
+    assert values(intel.parse(text)[1]) == approx(0.125, 120.5, nan)
+
+
+def test_cambricon_reads_its_file() -> None:
+    assert values(cambricon.parse(json.dumps(CNMON))[1]) == approx(0.4, nan, 51)
+
+
+def test_moore_threads_reads_sections() -> None:
+    text = "Driver : 2.7\nGPU0 00000000:3b:00.0\n  Gpu : 7%\n  Power Draw : 33.5W\n  GPU Current Temp : 45C\nGPU1\n"
+    devices = moorethreads.parse(text)
+    assert values(devices[0]) == approx(0.07, 33.5, 45)
+    assert values(devices[1]) == approx(nan, nan, nan)
+
+
+@pytest.mark.parametrize("parse", [nvidia.parse, biren.parse])
+def test_lines_with_commas(parse: Callable[[str], dict[int, Telemetry]]) -> None:
+    devices = parse("0, 35, 71.20, 44\n1, [N/A], ERR!, 250 %\n2, 200, -5, 44\ngarbage, 1, 2, 3\n4, 1\n")
+    assert [values(devices[index]) for index in range(3)] == [
+        approx(0.35, 71.2, 44),
+        approx(nan, nan, 250),
+        approx(nan, nan, 44),
+    ]
+    assert set(devices) == {0, 1, 2}
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["card0", "CnmonInfo", "CardNum", "Temperature", "GPU use (%)"]), inner)
+    ),
+    max_leaves=8,
+)
+_LINES = st.lists(
+    st.text(st.sampled_from("0129.-:,%Wé²٣ \tNaCeinf"), max_size=30)
+    | st.sampled_from(["GPU0", "DeviceId, a", "Chip ID : 0", "Temperature(C) : 1e999", "0, 1, 2, inf"]),
+    max_size=8,
+).map("\n".join)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(text=st.text() | _LINES | _JSON.map(json.dumps))
+@example(text="[" * 100_000)
+@example(text='{"card0": {"GPU use (%)": ' + "9" * 5000 + "}}")
+@example(text="9" * 5000 + ", 1, 2, 3")
+def test_no_text_raises_and_no_figure_is_absurd(name: str, text: str) -> None:
+    for index, sample in PARSERS[name](text).items():
+        assert index >= 0
+        assert isnan(sample.utilization_ratio) or 0 <= sample.utilization_ratio <= 1
+        assert isnan(sample.power_watts) or sample.power_watts >= 0
+    ascend.parse_map(text)
+
+
+class FakeNvml:
+    """Two boards: the first says everything but its power, the second is lost."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=50, memory=10)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        return 12_500
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 61
+
+
+def test_nvml_units_and_what_a_board_cannot_say() -> None:
+    nvml = FakeNvml()
+    devices = nvidia.read_nvml(nvml)
+    assert values(devices[0]) == approx(0.5, nan, 61)
+    assert devices[0].energy_joules == 12.5
+    assert values(devices[1]) == approx(nan, nan, nan)
+    assert nvml.open == 0
+
+
+def test_what_we_call_of_nvml_exists() -> None:
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    for name in dir(FakeNvml):
+        assert name.startswith("__") or hasattr(pynvml, name)
+
+
+def test_energy_is_the_area_under_power_without_bridging_gaps() -> None:
+    energy = Energy()
+    assert isnan(energy.add(0, nan))
+    added = [energy.add(*sample) for sample in [(1, 10), (3, 20), (4, nan), (100, 50), (101, 50), (90, 50)]]
+    assert added == [0, 30, 30, 30, 80, 80]
+
+
+@given(st.lists(st.tuples(st.floats(-10, 1e6), st.floats())))
+def test_energy_never_falls(samples: list[tuple[float, float]]) -> None:
+    energy, known = Energy(), 0.0
+    for now_s, watts in samples:
+        joules = energy.add(now_s, watts)
+        assert isnan(joules) or joules >= known
+        known = known if isnan(joules) else joules
+
+
+def test_a_sampler_keeps_its_energy_and_forgets_the_rest_when_reading_fails(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[dict[int, Telemetry] | Exception] = [
+        {0: Telemetry(0.5, 100, nan, 40), 1: Telemetry(energy_joules=7)},
+        {0: Telemetry(0.5, 100, nan, 40)},
+        OSError("gone"),
+        OSError("still gone"),
+        {0: Telemetry(0.1, 50, nan, 40), 1: Telemetry(power_watts=10)},
+    ]
+    now_s = 0.0
+
+    def read() -> dict[int, Telemetry]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    telemetry = Sampler(read, clock=lambda: now_s)
+    telemetry.close()  # No thread: the test samples.
+    assert isnan(telemetry.latest(0).power_watts)
+    telemetry.sample()
+    assert telemetry.latest(1).energy_joules == 7
+    now_s = 2.0
+    telemetry.sample()
+    assert telemetry.latest(0) == Telemetry(0.5, 100, 200, 40)
+    telemetry.sample()
+    with caplog.at_level(logging.WARNING):
+        telemetry.sample()
+    assert isnan(telemetry.latest(0).power_watts)
+    assert telemetry.latest(0).energy_joules == 200
+    telemetry.sample()
+    assert telemetry.latest(0).utilization_ratio == 0.1
+    assert isnan(telemetry.latest(1).energy_joules)  # Two ways of counting must not be mixed.
+    assert values(telemetry.latest(9)) == approx(nan, nan, nan)
+
+
+def test_the_thread_samples_away_from_the_caller_and_ends() -> None:
+    entered, release, threads = threading.Event(), threading.Event(), []
+
+    def read() -> dict[int, Telemetry]:
+        threads.append(threading.current_thread())
+        entered.set()
+        assert release.wait(30)
+        return {0: Telemetry(0.5)}
+
+    telemetry = Sampler(read, interval_s=60, cancel=release.set)
+    assert isnan(telemetry.latest(0).utilization_ratio)  # While `read` blocks
+    assert entered.wait(30)
+    assert isnan(telemetry.latest(0).utilization_ratio)
+    telemetry.close()
+    telemetry.close()
+    assert threads[0] is not threading.current_thread()
+    assert not threads[0].is_alive()
+    assert telemetry.latest(0).utilization_ratio == 0.5
+
+
+Fake = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Writes an executable shell script and puts it first on PATH."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
+
+    def write(name: str, script: str) -> Path:
+        path = binaries / name
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return path
+
+    return write
+
+
+def test_cnmon_leaves_nothing_in_the_working_directory(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    fake("cnmon", f"echo '{json.dumps(CNMON)}' > cnmon_info.json; pwd > {tmp_path}/where")
+    assert values(cambricon.read(Tool())[1]) == approx(0.4, nan, 51)
+    assert not list(here.iterdir())
+    assert not Path((tmp_path / "where").read_text().strip()).exists()
+
+
+def test_ascend_asks_for_every_card(fake: Fake) -> None:
+    common = OUTPUTS / "npu-smi-common.txt"
+    fake("npu-smi", f"if [ \"$2\" = -m ]; then cat <<'X'\n{MAP}X\nelse cat '{common}'; fi")
+    devices = ascend.read(Tool())
+    assert {index: values(sample) for index, sample in devices.items()} == {
+        0: approx(0, 298.6, 65),
+        1: approx(0, 298.6, 65),
+    }
+
+
+@pytest.mark.parametrize("vendor", [vendor for vendor in READERS if vendor != "nvidia"])
+def test_a_missing_tool_leaves_everything_unknown(
+    vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    telemetry = sampler(vendor)
+    with caplog.at_level(logging.WARNING):
+        telemetry.sample()
+        telemetry.sample()
+    telemetry.close()
+    assert len([record for record in caplog.records if "cannot be run" in record.message]) == 1
+    assert isnan(telemetry.latest(0).power_watts)
+
+
+def test_a_tool_that_fails_says_its_code(fake: Fake) -> None:
+    fake("brsmi", "echo '0, 1, 2, 3'; exit 3")
+    with pytest.raises(ToolError, match="brsmi ended with code 3"):
+        biren.read(Tool())
+
+
+def test_a_tool_that_prints_bytes_that_are_no_text(fake: Fake) -> None:
+    fake("brsmi", "printf '\\377\\376\\n0, 1, 2, 3\\n'")
+    assert values(biren.read(Tool())[0]) == approx(0.01, 2, 3)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pid: int) -> bool:
+    """Waits, with a limit, for a killed process that is nobody's child here."""
+    limit_s = time.monotonic() + 30
+    while alive(pid) and time.monotonic() < limit_s:
+        os.sched_yield()
+    return not alive(pid)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
+def test_a_tool_that_hangs_is_killed_with_its_children(fake: Fake, tmp_path: Path) -> None:
+    fake("hy-smi", f"sleep 600 & echo $! > {tmp_path}/child; wait")
+    with pytest.raises(ToolError, match=r"hy-smi did not end within 0\.5 s"):
+        hygon.read(Tool(limit_s=0.5))
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_closing_ends_a_tool_that_hangs(fake: Fake, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    fake("hy-smi", f"echo $$ > {started}; exec sleep 600")
+    telemetry = sampler("hygon", limit_s=600)
+    telemetry.latest(0)
+    pid = int(started.read_text())  # Blocks until the tool runs.
+    telemetry.close()
+    assert gone(pid)
+    assert not [thread for thread in threading.enumerate() if thread.name == "telemetry"]
+
+
+def test_a_closed_tool_runs_nothing(fake: Fake) -> None:
+    fake("brsmi", "echo '0, 1, 2, 3'")
+    tool = Tool()
+    tool.close()
+    with pytest.raises(ToolError, match="not run any more"):
+        tool.run("brsmi")
