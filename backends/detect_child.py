@@ -1,0 +1,61 @@
+"""The child process of detection: imports torch, and one vendor's package at most, and prints what answers as JSON.
+
+Owns: asking PyTorch. It runs as a file of its own and imports nothing of anychip. It never imports a CUDA shim
+(transfer_to_npu, gpu_migration, transfer_to_supa): autoload is off, because torch_supa's autoload imports one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+
+def ask(package: str, device_type: str) -> dict[str, Any]:
+    """What `device_type` offers after `package` (empty: none) is imported. Memory in bytes. Raises anything."""
+    import torch
+
+    if package:
+        importlib.import_module(package)
+    module = torch.get_device_module(device_type)
+    answer: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "private_name": torch._C._get_privateuse1_backend_name(),
+        "devices": [],
+    }
+    if module.is_available():
+        for index in range(module.device_count()):
+            properties = module.get_device_properties(index)
+            answer["devices"].append(
+                {
+                    "name": str(getattr(properties, "name", "") or module.get_device_name(index)),
+                    "memory_bytes": int(getattr(properties, "total_memory", 0) or 0),
+                    "arch": str(getattr(properties, "gcnArchName", "") or ""),
+                }
+            )
+    return answer
+
+
+def main() -> None:
+    """`detect_child.py PACKAGE TYPE`: one JSON object on standard output; vendors' own prints go to standard error."""
+    sys.path.pop(0)  # This folder: its cuda.py would hide NVIDIA's package of that name.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        answer = ask(sys.argv[1], sys.argv[2])
+    except Exception as error:  # Vendors raise bare Exception, ImportError, RuntimeError, AssertionError.
+        cause = error.__cause__ or error
+        answer = {"error": f"{type(cause).__name__}: {cause}"}
+    os.write(answers, json.dumps(answer).encode())
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(0)  # Vendors' exit handlers may hang or abort.
+
+
+if __name__ == "__main__":
+    main()
