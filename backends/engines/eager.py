@@ -15,19 +15,22 @@ from backends.engines.engine import DTYPES, CheckedExecutable, Engine, translate
 
 
 class EagerEngine(Engine):
-    """Channels-last, no gradients, weights cast to the precision."""
+    """Channels-last where it is wanted, no gradients, weights cast to the precision."""
 
     name = "eager"
 
-    def __init__(self, precisions: tuple[str, ...]) -> None:
-        """`precisions`: those that are worth having on the backend's devices."""
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
+        """`precisions`: those that are worth having on the backend's devices. `channels_last`: where they take it."""
         self.precisions = precisions
+        self._channels_last = channels_last
 
     def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
         """As the contract says; casts and moves `network` in place."""
         with translated_errors(device):
             network.cast(DTYPES[precision])
-            cast(nn.Module, network).to(device).to(memory_format=torch.channels_last)
+            module = cast(nn.Module, network).to(device)
+            if self._channels_last:
+                module.to(memory_format=torch.channels_last)
         return _EagerExecutable(self.name, device, precision, batch_sizes, network)
 
 

@@ -26,8 +26,25 @@ from backends.backend import (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device.
-_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "bad_alloc", "out of memory", "out_of_memory")
+# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, Ascend outside its allocator.
+_OUT_OF_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "out_of_memory",
+    "error code is 207001",
+)
+# Ascend's faults are plain RuntimeErrors with a number; CUDA's and HIP's leave the context unusable.
+_DEVICE_LOST = (
+    "error code is 507",
+    "multi bit ecc",
+    "illegal memory access",
+    "unspecified launch failure",
+    "device-side assert",
+    "device is lost",
+    "uncorrectable ecc",
+)
 
 
 class Engine(ABC):
@@ -135,6 +152,8 @@ def translated_errors(device: str) -> Iterator[None]:
         reason = first_line(error)
         if any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
             raise OutOfDeviceMemoryError(f"{device} has too little memory: {reason}") from error
+        if any(phrase in str(error).lower() for phrase in _DEVICE_LOST):
+            raise DeviceLostError(f"{device} is lost: {reason}") from error
         raise BackendError(f"{device} failed: {reason}") from error
 
 
