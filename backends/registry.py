@@ -14,14 +14,45 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from backends.ascend import AscendBackend
 from backends.backend import Backend, BackendError, BackendUnavailableError
+from backends.biren import BirenBackend
+from backends.cambricon import CambriconBackend
 from backends.cpu import CpuBackend
+from backends.cuda import CudaBackend
+from backends.hygon import HygonBackend
+from backends.musa import MusaBackend
 from backends.null import NullBackend
+from backends.rocm import RocmBackend
+from backends.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
 
 # One row a vendor, the most wanted first. Making one must be cheap and import nothing of the vendor's.
-BACKENDS: tuple[Backend, ...] = (CpuBackend(), NullBackend())
+BACKENDS: tuple[Backend, ...] = (
+    CudaBackend(),
+    AscendBackend(),
+    RocmBackend(),
+    HygonBackend(),
+    CambriconBackend(),
+    BirenBackend(),
+    MusaBackend(),
+    XpuBackend(),
+    CpuBackend(),
+    NullBackend(),
+)
+# Other names that people use for a backend. `hip` is what ROCm calls itself, though torch takes it nowhere.
+_ALIASES = {
+    "nvidia": "cuda",
+    "ascend": "npu",
+    "amd": "rocm",
+    "hip": "rocm",
+    "hygon": "dcu",
+    "cambricon": "mlu",
+    "biren": "supa",
+    "mthreads": "musa",
+    "intel": "xpu",
+}
 
 
 @dataclass(frozen=True)
@@ -43,20 +74,32 @@ class Row:
 
 
 def choose(device: str = "auto") -> Choice:
-    """What `device` means here: `auto`, a backend (`cpu`: all its devices) or one device (`cpu:0`).
+    """What `device` means here: `auto` or `all` (all devices of the first backend that can be used), a backend (`npu`:
+    all its devices), one device (`npu:0`), or several of one backend (`cuda:0,cuda:1`).
 
     Raises BackendUnavailableError: an explicit choice that fails says why, `auto` says so for every backend.
     """
-    if device == "auto":
+    if device in ("auto", "all"):
         return _first_available()
-    name, _, index = device.partition(":")
+    chosen = [_named(part.strip()) for part in device.split(",")]
+    backend = chosen[0].backend
+    if any(choice.backend is not backend for choice in chosen):
+        raise BackendUnavailableError(f"The devices of {device!r} are of several backends; one process serves one.")
+    return Choice(backend, tuple(dict.fromkeys(name for choice in chosen for name in choice.devices)))
+
+
+def _named(device: str) -> Choice:
+    name, colon, index = device.partition(":")
     named = {backend.name: backend for backend in BACKENDS}
+    if name not in named and _ALIASES.get(name) in named:
+        name = _ALIASES[name]
+        device = f"{name}{colon}{index}"
     if name not in named:
-        near = difflib.get_close_matches(name, ["auto", *named], 1)
+        near = difflib.get_close_matches(name, ["auto", "all", *named], 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise BackendUnavailableError(f"There is no device {device!r}; known are auto, {', '.join(named)}{hint}")
     devices = _devices(named[name])
-    if index or ":" in device:
+    if colon:
         if device not in devices:
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(devices)}.")
         devices = (device,)

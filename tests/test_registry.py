@@ -82,8 +82,9 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu", "cpu:0"])
-def test_the_cpu_is_found_by_every_name(device: str) -> None:
+@pytest.mark.parametrize("device", ["auto", "all", "cpu", "cpu:0", "cpu:0, cpu:0"])
+def test_the_cpu_is_found_by_every_name(backends: Any, device: str) -> None:
+    backends(CPU)
     choice = choose(device)
     assert (choice.backend.name, choice.devices) == ("cpu", ("cpu:0",))
 
@@ -129,6 +130,20 @@ def test_one_device_of_several_can_be_chosen(backends: Any) -> None:
     assert choose("first:1").devices == ("first:1",)
 
 
+def test_several_devices_of_one_backend_are_chosen_in_order_and_once(backends: Any) -> None:
+    backends(Accelerator("first"), CPU)
+    assert choose("first:1,first:0,first:1").devices == ("first:1", "first:0")
+    assert choose("all").devices == ("first:0", "first:1")
+    with pytest.raises(BackendUnavailableError, match="several backends"):
+        choose("first:0,cpu")
+
+
+def test_vendors_names_mean_their_backends(backends: Any) -> None:
+    backends(Accelerator("npu"), CPU)
+    assert choose("ascend").devices == ("npu:0", "npu:1")
+    assert choose("ascend:1").devices == ("npu:1",)
+
+
 def test_what_is_not_automatic_is_chosen_by_name_alone_and_not_reported(
     backends: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +173,8 @@ def test_unknown_devices_are_refused_with_those_that_exist(backends: Any, device
         choose(device)
 
 
-def test_report_passes_where_the_computation_came_out_right() -> None:
+def test_report_passes_where_the_computation_came_out_right(backends: Any) -> None:
+    backends(CPU)
     (row,) = report()
     assert (row.device, row.ok) == ("cpu:0", True)
     assert "GiB" in row.detail

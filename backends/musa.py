@@ -1,0 +1,26 @@
+"""Moore Threads through torch_musa.
+
+Owns: what is different about Moore Threads. Unverified on hardware.
+"""
+
+from __future__ import annotations
+
+from backends.backend import Facts
+from backends.torch_device import TorchBackend
+
+
+class MusaBackend(TorchBackend):
+    """`musa`: Moore Threads devices."""
+
+    name = "musa"
+    facts = Facts(
+        vendor="mthreads",
+        device_type="musa",
+        engines=("eager",),
+        precisions=("fp16", "fp32"),
+        visibility_variable="MUSA_VISIBLE_DEVICES",
+    )
+    _title = "Moore Threads"
+    _package = "torch_musa"
+    _install = "install the vendor's wheel for your version of torch"
+    _nodes = ("/dev/mtgpu.[0-9]*",)

@@ -1,0 +1,182 @@
+"""What every accelerator that PyTorch reaches has in common; a vendor's file holds only its differences.
+
+Owns: probing sentences, loading through the eager engine, memory, release. Speaks through `torch.get_device_module`.
+Must not import a vendor's package except in `_module`, in the process that owns the device.
+
+Unverified on hardware: tests use fakes of the answers and of the vendors' packages.
+"""
+
+from __future__ import annotations
+
+import gc
+import glob
+import importlib
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from backends import detect
+from backends.backend import (
+    Backend,
+    BackendError,
+    BackendUnavailableError,
+    Device,
+    EngineRefusedError,
+    Executable,
+    Memory,
+    Network,
+    Probe,
+    Telemetry,
+)
+from backends.engines import EagerEngine, compile_first
+from backends.engines.engine import first_line, translated_errors
+
+log = logging.getLogger(__name__)
+
+
+class TorchBackend(Backend):
+    """A vendor behind a PyTorch device type. `name` is what `--device` takes; ids are `name:index`."""
+
+    _title: ClassVar[str]
+    _package: ClassVar[str] = ""  # What is imported to get the device type; empty: it is part of torch.
+    _install: ClassVar[str]  # What to do when the software is not there, as the end of a sentence.
+    _nodes: ClassVar[tuple[str, ...]]  # Device files that the driver makes; any of them will do.
+    _channels_last: ClassVar[bool] = True
+    _auto_precision: ClassVar[str] = "fp16"
+
+    def probe(self) -> Probe:
+        """The first call in a process may take the child's time; no context is created here."""
+        try:
+            reason = self._refusal()
+        except Exception as error:  # The contract: whatever happens, it is an answer.
+            log.debug("probing %s", self.name, exc_info=True)
+            reason = f"{self._title} could not be probed: {first_line(error)}"
+        return Probe(not reason, reason)
+
+    def devices(self) -> list[Device]:
+        """As the child saw them."""
+        probe = self.probe()
+        if not probe.available:
+            raise BackendUnavailableError(probe.reason)
+        return [
+            Device(f"{self.name}:{index}", str(one["name"]), int(one["memory_bytes"]), self._auto_precision)
+            for index, one in enumerate(self._found().devices)
+        ]
+
+    def load(
+        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+    ) -> Executable:
+        """As the contract says; imports the vendor's package into this process."""
+        known = [one.id for one in self.devices()]
+        if device not in known:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
+        if engine not in ("auto", *self.facts.engines):
+            raise EngineRefusedError(
+                f"{self._title} has no engine {engine!r}; it has {' and '.join(self.facts.engines)}."
+            )
+        precision = self._auto_precision if precision == "auto" else precision
+        target = self._torch_id(device)
+        module = self._module()
+        with translated_errors(target):
+            module.set_device(target)
+            self._configure(module)
+        eager = EagerEngine(self.facts.precisions, self._channels_last)
+        return compile_first([eager], network, target, precision, batch_sizes)
+
+    def memory(self, device: str) -> Memory:
+        """In the process that owns the device: it creates a context."""
+        target, module = self._torch_id(device), self._module()
+        with translated_errors(target):
+            free, total = module.mem_get_info(target)
+            allocated, reserved = module.memory_allocated(target), module.memory_reserved(target)
+        return Memory(int(allocated), int(reserved), int(total - free), int(total))
+
+    def release_cache(self, device: str) -> int:
+        """Bytes that the allocator gave back. Raises what a device fault is translated to: on npu this synchronises."""
+        target, module = self._torch_id(device), self._module()
+        with translated_errors(target):
+            before = int(module.memory_reserved(target))
+            gc.collect()
+            module.empty_cache()
+            return max(0, before - int(module.memory_reserved(target)))
+
+    def telemetry(self, device: str) -> Telemetry:
+        """NaN until something reads the vendor's library."""
+        return self._telemetry(device)
+
+    def _telemetry(self, device: str) -> Telemetry:
+        return Telemetry()
+
+    def _found(self) -> detect.Found:
+        return detect.found(self._package, self.facts.device_type)
+
+    def _configure(self, module: Any) -> None:
+        """Set the vendor's own switches in the process that owns the device; called once the device is chosen."""
+
+    def _not_installed(self) -> str:
+        """Why the software is not there; empty when it is."""
+        if self._package and not detect.installed(self._package):
+            return f"{self._package} is not installed: {self._install}."
+        return ""
+
+    def _mistaken(self, answer: detect.Found) -> str:
+        """Why the devices that answered are not this vendor's; empty when they are."""
+        return ""
+
+    def _refusal(self) -> str:
+        if reason := self._not_installed():
+            return reason
+        here = any(glob.glob(pattern) for pattern in self._nodes)
+        node = self._nodes[0].replace("[0-9]*", "0").replace("*", "128")
+        missing = (
+            f"the driver of {self._title} is not there: {node} is missing; "
+            "install the driver, and pass the device into the container"
+        )
+        # A preloaded library may stand in for a driver; a package of the vendor's may say more than a missing file.
+        if not here and not self._package and not os.environ.get("LD_PRELOAD"):
+            return _sentence(missing)
+        answer = self._found()
+        if answer.error:
+            what = self._package or "torch"
+            return _sentence(
+                f"{what} is installed and cannot be used: {answer.error.rstrip('.')}" + ("" if here else f"; {missing}")
+            )
+        if reason := self._mistaken(answer):
+            return reason
+        if not answer.devices:
+            variable = self.facts.visibility_variable
+            hint = f"; check {variable}" if variable in os.environ else "; check the driver with the vendor's tool"
+            return _sentence(f"{self._title} has no device that this process may use{hint}" if here else missing)
+        return ""
+
+    def _torch_id(self, device: str) -> str:
+        return f"{self.facts.device_type}:{device.partition(':')[2] or '0'}"
+
+    def _module(self) -> Any:
+        try:
+            if self._package:
+                importlib.import_module(self._package)
+            return torch.get_device_module(self.facts.device_type)
+        except Exception as error:  # Vendors raise every kind.
+            raise BackendError(f"{self._package or 'torch'} cannot be used: {first_line(error)}") from error
+
+
+class CudaTypeBackend(TorchBackend):
+    """A vendor that answers to torch.cuda; `_built` says whether torch was built for it."""
+
+    _vendor: ClassVar[str]
+
+    def _mistaken(self, answer: detect.Found) -> str:
+        vendor = detect.vendor_of_cuda(answer, detect.signs())
+        if not answer.devices or vendor == self._vendor:
+            return ""
+        if vendor.startswith("shim:"):
+            return f"torch.cuda is a disguise of {vendor[5:]} here: choose --device {vendor[5:]}."
+        return f"torch.cuda answers here, but the device is not of {self._title}: it is {vendor}'s."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper() if text.startswith('the ') else text[0]}{text[1:]}."

@@ -1,0 +1,135 @@
+"""What each vendor's backend says and does, with fakes of the children's answers and of the vendors' modules.
+
+No accelerator: nothing here proves that a card works.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from backends import BACKENDS, BackendUnavailableError, DeviceLostError, OutOfDeviceMemoryError, detect
+from backends.ascend import AscendBackend
+from backends.detect import Found
+from backends.engines.engine import translated_errors
+from backends.rocm import RocmBackend
+from backends.torch_device import TorchBackend
+
+VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
+CHIP = {"name": "Chip", "memory_bytes": 2**36, "arch": "gfx942"}
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, said: Found) -> None:
+    monkeypatch.setattr(detect, "found", lambda package, device_type: said)
+    monkeypatch.setattr(detect, "installed", lambda package: package != "torch_xmlir")
+
+
+def test_the_order_of_choice() -> None:
+    names = ["cuda", "npu", "rocm", "dcu", "mlu", "supa", "musa", "xpu", "cpu", "null"]
+    assert [backend.name for backend in BACKENDS] == names
+    assert [backend.name for backend in BACKENDS if not backend.facts.automatic] == ["null"]
+
+
+@pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
+class TestEveryVendor:
+    def test_has_at_most_eight_public_members(self, backend: TorchBackend) -> None:
+        assert len([name for name in dir(backend) if not name.startswith("_")]) <= 8
+
+    def test_refuses_in_one_plain_sentence(self, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers(monkeypatch, Found(error="ImportError: libdriver.so: cannot open"))
+        monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [])
+        reason = backend.probe().reason
+        assert reason.endswith(".")
+        assert "\n" not in reason
+        with pytest.raises(BackendUnavailableError) as caught:
+            backend.devices()
+        assert str(caught.value) == reason
+
+    def test_probing_cannot_raise(self, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken() -> str:
+            raise KeyError("broken")
+
+        monkeypatch.setattr(backend, "_not_installed", broken)
+        probe = backend.probe()
+        assert not probe.available
+        assert "could not be probed" in probe.reason
+
+
+def test_a_package_without_its_driver_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, Found(error="ImportError: libhccl.so: cannot open shared object file"))
+    monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [])
+    reason = AscendBackend().probe().reason
+    assert "torch_npu is installed and cannot be used: ImportError: libhccl.so" in reason
+    assert "/dev/davinci[0-9]0" not in reason
+    assert "/dev/davinci0 is missing" in reason
+
+
+def test_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "installed", lambda package: False)
+    assert "anychip[ascend]" in AscendBackend().probe().reason
+
+
+def test_devices_carry_the_backends_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, Found(devices=(CHIP, CHIP)))
+    assert [device.id for device in AscendBackend().devices()] == ["npu:0", "npu:1"]
+
+
+def test_an_amd_gpu_is_rocm_and_no_dcu(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, Found(torch="2.9.0+rocm7.1", hip="7.1", devices=(CHIP,)))
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(detect, "signs", detect.Signs)
+    monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [pattern])
+    assert [device.id for device in RocmBackend().devices()] == ["rocm:0"]
+    dcu = next(backend for backend in VENDORS if backend.name == "dcu")
+    assert "not of Hygon: it is amd's" in dcu.probe().reason
+
+
+def test_memory_and_release_speak_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = [700]
+    module = SimpleNamespace(
+        mem_get_info=lambda device: (400, 1000),
+        memory_allocated=lambda device: 100,
+        memory_reserved=lambda device: reserved[0],
+        empty_cache=lambda: reserved.__setitem__(0, 200),
+    )
+    backend: Any = AscendBackend()
+    monkeypatch.setattr(backend, "_module", lambda: module)
+    memory = backend.memory("npu:0")
+    assert (memory.allocated, memory.reserved, memory.used, memory.total) == (100, 700, 600, 1000)
+    assert backend.release_cache("npu:0") == 500
+
+    def fault() -> None:
+        raise RuntimeError("ERR00100 error code is 507015")
+
+    module.empty_cache = fault
+    with pytest.raises(DeviceLostError, match="npu:0 is lost"):
+        backend.release_cache("npu:0")
+
+
+def test_ascend_is_told_its_switches() -> None:
+    told: dict[str, Any] = {}
+    module = SimpleNamespace(
+        set_compile_mode=lambda **mode: told.update(mode),
+        config=SimpleNamespace(),
+        conv=SimpleNamespace(allow_hf32=True),
+        matmul=SimpleNamespace(),
+    )
+    AscendBackend()._configure(module)
+    assert told == {"jit_compile": False}
+    assert module.config.allow_internal_format is False
+    assert (module.conv.allow_hf32, module.matmul.allow_hf32) == (False, False)
+
+
+def test_ascends_memory_error_outside_its_allocator_is_one() -> None:
+    with pytest.raises(OutOfDeviceMemoryError), translated_errors("npu:0"):
+        raise RuntimeError("aclrt: error code is 207001")
+
+
+def test_a_torch_of_another_vendor_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.0")
+    monkeypatch.setattr(torch, "__version__", "2.8.0+metax3.7.2.0")
+    cuda = next(backend for backend in VENDORS if backend.name == "cuda")
+    assert "is of metax, which has no backend" in cuda.probe().reason
