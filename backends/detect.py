@@ -137,9 +137,8 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
         if not text:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().splitlines()
-            return Found(
-                error=f"it ended the process that asked (status {code}): {said[-1][:200] if said else 'it said nothing'}"
-            )
+            last = said[-1][:200] if said else "it said nothing"
+            return Found(error=f"it ended the process that asked (status {code}): {last}")
     answer = json.loads(text)
     if "error" in answer:
         lines = [line.strip() for line in answer["error"].splitlines() if line.strip()]
