@@ -14,7 +14,7 @@ class MusaBackend(TorchBackend):
 
     name = "musa"
     facts = Facts(
-        vendor="mthreads",
+        vendor="moorethreads",
         device_type="musa",
         engines=("eager",),
         precisions=("fp16", "fp32"),

@@ -8,12 +8,14 @@ Unverified on hardware: tests use fakes of the answers and of the vendors' packa
 
 from __future__ import annotations
 
+import atexit
 import gc
 import glob
 import importlib
 import logging
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +35,7 @@ from backends.backend import (
 )
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import first_line, translated_errors
+from backends.telemetry import Sampler, sampler
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +107,26 @@ class TorchBackend(Backend):
             return max(0, before - int(module.memory_reserved(target)))
 
     def telemetry(self, device: str) -> Telemetry:
-        """NaN until something reads the vendor's library."""
-        return self._telemetry(device)
+        """The last sample of the vendor's tool, at once; NaN at first, without a tool, and where it is silent."""
+        index = self._tool_index(int(device.partition(":")[2] or "0"))
+        return Telemetry() if index is None else self._sampler.latest(index)
 
-    def _telemetry(self, device: str) -> Telemetry:
-        return Telemetry()
+    @cached_property
+    def _sampler(self) -> Sampler:
+        made = sampler(self.facts.vendor)
+        atexit.register(made.close)
+        return made
+
+    def _tool_index(self, index: int) -> int | None:
+        """The number a vendor's tool gives to the device that torch calls `index`; None where that cannot be known.
+
+        The visibility variable hides devices from torch, not from the tools. It may also name devices otherwise.
+        """
+        visible = os.environ.get(self.facts.visibility_variable or "")
+        if not visible:
+            return index
+        names = [name.strip() for name in visible.split(",")]
+        return int(names[index]) if index < len(names) and names[index].isdigit() else None
 
     def _found(self) -> detect.Found:
         return detect.found(self._package, self.facts.device_type)

@@ -5,17 +5,19 @@ No accelerator: nothing here proves that a card works.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from backends import BACKENDS, BackendUnavailableError, DeviceLostError, OutOfDeviceMemoryError, detect
+from backends import BACKENDS, BackendUnavailableError, DeviceLostError, OutOfDeviceMemoryError, Telemetry, detect
 from backends.ascend import AscendBackend
 from backends.detect import Found
 from backends.engines.engine import translated_errors
 from backends.rocm import RocmBackend
+from backends.telemetry import READERS
 from backends.torch_device import TorchBackend
 
 VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
@@ -133,3 +135,26 @@ def test_a_torch_of_another_vendor_is_not_nvidias(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "__version__", "2.8.0+metax3.7.2.0")
     cuda = next(backend for backend in VENDORS if backend.name == "cuda")
     assert "is of metax, which has no backend" in cuda.probe().reason
+
+
+@pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
+def test_every_vendor_has_a_tool_that_tells_of_its_devices(backend: TorchBackend) -> None:
+    assert backend.facts.vendor in READERS
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "asked"),
+    [(None, 1, 1), ("", 1, 1), ("4, 7", 1, 7), ("4", 1, None), ("GPU-8932f937,GPU-d0b6", 0, None)],
+)
+def test_telemetry_is_that_of_the_device_behind_the_visibility_variable(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, index: int, asked: int | None
+) -> None:
+    backend = AscendBackend()
+    if visible is None:
+        monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
+    samples = {number: Telemetry(power_watts=100.0 + number) for number in range(8)}
+    backend.__dict__["_sampler"] = SimpleNamespace(latest=samples.__getitem__)
+    watts = backend.telemetry(f"npu:{index}").power_watts
+    assert watts == 100.0 + asked if asked is not None else math.isnan(watts)
