@@ -7,7 +7,7 @@ is generated from this table and `docs/settings.md` is compared with it by a tes
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import (
@@ -16,6 +16,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from app.guard import Limits
 
 CONFIG_FILE = "anychip.toml"
 
@@ -96,6 +98,35 @@ class Settings(BaseSettings):
         0, ge=0, description="Time the service goes on accepting work after SIGTERM with readiness off, in seconds"
     )
     drain_s: float = Field(25, ge=0, description="Time accepted work may take to finish after that, in seconds")
+    guard_policy: Literal["off", "auto", "every_n_batches"] = Field(
+        "auto",
+        description="Memory guard: off, auto, or every_n_batches, which also releases every so many (docs/memory.md)",
+    )
+    guard_every_batches: int = Field(1000, ge=1, description="Batches between two releases with every_n_batches")
+    guard_cache_ratio: float = Field(
+        0.25, gt=0, le=1, description="Share of the device that may be reserved and not allocated before a release"
+    )
+    guard_device_ratio: float = Field(
+        0.85, gt=0, le=1, description="Share of the device that may be in use before a release"
+    )
+    guard_resident_mb: int = Field(
+        2048, ge=1, description="Host memory a worker may gain since its start before a release, in MiB"
+    )
+    guard_leak_kb_per_batch: float = Field(
+        1, ge=0, description="Growth a batch, after a release, from which a worker counts as leaking, in KiB"
+    )
+    guard_budget_ms: float = Field(
+        100,
+        ge=0,
+        description="Time between two batches after which no further rung of a release begins, in milliseconds",
+    )
+    guard_cooldown_s: float = Field(5, ge=0, description="Least time between two releases, in seconds")
+    guard_handover_interval_s: float = Field(
+        10, ge=0, description="Least time between two hand-overs of a device for its memory, in seconds"
+    )
+    plugins: str = Field(
+        "", description="Modules that workers import before they load, e.g. to register release hooks (docs/memory.md)"
+    )
     cache_dir: Path = Field(
         Path("~/.cache/anychip"), description="Folder for downloaded weights", validate_default=True
     )
@@ -118,6 +149,20 @@ class Settings(BaseSettings):
     def model_specs(self) -> tuple[str, ...]:
         """The entries of `models`."""
         return split(self.models)
+
+    @property
+    def guard_limits(self) -> Limits:
+        """The settings `guard_*` of a worker."""
+        return Limits(
+            policy=self.guard_policy,
+            every_batches=self.guard_every_batches,
+            cache_ratio=self.guard_cache_ratio,
+            device_ratio=self.guard_device_ratio,
+            resident_bytes=self.guard_resident_mb << 20,
+            leak_bytes_per_batch=int(self.guard_leak_kb_per_batch * 1024),
+            budget_s=self.guard_budget_ms / 1e3,
+            cooldown_s=self.guard_cooldown_s,
+        )
 
     @property
     def ladder(self) -> tuple[int, ...]:

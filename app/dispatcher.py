@@ -12,6 +12,7 @@ thread, so nothing here needs a lock.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -22,16 +23,19 @@ from typing import Any
 import numpy.typing as npt
 
 from app.arena import Arena, FreeSlots
-from app.config import Settings
+from app.config import Settings, split
 from app.errors import ServiceError
+from app.guard import HAND_OVER
 from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
-from app.protocol import Done, Failed, Load, Loaded, Run, Stats
+from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
-from app.workers import Events, Plan, Replica, WorkerProcess
+from app.workers import Events, Plan, Replica, WorkerProcess, WorkerStartError
 from backends import Choice
 from models import Model, Options
 
 log = logging.getLogger("anychip.dispatcher")
+
+_RELIEVE_INTERVAL_S = 0.25
 
 Array = npt.NDArray[Any]
 
@@ -86,6 +90,10 @@ class Dispatcher:
         self._workers: dict[str, WorkerProcess] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._handing_over = asyncio.Lock()
+        self._requests = itertools.count(1)
+        self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
+        self._relieved: dict[Replica, asyncio.Task[None]] = {}
+        self._relieved_s: dict[str, float] = {}
         for served in self.models.values():
             self._watch(served)
 
@@ -108,6 +116,8 @@ class Dispatcher:
                 engine=settings.engine,
                 precision=settings.precision,
                 batch_sizes=settings.ladder,
+                guard=settings.guard_limits,
+                plugins=split(settings.plugins),
             )
             plan = Plan(
                 load,
@@ -125,6 +135,9 @@ class Dispatcher:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         if self._wake is not None:
             self._wake.cancel()
+        for task in self._relieved.values():
+            task.cancel()
+        await asyncio.gather(*self._relieved.values(), return_exceptions=True)
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
@@ -186,6 +199,58 @@ class Dispatcher:
                 self._metrics.handovers.labels(replica.device, reason).inc()
             for name, model in new.items():
                 self.models[name].model = model
+
+    async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
+        """Have every worker (of a device) give cached memory back; bytes by worker and rung, once all have.
+
+        A worker does it after the batches it has; one that ends meanwhile has returned nothing here.
+        """
+        request = next(self._requests)
+        workers = [worker for worker in self._workers.values() if device in (None, worker.device)]
+        futures = [asyncio.get_running_loop().create_future() for _ in workers]
+        for worker, future in zip(workers, futures, strict=True):
+            self._releases[worker, request] = future
+            worker.send(Release(request))
+        try:
+            returned = await asyncio.gather(*futures)
+        finally:
+            for worker in workers:
+                self._releases.pop((worker, request), None)
+        return {worker.id: each for worker, each in zip(workers, returned, strict=True)}
+
+    def _released(self, worker: WorkerProcess, message: Released) -> None:
+        for rung, returned in message.returned.items():
+            self._metrics.cache_releases.labels(worker.device, rung, message.trigger).inc()
+            self._metrics.cache_released_bytes.labels(worker.device, rung).inc(returned)
+        future = self._releases.get((worker, message.request))
+        if future is not None and not future.done():
+            future.set_result(dict(message.returned))
+
+    def _wants_hand_over(self, worker: WorkerProcess, trigger: str) -> None:
+        replica = next((each for each in self.replicas if each.current is worker), None)
+        if replica is None or replica in self._relieved:
+            return
+        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
+        task = asyncio.create_task(self._relieve(replica, worker, trigger), name=f"relieve {worker.id}")
+        self._relieved[replica] = task
+        task.add_done_callback(lambda _: self._relieved.pop(replica, None))
+
+    async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
+        """Replace a leaking worker as soon as that takes nobody away from those that serve."""
+        while replica.current is worker:
+            async with self._handing_over:
+                ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
+                allowed = ago_s >= self._settings.guard_handover_interval_s
+                if allowed and replica.current is worker and all(each.state == "ready" for each in self.replicas):
+                    try:
+                        await replica.hand_over(replica.plan, self._settings.drain_s)
+                        self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
+                        self._metrics.handovers.labels(replica.device, "memory").inc()
+                    except WorkerStartError as error:
+                        log.error("%s: no worker could take over from one that leaks: %s", replica.device, error)
+                    finally:
+                        self._relieved_s[replica.device] = time.monotonic()
+            await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
     def _dispatch(self) -> None:
         """Send what can be sent."""
@@ -291,6 +356,10 @@ class Dispatcher:
             self._finished(worker)
         elif isinstance(message, Stats):
             self._report(worker, message)
+        elif isinstance(message, Released):
+            self._released(worker, message)
+        elif isinstance(message, HandOver):
+            self._wants_hand_over(worker, message.trigger)
 
     def _finished(self, worker: WorkerProcess) -> None:
         if worker.retiring and self.scheduler.idle(worker.id):
@@ -305,6 +374,9 @@ class Dispatcher:
     def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         self._workers.pop(worker.id, None)
         self._stats.pop(worker, None)
+        for (other, _), future in self._releases.items():
+            if other is worker and not future.done():
+                future.set_result({})
         if not any(other.device == worker.device for other in self._workers.values()):
             self._metrics.worker_up.labels(worker.device).set(0)
         self._describe()

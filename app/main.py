@@ -26,7 +26,7 @@ from app.connection import OnePieceProtocol
 from app.docs_page import mount_docs
 from app.edge import Edge
 from app.errors import Code, ServiceError
-from app.routes import predict, repository, status
+from app.routes import devices, predict, repository, status
 from app.routes.body import BodyBudget
 from app.service import Service
 from app.workers import WorkerStartError
@@ -71,6 +71,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(predict.router)
     app.include_router(status.router)
     app.include_router(repository.router)
+    app.include_router(devices.router)
     mount_docs(app)
     app.add_middleware(Edge, service=service)
     return app
@@ -119,6 +120,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         async with _listening(Front(create_app(service)), settings) as server:
             address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
@@ -144,7 +146,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             await _drain(service, settings, stop)
     finally:
         await service.stop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.remove_signal_handler(number)
 
 

@@ -95,6 +95,18 @@ class Metrics:
             "anychip_handovers_total", "Workers replaced by another while they served", ["device", "reason"],
             registry=registry,
         )  # fmt: skip
+        self.cache_releases = Counter(
+            "anychip_cache_releases_total",
+            "Rungs of the memory guard that were climbed",
+            ["device", "rung", "trigger"],
+            registry=registry,
+        )
+        self.cache_released_bytes = Counter(
+            "anychip_cache_released_bytes_total",
+            "Bytes that rungs of the memory guard returned",
+            ["device", "rung"],
+            registry=registry,
+        )
         self.worker_up = Gauge("anychip_worker_up", "1 while a worker serves the device", ["device"], registry=registry)
         self.worker_restarts = Counter(
             "anychip_worker_restarts_total", "Workers started again", ["device", "reason"], registry=registry

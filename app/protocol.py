@@ -2,7 +2,8 @@
 
 Owns: the messages, nothing else. They are small: pixels travel through the arena, outputs are already reduced.
 
-    server ─► Load, Run, Stop          worker ─► Ready | Ended, Beat, Done, Failed, Stats, Ended
+    server ─► Load, Run, Release, Stop
+    worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ from typing import Any
 
 import numpy.typing as npt
 
+from app.guard import Limits
+
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena."""
+    """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena.
+
+    `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded.
+    """
 
     models: tuple[Any, ...]
     device: str
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
+    guard: Limits = field(default_factory=Limits)
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,13 @@ class Run:
     slots: tuple[int, ...]
     options: tuple[Any, ...]
     batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give cached memory back now; answered with a Released of the same `request`, after what came before it."""
+
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,22 @@ class Failed:
 
     batch_id: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Memory was given back. `returned`: bytes by rung (app.guard); `request`: whose wish it was, 0 the guard's."""
+
+    trigger: str
+    returned: Mapping[int, int]
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The worker wants to be replaced: it holds memory that only its end gives back. It serves on meanwhile."""
+
+    trigger: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class Service:
         self.dispatcher = Dispatcher(settings, self.choice, models, self.metrics)
         self.models = self.dispatcher.models
         self._reads_pixels = self.choice.backend.facts.reads_pixels
+        self._background: set[asyncio.Task[None]] = set()
         self._drained: asyncio.Event | None = None
         threads = settings.decode_threads or host.core_count()
         self._decode_pool = images.DecodePool(threads, settings.decode_queue_size)
@@ -142,6 +143,16 @@ class Service:
             raise ServiceError(
                 "INTERNAL", f"no worker could take over with the new {name}; the log knows why"
             ) from None
+
+    def release_in_background(self) -> None:
+        """Have every worker give cached memory back; the log says what came of it."""
+        task = asyncio.create_task(self._release_all(), name="release")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _release_all(self) -> None:
+        for worker, returned in (await self.dispatcher.release()).items():
+            log.info("%s gave back %d bytes", worker, sum(returned.values()))
 
     def count(self, name: str, code: str, seconds: float) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -26,7 +27,22 @@ import numpy as np
 import numpy.typing as npt
 
 from app.arena import Arena
-from app.protocol import Beat, Done, Ended, Failed, Load, Loaded, Ready, Run, Stats, Stop
+from app.guard import CACHE, COLLECT, HAND_OVER, Guard, Level, Step
+from app.protocol import (
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    HandOver,
+    Load,
+    Loaded,
+    Ready,
+    Release,
+    Released,
+    Run,
+    Stats,
+    Stop,
+)
 
 if TYPE_CHECKING:
     from backends import Backend, Executable
@@ -47,6 +63,7 @@ def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[st
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server hears it and sends Release.
     with contextlib.suppress(OSError, AttributeError):  # Linux: dies with the server even inside a hung driver call.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(environment)
@@ -114,6 +131,8 @@ class Worker:
         """Load and warm every model. Raises ModelError, BackendError."""
         from backends import choose
 
+        for plugin in load.plugins:
+            importlib.import_module(plugin)
         choice = choose(load.device)
         self._arena = arena
         self._backend: Backend = choice.backend
@@ -134,6 +153,9 @@ class Worker:
             loaded.append(Loaded(executable.engine, executable.precision, latency_s, dict(executable.refusals)))
             log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
         device = next(device for device in self._backend.devices() if device.id == self._device)
+        shared = self._backend.facts.host_memory
+        self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
+        self._guard = Guard(load.guard, self._level(), time.monotonic(), shared=shared)
         self.ready = Ready(self._device, device.name, self._backend.facts.vendor, tuple(loaded))
 
     def close(self) -> None:
@@ -157,7 +179,11 @@ class Worker:
             if isinstance(message, Stop):
                 return
             try:
+                if isinstance(message, Release):
+                    pipe.send(self._release_now(message))
+                    continue
                 pipe.send(self._run(message))
+                self._give_back(pipe)
             except DeviceLostError as error:
                 log.exception("the device is lost")
                 pipe.send(Ended(f"{error}"))
@@ -213,16 +239,19 @@ class Worker:
         return tuple(results), size
 
     def _outputs(self, executable: Executable, pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], ...] | None:
-        """None when the device has no memory for it; the cache has then been released."""
+        """None when the device has no memory for it, even with its cache released."""
         from backends import OutOfDeviceMemoryError
 
-        try:
-            return executable.run(pixels)
-        except OutOfDeviceMemoryError as error:
-            log.warning("%s; %d pictures are tried in parts", error, len(pixels))
-        # Not inside `except`: the traceback still holds what the failed call had allocated.
-        self._backend.release_cache(self._device)
-        return None
+        while True:
+            try:
+                return executable.run(pixels)
+            except OutOfDeviceMemoryError as error:
+                log.warning("%s; its cache is released", error)
+            # Not inside `except`: the traceback still holds what the failed call had allocated.
+            returned = self._backend.release_cache(self._device)
+            self._forced_bytes.append(returned)
+            if not returned or len(self._forced_bytes) > 1:
+                return None
 
     def _measure(self, index: int, size: int) -> float:
         """Seconds a batch of `size` takes: the best of a few, so that a first compilation does not count."""
@@ -233,12 +262,68 @@ class Worker:
             times.append(time.perf_counter() - started_s)
         return min(times)
 
-    def _stats(self) -> Stats:
+    def _give_back(self, pipe: _Pipe) -> None:
+        """After a batch, its answer is on its way: look at the memory and do what the guard says."""
+        self._guard.after_batch()
+        if self._forced_bytes:
+            pipe.send(Released("out_of_memory", {CACHE: sum(self._forced_bytes)}))
+            self._forced_bytes.clear()
+        started_s = time.monotonic()
+        if not self._guard.due(started_s):
+            return
+        level = self._level()
+        now_s = time.monotonic()
+        step = self._guard.look(level, now_s, now_s - started_s)
+        if step is None:
+            return
+        trigger, returned = step.trigger, {}
+        while step is not None and step.rung != HAND_OVER:
+            started_s = time.monotonic()
+            returned[step.rung], level = self._climb(step, level)
+            now_s = time.monotonic()
+            step = self._guard.released(step, level, now_s, now_s - started_s)
+        if returned:
+            pipe.send(Released(trigger, returned))
+        if step is not None:
+            pipe.send(HandOver(trigger))
+
+    def _release_now(self, release: Release) -> Released:
+        returned: dict[int, int] = {}
+        level = self._level()
+        for rung in (COLLECT, CACHE):
+            returned[rung], level = self._climb(Step(rung, "batches"), level)
+        return Released("request", returned, release.request)
+
+    def _climb(self, step: Step, before: Level) -> tuple[int, Level]:
+        """Climb a rung; the bytes it returned, and what is left. Raises DeviceLostError."""
+        from backends import BackendError, DeviceLostError, run_release_hooks
+
+        counted = 0
+        try:
+            if step.rung == COLLECT:
+                gc.collect()
+            else:
+                counted = self._backend.release_cache(self._device)
+                counted += run_release_hooks(self._backend.name, self._device)
+        except DeviceLostError:
+            raise
+        except BackendError:
+            log.exception("rung %d of the memory guard failed", step.rung)
+        level = self._level()
+        seen = max(before.used - level.used, before.resident - level.resident, 0) if step.rung == COLLECT else 0
+        log.debug("rung %d for %s returned %d bytes", step.rung, step.trigger, counted or seen)
+        return counted or seen, level
+
+    def _level(self) -> Level:
         import psutil
 
         memory = self._backend.memory(self._device)
         resident = psutil.Process().memory_info().rss
-        return Stats(memory.allocated, memory.reserved, memory.used, memory.total, resident)
+        return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
+
+    def _stats(self) -> Stats:
+        level = self._level()
+        return Stats(level.allocated, level.reserved, level.used, level.total, level.resident)
 
 
 def _finite(outputs: Sequence[npt.NDArray[Any]], row: int) -> bool:

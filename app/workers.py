@@ -271,6 +271,11 @@ class Replica:
         self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(), name=f"replica {device}")
 
+    @property
+    def current(self) -> WorkerProcess | None:
+        """The worker that serves, None while there is none."""
+        return self._current
+
     async def wait_ready(self) -> None:
         """Until the replica has been ready once. Raises WorkerStartError."""
         await asyncio.shield(self._first_ready)

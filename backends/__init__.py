@@ -15,6 +15,7 @@ from backends.backend import (
     Probe,
     Telemetry,
 )
+from backends.hooks import register_release_hook, run_release_hooks
 from backends.registry import BACKENDS, Choice, choose, report
 
 __all__ = [
@@ -34,5 +35,7 @@ __all__ = [
     "Probe",
     "Telemetry",
     "choose",
+    "register_release_hook",
     "report",
+    "run_release_hooks",
 ]

@@ -56,6 +56,7 @@ class Facts:
     a process to some devices, None where there is none; `environment` is what a worker process must be started
     with, because the vendor's libraries read it when they load. `automatic`: whether `auto` may choose it.
     `reads_pixels`: where False, its answers do not depend on the pictures, and nobody need decode them.
+    `host_memory`: the device's memory is the host's, so that others add to what is used of it.
     """
 
     vendor: str
@@ -66,6 +67,7 @@ class Facts:
     environment: dict[str, str] = field(default_factory=dict)
     automatic: bool = True
     reads_pixels: bool = True
+    host_memory: bool = False
 
 
 @dataclass(frozen=True)

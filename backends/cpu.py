@@ -46,6 +46,7 @@ class CpuBackend(Backend):
         device_type="cpu",
         engines=("openvino", "eager"),
         precisions=("bf16", "fp32"),
+        host_memory=True,
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
         # at every batch size fit.
         environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},

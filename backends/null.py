@@ -70,10 +70,15 @@ class _State:
 
     counted: int = 0
     leaked: list[mmap.mmap] = field(default_factory=list)
+    cached: list[mmap.mmap] = field(default_factory=list)
 
     @property
     def leaked_bytes(self) -> int:
         return sum(len(block) for block in self.leaked)
+
+    @property
+    def cached_bytes(self) -> int:
+        return sum(len(block) for block in self.cached)
 
 
 class NullBackend(Backend):
@@ -131,14 +136,17 @@ class NullBackend(Backend):
         return compile_first([_NullEngine(behaviour, state)], network, device, chosen, batch_sizes)
 
     def memory(self, device: str) -> Memory:
-        """What has leaked in this process is allocated, and nothing else is. Raises BackendUnavailableError."""
-        leaked = self._state(device).leaked_bytes
-        return Memory(leaked, leaked, leaked, _configured().memory_mb << 20)
+        """What has leaked here is allocated, what is cached only reserved. Raises BackendUnavailableError."""
+        state = self._state(device)
+        leaked, reserved = state.leaked_bytes, state.leaked_bytes + state.cached_bytes
+        return Memory(leaked, reserved, reserved, _configured().memory_mb << 20)
 
     def release_cache(self, device: str) -> int:
-        """0: there is no cache, and a leak is what no release returns. Raises BackendUnavailableError."""
-        self._state(device)
-        return 0
+        """Gives back what batches have left in the cache; a leak no release returns. Raises BackendUnavailableError."""
+        state = self._state(device)
+        returned = state.cached_bytes
+        state.cached.clear()
+        return returned
 
     def telemetry(self, device: str) -> Telemetry:
         """It says nothing of itself. Raises BackendUnavailableError."""
@@ -222,7 +230,8 @@ class _NullExecutable(CheckedExecutable):
         answers = self._answers[size]
         if self._reads_pixels and pixels.any():
             self._state.counted += 1
-            self._leak()
+            self._take(self._behaviour.leak_mb << 20, self._state.leaked)
+            self._take(self._behaviour.cache_mb << 20, self._state.cached)
             for fault in self._behaviour.faults:
                 rows = fault.trigger.rows(pixels, self._state.counted)
                 if rows and fault.kind == "nan":
@@ -231,20 +240,20 @@ class _NullExecutable(CheckedExecutable):
                     self._act(fault.kind)
         return answers
 
-    def _leak(self) -> None:
-        """Raises OutOfDeviceMemoryError when the device's memory has leaked, or the host has no more."""
-        leak, memory = self._behaviour.leak_mb << 20, self._behaviour.memory_mb << 20
-        if not leak:
+    def _take(self, size: int, blocks: list[mmap.mmap]) -> None:
+        """Keep `size` bytes in `blocks`. Raises OutOfDeviceMemoryError when the device or the host has no more."""
+        if not size:
             return
-        if self._state.leaked_bytes + leak > memory:
-            raise OutOfDeviceMemoryError(f"{self._device} has no memory left: it has leaked.")
+        if self._state.leaked_bytes + self._state.cached_bytes + size > self._behaviour.memory_mb << 20:
+            lost = "leaked" if self._state.leaked else "cached"
+            raise OutOfDeviceMemoryError(f"{self._device} has no memory left: it has {lost}.")
         # Pages of its own: what the allocator hands out may be resident already, and then nothing would grow.
         try:
-            block = mmap.mmap(-1, leak, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise OutOfDeviceMemoryError(f"{self._device} cannot leak {leak} bytes: {error}.") from error
+            raise OutOfDeviceMemoryError(f"{self._device} cannot take {size} bytes: {error}.") from error
         np.frombuffer(block, dtype=np.uint8)[:: mmap.PAGESIZE] = 1  # A page takes memory once it is written to.
-        self._state.leaked.append(block)
+        blocks.append(block)
 
     def _act(self, kind: FaultKind) -> None:
         """Raises BackendError, OutOfDeviceMemoryError; ends or stops the process; or does not come back.

@@ -29,6 +29,7 @@ _SETTINGS = {
     "load_ms": (False, 0, _HOUR_MS),
     "memory_mb": (True, 1, _TIB_MB),
     "leak_mb": (True, 0, _TIB_MB),
+    "cache_mb": (True, 0, _TIB_MB),
 }
 
 
@@ -75,12 +76,13 @@ class Behaviour:
     load_ms: float = 0.0
     memory_mb: int = 1024
     leak_mb: int = 0
+    cache_mb: int = 0
     faults: tuple[Fault, ...] = ()
 
     @property
     def reads_pixels(self) -> bool:
         """Whether it must see pictures: to count batches, and to find colours."""
-        return bool(self.faults or self.leak_mb)
+        return bool(self.faults or self.leak_mb or self.cache_mb)
 
 
 def parse(text: str) -> Behaviour:

@@ -128,6 +128,7 @@ BEHAVIOURS = st.builds(
     DELAYS_MS,
     st.integers(1, MIB),
     st.integers(0, MIB),
+    st.integers(0, MIB),
     st.lists(FAULTS, max_size=4).map(tuple),
 )
 
@@ -146,7 +147,7 @@ def written(behaviour: Behaviour) -> list[str]:
 @given(BEHAVIOURS)
 def test_a_behaviour_is_read_as_it_is_written(behaviour: Behaviour) -> None:
     assert parse(",".join(written(behaviour))) == behaviour
-    assert parse(" , ".join(reversed(written(behaviour)[:6])) + ",") == Behaviour(
+    assert parse(" , ".join(reversed(written(behaviour)[:7])) + ",") == Behaviour(
         **{field.name: getattr(behaviour, field.name) for field in fields(Behaviour) if field.name != "faults"}
     )
 
@@ -163,7 +164,7 @@ def test_any_text_is_a_behaviour_or_one_sentence(text: str) -> None:
 
 
 def test_nothing_said_is_one_device_at_once_without_faults() -> None:
-    assert parse("") == parse(" , ") == Behaviour(1, 0, 0, 0, 1024, 0, ())
+    assert parse("") == parse(" , ") == Behaviour(1, 0, 0, 0, 1024, 0, 0, ())
 
 
 @pytest.mark.parametrize(

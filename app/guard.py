@@ -1,0 +1,177 @@
+"""When a worker gives memory back, and how far it goes: pure logic, without torch, clocks or devices of its own.
+
+    after a batch ─► due ─► look ─► Step(1) ─► released ─► Step(2) ─► released ─► Step(3) ─► the server hands over
+                                 └─ nothing to do ◄── low enough again ──┘
+
+Owns: the marks, hysteresis, cool-down and time budget. Must not measure, release or import torch: levels and times are
+parameters. Three rungs, climbed only as far as needed: 1 drop references and collect, 2 the vendor's caches, 3 another
+worker in place of this one. Rung 3 is for leaks only: a leak is what is still there after a release and was not there
+at the start, growing with the batches; a high level that a new worker would reach as well is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Policy = Literal["off", "auto", "every_n_batches"]
+Trigger = Literal["cache", "device", "resident", "batches"]
+
+COLLECT, CACHE, HAND_OVER = 1, 2, 3
+_LOW_RATIO = 0.8
+"""A trigger whose level passed its mark is satisfied below this share of it."""
+_LOOK_SHARE = 0.01
+"""Share of a worker's time that looking may take."""
+_RELEASE_SHARE = 0.05
+"""Share of a worker's time that releasing may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the operator asks for; the settings `guard_*` say what each means. Bytes, seconds, shares of the total."""
+
+    policy: Policy = "auto"
+    every_batches: int = 1000
+    cache_ratio: float = 0.25
+    device_ratio: float = 0.85
+    resident_bytes: int = 2 << 30
+    leak_bytes_per_batch: int = 1024
+    budget_s: float = 0.1
+    cooldown_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Bytes now: of the device as in `backends.Memory`, and the process's resident set."""
+
+    allocated: int
+    reserved: int
+    used: int
+    total: int
+    resident: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rung to climb now, and why."""
+
+    rung: int
+    trigger: Trigger
+
+
+class Guard:
+    """Decides for one worker. Times are seconds of one monotonic clock."""
+
+    def __init__(self, limits: Limits, start: Level, now_s: float, *, shared: bool) -> None:
+        """`start`: after warm-up. `shared`: the device's memory is the host's, so that others add to `used`."""
+        self._limits = limits
+        self._start = start
+        self._shared = shared
+        self._batches = 0
+        self._released_batches = 0
+        self._look_s = now_s
+        self._climb_s = now_s  # No climb begins before.
+        self._pending: Step | None = None
+        self._spent_s = 0.0  # In the current climb.
+        self._gap_s = 0.0  # Of that, since the last batch.
+        self._futile: dict[Trigger, int] = {}  # What a climb could not lower, with the level it left.
+
+    def after_batch(self) -> None:
+        """Another batch is done."""
+        self._batches += 1
+        self._gap_s = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """Whether to measure now."""
+        return self._limits.policy != "off" and now_s >= self._look_s
+
+    def look(self, level: Level, now_s: float, cost_s: float) -> Step | None:
+        """What to do at this level. `cost_s`: what measuring it took; the dearer, the rarer."""
+        self._look_s = now_s + cost_s / _LOOK_SHARE
+        if level.used < self._start.used:  # The worker before this one was still there at the start.
+            self._start = replace(self._start, used=level.used)
+        if self._pending is not None:  # A climb that ran out of time goes on if there is still need.
+            step, self._pending = self._pending, None
+            if self._needed(step.trigger, level):
+                return step
+            self._end(step.trigger, level, now_s)
+            return None
+        for trigger in list(self._futile):
+            if self._value(trigger, level) < self._low(trigger, level):
+                del self._futile[trigger]
+        if now_s < self._climb_s:
+            return None
+        pressing = self._pressing(level)
+        return None if pressing is None else Step(COLLECT, pressing)
+
+    def released(self, step: Step, level: Level, now_s: float, cost_s: float) -> Step | None:
+        """What follows a rung that took `cost_s` and left `level`: the next one, or nothing for now."""
+        self._spent_s += cost_s
+        self._gap_s += cost_s
+        if not self._needed(step.trigger, level):
+            self._end(step.trigger, level, now_s)
+            return None
+        if step.rung == COLLECT:
+            following = Step(CACHE, step.trigger)
+        elif step.rung == CACHE and self._leaks(step.trigger, level):
+            following = Step(HAND_OVER, step.trigger)
+        else:
+            self._end(step.trigger, level, now_s)
+            return None
+        # Asking for a hand-over costs nothing.
+        if following.rung != HAND_OVER and self._gap_s >= self._limits.budget_s:
+            self._pending = following
+            self._look_s = now_s
+            return None
+        if following.rung == HAND_OVER:
+            self._end(step.trigger, level, now_s)
+        return following
+
+    def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
+        self._climb_s = now_s + max(self._limits.cooldown_s, self._spent_s / _RELEASE_SHARE)
+        self._spent_s = self._gap_s = 0.0
+        self._released_batches = self._batches
+        if trigger != "batches" and self._needed(trigger, level):
+            self._futile[trigger] = self._value(trigger, level)
+
+    def _pressing(self, level: Level) -> Trigger | None:
+        triggers: tuple[Trigger, ...] = ("device", "resident", "cache")
+        for trigger in triggers:
+            value, mark = self._value(trigger, level), self._mark(trigger, level)
+            if trigger in self._futile:  # Again only after it has grown by as much as it should have fallen.
+                mark = max(mark, self._futile[trigger] + mark - self._low(trigger, level))
+            if value > mark:
+                return trigger
+        if self._limits.policy == "every_n_batches":
+            return "batches" if self._batches - self._released_batches >= self._limits.every_batches else None
+        return None
+
+    def _needed(self, trigger: Trigger, level: Level) -> bool:
+        return trigger == "batches" or self._value(trigger, level) >= self._low(trigger, level)
+
+    def _leaks(self, trigger: Trigger, level: Level) -> bool:
+        """After a release: it grows with the batches, and a new worker would be below the mark."""
+        if trigger == "device" and not self._shared:
+            growth = level.used - self._start.used
+        elif trigger == "resident":
+            growth = level.resident - self._start.resident
+        else:
+            return False
+        grows = growth >= max(1, self._limits.leak_bytes_per_batch * self._batches)
+        return grows and self._value(trigger, level) - growth < self._low(trigger, level)
+
+    def _value(self, trigger: Trigger, level: Level) -> int:
+        if trigger == "device":
+            return level.used
+        if trigger == "cache":
+            return max(0, level.reserved - level.allocated)
+        return level.resident - self._start.resident
+
+    def _mark(self, trigger: Trigger, level: Level) -> int:
+        if trigger == "resident":
+            return self._limits.resident_bytes
+        ratio = self._limits.device_ratio if trigger == "device" else self._limits.cache_ratio
+        return int(ratio * level.total)
+
+    def _low(self, trigger: Trigger, level: Level) -> int:
+        return int(_LOW_RATIO * self._mark(trigger, level))

@@ -1,0 +1,38 @@
+"""What a site adds to a vendor's own release of memory.
+
+Owns: the registry of release hooks of this process. Must not decide when memory is released. A module that calls
+`register_release_hook` when it is imported is named in the setting `plugins`; workers import it before they load.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+ReleaseHook = Callable[[str], int | None]
+
+_HOOKS: dict[str, list[ReleaseHook]] = {}
+
+
+def register_release_hook(backend: str, hook: ReleaseHook) -> None:
+    """Call `hook(device id)` whenever memory of a device of `backend` (its name, e.g. `npu`) is released.
+
+    After the vendor's own release, between batches, in the thread that owns the device. The hook returns the bytes it
+    gave back, None when it does not know. What it raises is logged and counts as 0.
+    """
+    hooks = _HOOKS.setdefault(backend, [])
+    if hook not in hooks:
+        hooks.append(hook)
+
+
+def run_release_hooks(backend: str, device: str) -> int:
+    """Run the backend's hooks in the order they were registered; the bytes they returned. Cannot raise."""
+    returned = 0
+    for hook in tuple(_HOOKS.get(backend, ())):
+        try:
+            returned += max(0, int(hook(device) or 0))
+        except Exception:
+            log.exception("a release hook for %s failed", device)
+    return returned

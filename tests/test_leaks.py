@@ -1,0 +1,104 @@
+"""Leaks against the real service on the null device (docs/null.md): nobody fails, memory stays within bounds."""
+
+from __future__ import annotations
+
+import signal
+
+import httpx
+import psutil
+import pytest
+
+from backends import hooks, register_release_hook, run_release_hooks
+from tests.load import WAIT_S, Load, until
+from tests.test_faults import GREY, PREDICT, assert_nothing_left, metric, post, serving
+
+MIB = 1 << 20
+
+
+def memory(service, kind):
+    return metric(service, "anychip_device_memory_bytes", kind=kind)
+
+
+async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_path):
+    # 8 MB a batch of 1 GB: a worker lasts 128 batches; a new one is asked for after 38, and there before the rest.
+    with serving(
+        tmp_path, "leak_mb=8,memory_mb=1024,delay_ms=100", "--batch-sizes", "1", "--guard-device-ratio", "0.3",
+        "--guard-cooldown-s", "1", "--guard-handover-interval-s", "0",
+    ) as service:  # fmt: skip
+        first = service.worker().pid
+        async with Load(service.url, PREDICT, GREY, 4) as load:
+            await load.answers(170)
+            await until(lambda: metric(service, "anychip_handovers_total", reason="memory") >= 2)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert load.outcomes.total() > 128  # More than the device could hold.
+        await until(lambda: len(service.workers()) == 1)
+        assert service.worker().pid != first
+        assert metric(service, "anychip_cache_releases_total", rung="3", trigger="device") >= 2
+        assert sum(psutil.Process(worker.pid).memory_info().rss for worker in service.workers()) < 2048 * MIB
+        assert "anychip_worker_restarts_total{" not in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        assert_nothing_left(service)
+
+
+async def test_a_cache_is_released_and_nobody_handed_over(tmp_path):
+    with serving(
+        tmp_path, "cache_mb=8,memory_mb=1024", "--batch-sizes", "1", "--guard-cooldown-s", "0",
+    ) as service:  # fmt: skip
+        worker = service.worker().pid
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(1000)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert service.worker().pid == worker
+        assert metric(service, "anychip_cache_releases_total", rung="2", trigger="cache") >= 3
+        # 8 GB went through 1 GB; of what was not returned the device holds the rest.
+        assert metric(service, "anychip_cache_released_bytes_total", rung="2") > 7000 * MIB
+        assert "anychip_handovers_total{" not in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        assert psutil.Process(worker).memory_info().rss < 2048 * MIB
+
+
+async def test_memory_is_released_when_asked_for(tmp_path):
+    (tmp_path / "our_site.py").write_text(
+        "from backends import register_release_hook\n"
+        "register_release_hook('null', lambda device: 12345)\n"
+        "register_release_hook('null', lambda device: 1 / 0)\n"
+    )
+    with serving(
+        tmp_path, "cache_mb=3,memory_mb=1024", "--batch-sizes", "1", "--guard-policy", "off", "--plugins", "our_site"
+    ) as service:
+        for _ in range(4):
+            assert post(service) == (200, "OK")
+        answer = httpx.post(f"{service.url}/v1/devices/null:0:release", timeout=WAIT_S)
+        assert answer.status_code == 200
+        assert answer.json()["device"] == "null:0"
+        [worker] = answer.json()["workers"]
+        assert worker["returned_bytes"]["2"] == 12 * MIB + 12345
+        assert httpx.post(f"{service.url}/v1/devices/null:7:release", timeout=WAIT_S).status_code == 404
+        post(service)
+        service.process.send_signal(signal.SIGUSR1)
+        await until(lambda: metric(service, "anychip_cache_releases_total", rung="2", trigger="request") == 2)
+        assert metric(service, "anychip_cache_released_bytes_total", rung="2") == 15 * MIB + 2 * 12345
+        assert post(service) == (200, "OK")
+
+
+def test_hooks_are_called_once_each_and_cannot_hurt(monkeypatch, caplog):
+    monkeypatch.setattr(hooks, "_HOOKS", {})
+    called = []
+
+    def broken(device):
+        raise RuntimeError(f"no {device}")
+
+    def unsure(device):
+        called.append(device)
+
+    for hook in (broken, unsure, unsure, lambda _: 7):
+        register_release_hook("npu", hook)
+    assert run_release_hooks("npu", "npu:0") == 7
+    assert called == ["npu:0"]
+    assert "npu:0 failed" in caplog.text
+    assert run_release_hooks("mlu", "mlu:0") == 0
+
+
+@pytest.mark.parametrize("device", ["null:0", "null:1"])
+async def test_a_release_is_of_one_device(tmp_path, device):
+    with serving(tmp_path, "devices=2,memory_mb=64") as service:
+        answer = httpx.post(f"{service.url}/v1/devices/{device}:release", timeout=WAIT_S).json()
+        assert [each["worker"].partition("#")[0] for each in answer["workers"]] == [device]
