@@ -396,12 +396,20 @@ class Dispatcher:
 
     def _report(self, worker: WorkerProcess, stats: Stats) -> None:
         """Memory of a device is what all its workers hold of it; used and total are the device's own."""
+        before = self._stats.get(worker)
         self._stats[worker] = stats
         here = [each for other, each in self._stats.items() if other.device == worker.device]
         for kind in MEMORY_KINDS:
             value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
             self._metrics.device_memory.labels(worker.device, self._choice.backend.facts.vendor, kind).set(value)
         self._metrics.worker_resident.labels(worker.device).set(sum(each.resident for each in here))
+        labels = (worker.device, self._choice.backend.facts.vendor)
+        for name, gauge in self._metrics.telemetry.items():
+            gauge.labels(*labels).set(getattr(stats, name))
+        joules = stats.energy_joules - (before.energy_joules if before else stats.energy_joules)
+        # Of several workers on a device one is enough. NaN is no energy, and a counter that began again is none yet.
+        if joules > 0 and worker is next(other for other in self._stats if other.device == worker.device):
+            self._metrics.energy.labels(*labels).inc(joules)
 
 
 def too_late() -> ServiceError:

@@ -24,6 +24,11 @@ STAGES = ("decode", "queue", "infer", "postprocess")
 LIFE = ("upload", "decode", "queue", "infer", "postprocess")
 REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
+TELEMETRY = {
+    "utilization_ratio": "Share of the time the device is busy",
+    "power_watts": "Power the device draws",
+    "temperature_celsius": "Temperature of the device",
+}
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _STAGE_SECONDS = (0.0001, 0.00025, *_SECONDS)
@@ -114,6 +119,17 @@ class Metrics:
         self.device_memory = Gauge(
             "anychip_device_memory_bytes", "Memory of a device", ["device", "vendor", "kind"], registry=registry
         )
+        labels = ["device", "vendor"]
+        self.telemetry = {
+            name: Gauge(
+                f"anychip_device_{name}", f"{text}; NaN where the device does not say", labels, registry=registry
+            )
+            for name, text in TELEMETRY.items()
+        }
+        self.energy = Counter(
+            "anychip_device_energy_joules_total", "Energy a device has used since its worker started", labels,
+            registry=registry,
+        )  # fmt: skip
         self.worker_resident = Gauge(
             "anychip_worker_resident_bytes", "Host memory of a worker process", ["device"], registry=registry
         )

@@ -129,10 +129,14 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Bytes of device memory by kind and of the worker itself."""
+    """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing)."""
 
     allocated: int
     reserved: int
     used: int
     total: int
     resident: int
+    utilization_ratio: float
+    power_watts: float
+    energy_joules: float
+    temperature_celsius: float

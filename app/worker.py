@@ -323,7 +323,14 @@ class Worker:
 
     def _stats(self) -> Stats:
         level = self._level()
-        return Stats(level.allocated, level.reserved, level.used, level.total, level.resident)
+        telemetry = self._backend.telemetry(self._device)
+        return Stats(
+            *(level.allocated, level.reserved, level.used, level.total, level.resident),
+            telemetry.utilization_ratio,
+            telemetry.power_watts,
+            telemetry.energy_joules,
+            telemetry.temperature_celsius,
+        )
 
 
 def _finite(outputs: Sequence[npt.NDArray[Any]], row: int) -> bool:

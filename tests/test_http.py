@@ -327,6 +327,15 @@ def test_metrics_count_what_happened(client):
     assert value(info) == 1
 
 
+def test_metrics_say_how_busy_the_device_is(client):
+    found = re.search(
+        r'^anychip_device_utilization_ratio{device="cpu:0",vendor="cpu"} (\S+)$',
+        client.get("/metrics").text,
+        re.MULTILINE,
+    )
+    assert 0 <= float(found.group(1)) <= 1
+
+
 def test_unknown_models_make_no_metric(client):
     client.post("/v1/models/surprise:predict", content=PHOTO, headers=JPEG)
     assert "surprise" not in client.get("/metrics").text
