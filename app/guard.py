@@ -23,7 +23,7 @@ _LOW_RATIO = 0.8
 _LOOK_SHARE = 0.01
 """Share of a worker's time that looking may take."""
 _RELEASE_SHARE = 0.05
-"""Share of a worker's time that releasing may take."""
+"""Share of a worker's time that releases may take that do not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,10 @@ class Guard:
         return following
 
     def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
-        self._climb_s = now_s + max(self._limits.cooldown_s, self._spent_s / _RELEASE_SHARE)
+        # One that helped is worth its time: without it the device runs out of memory, which takes longer.
+        helped = not self._needed(trigger, level)
+        wait_s = 0.0 if helped else self._spent_s / _RELEASE_SHARE
+        self._climb_s = now_s + max(self._limits.cooldown_s, wait_s)
         self._spent_s = self._gap_s = 0.0
         self._released_batches = self._batches
         if trigger != "batches" and self._needed(trigger, level):

@@ -154,6 +154,7 @@ class Worker:
             log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
         device = next(device for device in self._backend.devices() if device.id == self._device)
         shared = self._backend.facts.host_memory
+        self._leaks = False  # The server knows, and starts another worker.
         self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
         self._guard = Guard(load.guard, self._level(), time.monotonic(), shared=shared)
         self.ready = Ready(self._device, device.name, self._backend.facts.vendor, tuple(loaded))
@@ -191,7 +192,7 @@ class Worker:
 
     def _run(self, run: Run) -> Done | Failed:
         """Raises DeviceLostError."""
-        from backends import DeviceLostError
+        from backends import DeviceLostError, OutOfDeviceMemoryError
 
         try:
             model = self._models[run.model]
@@ -205,9 +206,17 @@ class Worker:
             return Done(run.batch_id, results, infer_s, 0 if fitted == run.batch_size else fitted)
         except DeviceLostError:
             raise
+        except OutOfDeviceMemoryError as error:
+            if self._leaks:  # Nothing helps but the worker's end; what it has not done waits for the next one.
+                raise DeviceLostError(f"{error}: it leaks, and its replacement was not ready in time") from error
+            return self._failed(run, error)
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
-            log.exception("batch %d failed", run.batch_id)
-            return Failed(run.batch_id, f"{type(error).__name__}: {error}")
+            return self._failed(run, error)
+
+    @staticmethod
+    def _failed(run: Run, error: Exception) -> Failed:
+        log.error("batch %d failed", run.batch_id, exc_info=error)
+        return Failed(run.batch_id, f"{type(error).__name__}: {error}")
 
     def _results(self, run: Run) -> tuple[tuple[Result, ...], int]:
         """Every picture's result, and how many at once the device's memory held.
@@ -285,6 +294,7 @@ class Worker:
         if returned:
             pipe.send(Released(trigger, returned))
         if step is not None:
+            self._leaks = True
             pipe.send(HandOver(trigger))
 
     def _release_now(self, release: Release) -> Released:

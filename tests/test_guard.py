@@ -101,6 +101,15 @@ def test_every_so_many_batches_it_releases_and_never_hands_over():
     assert climbs == [[], [], [(COLLECT, "batches"), (CACHE, "batches")]] * 3
 
 
+def test_a_climb_that_did_not_help_takes_a_twentieth_of_the_time_and_one_that_helped_what_it_needs():
+    for after, busy in ((cached(0), False), (cached(400), True)):
+        watch = guard(cooldown_s=1)
+        assert climb(watch, cached(400), {COLLECT: after}, now_s=10.0, cost_s=0.09)
+        assert not climb(watch, cached(900), now_s=10.9)
+        assert bool(climb(watch, cached(900), now_s=13.5)) is not busy
+        assert climb(watch, cached(900), now_s=30.0)
+
+
 def test_off_is_off():
     assert not guard(policy="off").due(1e9)
 
@@ -152,7 +161,7 @@ def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_d
         if step is not None and step.rung == COLLECT:
             assert last in (None, CACHE, HAND_OVER, COLLECT)
             if ended_s is not None:
-                assert now_s >= ended_s + max(LIMITS.cooldown_s, spent_s / 0.05) - 1e-6
+                assert now_s >= ended_s + LIMITS.cooldown_s - 1e-6
             spent_s = 0.0
         while step is not None:
             level = {COLLECT: collected, CACHE: released}.get(step.rung, released)

@@ -32,6 +32,7 @@ from backends import (
     BackendUnavailableError,
     EngineRefusedError,
     Executable,
+    Memory,
     OutOfDeviceMemoryError,
     choose,
 )
@@ -127,6 +128,7 @@ BEHAVIOURS = st.builds(
     DELAYS_MS,
     DELAYS_MS,
     st.integers(1, MIB),
+    st.integers(0, MIB),
     st.integers(0, MIB),
     st.integers(0, MIB),
     st.lists(FAULTS, max_size=4).map(tuple),
@@ -231,6 +233,7 @@ def test_a_process_started_from_here_is_told() -> None:
         ("", False),
         ("devices=2,delay_ms=1,image_delay_ms=1,load_ms=1,memory_mb=64,leak_mb=0", False),
         ("leak_mb=1", True),
+        ("cache_mb=1", True),
         ("fail=3", True),
         ("nan=>4", True),
         ("hang=#000000", True),
@@ -454,6 +457,29 @@ def test_a_leak_is_real_counted_and_beyond_the_cache() -> None:
     executable.close()
     assert backend.memory(DEVICE) == memory
     assert backend.memory("null:1").used == 0
+
+
+def test_a_cache_is_reserved_until_it_is_released_and_a_leak_stays() -> None:
+    backend = NullBackend()
+    executable = loaded("cache_mb=3,leak_mb=1,memory_mb=64", (1,), backend)
+    assert backend.memory(DEVICE).used == 0  # warming up keeps nothing
+    executable.run(batch(GREY))
+    executable.run(batch(GREY))
+    assert backend.memory(DEVICE) == Memory(2 * MIB, 8 * MIB, 8 * MIB, 64 * MIB)
+    assert backend.release_cache(DEVICE) == 6 * MIB
+    assert backend.memory(DEVICE) == Memory(2 * MIB, 2 * MIB, 2 * MIB, 64 * MIB)
+    assert backend.release_cache(DEVICE) == 0
+
+
+def test_a_device_whose_memory_is_all_cached_has_none() -> None:
+    backend = NullBackend()
+    executable = loaded("cache_mb=3,memory_mb=7", (1,), backend)
+    executable.run(batch(GREY))
+    executable.run(batch(GREY))
+    with pytest.raises(OutOfDeviceMemoryError, match="no memory left: it has cached"):
+        executable.run(batch(GREY))
+    assert backend.release_cache(DEVICE) == 6 * MIB
+    executable.run(batch(GREY))
 
 
 def test_a_device_that_has_leaked_everything_has_no_memory() -> None:
