@@ -130,7 +130,6 @@ BEHAVIOURS = st.builds(
     st.integers(1, MIB),
     st.integers(0, MIB),
     st.integers(0, MIB),
-    st.integers(0, MIB),
     st.lists(FAULTS, max_size=4).map(tuple),
 )
 
