@@ -24,7 +24,7 @@ from app.config import Settings
 if TYPE_CHECKING:
     from models import Model
 
-_SETTINGS_OF_PREDICT = ("weights", "device", "engine", "precision", "cache_dir")
+_SETTINGS_OF_PREDICT = ("weights", "device", "engine", "precision", "cache_dir", "simulate")
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo",
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(devices, ("simulate",))
 
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -219,8 +220,11 @@ def _print_prediction(path: Path, prediction: dict[str, Any]) -> None:
 
 
 def _devices(parsed: argparse.Namespace) -> int:
-    from backends import report
+    from backends import report, simulated
 
+    settings = _settings(parsed)
+    if settings.simulate:
+        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
     rows = report()
     if parsed.json:
         print(json.dumps([vars(row) for row in rows], indent=2))

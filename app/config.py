@@ -131,6 +131,9 @@ class Settings(BaseSettings):
         Path("~/.cache/anychip"), description="Folder for downloaded weights", validate_default=True
     )
     null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
+    simulate: str = Field(
+        "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
+    )
     log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
 
     @classmethod

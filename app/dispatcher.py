@@ -401,9 +401,9 @@ class Dispatcher:
         here = [each for other, each in self._stats.items() if other.device == worker.device]
         for kind in MEMORY_KINDS:
             value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
-            self._metrics.device_memory.labels(worker.device, self._choice.backend.facts.vendor, kind).set(value)
+            self._metrics.device_memory.labels(worker.device, self._choice.vendor, kind).set(value)
         self._metrics.worker_resident.labels(worker.device).set(sum(each.resident for each in here))
-        labels = (worker.device, self._choice.backend.facts.vendor)
+        labels = (worker.device, self._choice.vendor)
         for name, gauge in self._metrics.telemetry.items():
             gauge.labels(*labels).set(getattr(stats, name))
         joules = stats.energy_joules - (before.energy_joules if before else stats.energy_joules)

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from app import images
 from app.config import Settings
 from app.service import decode_into
-from backends import choose
+from backends import choose, simulated
 from models import Model, Options
 
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
@@ -27,6 +27,8 @@ class Predictor:
 
     def __init__(self, model: Model, settings: Settings) -> None:
         """Raises ModelError, BackendError."""
+        if settings.simulate:
+            simulated.configure(settings.simulate, settings.cache_dir.expanduser())
         choice = choose(settings.device)
         self._model = model
         self._settings = settings

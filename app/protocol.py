@@ -74,7 +74,6 @@ class Ready:
 
     device: str
     device_name: str
-    vendor: str
     loaded: tuple[Loaded, ...]
 
 

@@ -24,7 +24,7 @@ from app.errors import ServiceError
 from app.metrics import Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
 from app.workers import WorkerStartError
-from backends import Choice, choose, host, null
+from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, Options, Placement, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")
@@ -89,7 +89,12 @@ class Service:
         self.settings = settings
         if settings.null:
             null.configure(settings.null)
+        if settings.simulate:
+            simulated.configure(settings.simulate, settings.cache_dir.expanduser())
         self.choice: Choice = choose(settings.device)
+        self.simulated = self.choice.simulated
+        if self.simulated:
+            log.warning("%s is simulated: the CPU computes its answers", self.choice.backend.name)
         self.metrics = Metrics()
         self.draining = False
         self.refusing = False

@@ -157,7 +157,7 @@ class Worker:
         self._leaks = False  # The server knows, and starts another worker.
         self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
         self._guard = Guard(load.guard, self._level(), time.monotonic(), shared=shared)
-        self.ready = Ready(self._device, device.name, self._backend.facts.vendor, tuple(loaded))
+        self.ready = Ready(self._device, device.name, tuple(loaded))
 
     def close(self) -> None:
         """Give the device back."""

@@ -24,6 +24,7 @@ from backends.hygon import HygonBackend
 from backends.musa import MusaBackend
 from backends.null import NullBackend
 from backends.rocm import RocmBackend
+from backends.simulated import simulates
 from backends.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,16 @@ class Choice:
     backend: Backend
     devices: tuple[str, ...]
     refusals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the devices are not there: whoever reports them says so."""
+        return simulates(self.backend.facts.device_type)
+
+    @property
+    def vendor(self) -> str:
+        """The vendor's name for reports and metrics."""
+        return f"simulated-{self.backend.facts.vendor}" if self.simulated else self.backend.facts.vendor
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,9 @@ def _first_available() -> Choice:
             refusals[backend.name] = str(error)
             continue
         if refusals and backend.facts.device_type == "cpu":
-            log.warning("no accelerator can be used, the CPU serves: %s", _joined(refusals))
+            log.warning("no accelerator can be used, the CPU serves; anychip devices says it again:")
+            for name, reason in refusals.items():
+                log.warning("  not %s: %s", name, reason)
         return choice
     raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
 

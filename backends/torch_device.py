@@ -35,6 +35,7 @@ from backends.backend import (
 )
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import first_line, translated_errors
+from backends.simulated import simulates
 from backends.telemetry import Sampler, sampler
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class TorchBackend(Backend):
         if not probe.available:
             raise BackendUnavailableError(probe.reason)
         return [
-            Device(f"{self.name}:{index}", str(one["name"]), int(one["memory_bytes"]), self._auto_precision)
+            Device(f"{self.name}:{index}", str(one["name"]), int(one["memory_bytes"]), self._preferred())
             for index, one in enumerate(self._found().devices)
         ]
 
@@ -80,7 +81,7 @@ class TorchBackend(Backend):
             raise EngineRefusedError(
                 f"{self._title} has no engine {engine!r}; it has {' and '.join(self.facts.engines)}."
             )
-        precision = self._auto_precision if precision == "auto" else precision
+        precision = self._preferred() if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
         with translated_errors(target):
@@ -108,6 +109,8 @@ class TorchBackend(Backend):
 
     def telemetry(self, device: str) -> Telemetry:
         """The last sample of the vendor's tool, at once; NaN at first, without a tool, and where it is silent."""
+        if simulates(self.facts.device_type):
+            return Telemetry()
         index = self._tool_index(int(device.partition(":")[2] or "0"))
         return Telemetry() if index is None else self._sampler.latest(index)
 
@@ -127,6 +130,10 @@ class TorchBackend(Backend):
             return index
         names = [name.strip() for name in visible.split(",")]
         return int(names[index]) if index < len(names) and names[index].isdigit() else None
+
+    def _preferred(self) -> str:
+        # A CPU without fp16 units takes seconds for a picture in it.
+        return "fp32" if simulates(self.facts.device_type) else self._auto_precision
 
     def _found(self) -> detect.Found:
         return detect.found(self._package, self.facts.device_type)

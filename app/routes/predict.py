@@ -108,6 +108,7 @@ async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Re
             "device": answered.device,
             "engine": answered.engine,
             "precision": answered.precision,
+            **({"simulated": True} if service.simulated else {}),
         }
     )
 

@@ -48,6 +48,7 @@ class DeviceStatus(BaseModel):
     device: str
     name: str
     vendor: str
+    simulated: bool
     ready: bool
 
 
@@ -110,7 +111,8 @@ async def devices(request: Request) -> Devices:
             DeviceStatus(
                 device=device,
                 name=ready[device].device_name if device in ready else "",
-                vendor=service.choice.backend.facts.vendor,
+                vendor=service.choice.vendor,
+                simulated=service.choice.simulated,
                 ready=device in ready,
             )
             for device in service.choice.devices

@@ -1,0 +1,60 @@
+"""Accelerators that are not there: torch devices `npu`, `mlu`, `supa` or `musa`, in host memory and on the CPU.
+
+Owns: when they exist (`ANYCHIP_SIMULATE`, docs/simulation.md), and the stand-ins for the vendors' packages, which a
+process finds only then. They prove what the host does (placement, copies, order, memory, faults), never speed or
+numerics of a chip. Must not be taken for hardware: whoever reports them says so.
+
+    configure ─► compiles csrc/ once per torch ─► packages/npu on sys.path ─► import torch_npu ─► device.install
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from backends.backend import BackendUnavailableError
+from backends.simulated.behaviour import Simulation, parse
+from backends.simulated.library import build
+
+_VARIABLE = "ANYCHIP_SIMULATE"  # Processes started from here inherit both.
+_LIBRARY = "ANYCHIP_SIMULATE_LIBRARY"
+_PACKAGES = Path(__file__).with_name("packages")
+
+
+def configure(text: str, cache_dir: Path) -> None:
+    """Let devices be simulated here and in processes started from here; empty: no device.
+
+    The first time for a version of torch it compiles for some seconds, into `cache_dir`/simulated. Raises
+    BackendUnavailableError (`text`, no compiler, a torch it cannot be compiled for), and then changes nothing.
+    """
+    packages = {str(folder) for folder in _PACKAGES.iterdir()}
+    if not text.strip():
+        os.environ.pop(_VARIABLE, None)
+        sys.path[:] = [path for path in sys.path if path not in packages]
+        return
+    simulation = parse(text)
+    os.environ[_LIBRARY] = str(build(cache_dir / "simulated"))
+    os.environ[_VARIABLE] = text
+    # Before the vendor's own package, should that be installed.
+    sys.path[:] = [
+        str(_PACKAGES / simulation.device_type),
+        *(path for path in sys.path if path not in packages),
+    ]
+
+
+def simulates(device_type: str) -> bool:
+    """Whether this torch device type is simulated here."""
+    text = os.environ.get(_VARIABLE, "")
+    return bool(text.strip()) and parse(text).device_type == device_type
+
+
+def configured() -> tuple[Simulation, Path]:
+    """What is simulated, and the compiled device. Raises BackendUnavailableError where nothing is."""
+    text, library = os.environ.get(_VARIABLE, ""), os.environ.get(_LIBRARY, "")
+    if not text.strip() or not library:
+        raise BackendUnavailableError(
+            "This is a stand-in for a vendor's package: it does nothing unless ANYCHIP_SIMULATE asks anychip for a "
+            "simulated device, as in ANYCHIP_SIMULATE=npu:2."
+        )
+    return parse(text), Path(library)

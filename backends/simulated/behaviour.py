@@ -1,0 +1,70 @@
+"""What is simulated: which device type, how many, and how they misbehave.
+
+Owns: the grammar of `ANYCHIP_SIMULATE` (docs/simulation.md). Must not do anything itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.backend import BackendUnavailableError
+
+DEVICE_TYPES = ("npu", "mlu", "supa", "musa")
+_MAX_DEVICES = 8  # as csrc/device.cpp has them
+_MAX_NUMBER = 1 << 20
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Devices of one type. A batch is the outermost call of a module on the device with pictures that are not all zero:
+    those of the warm-up are, and are not counted.
+
+    `cache_mb`: what a batch leaves behind until the cache is released; `leak_mb`: until the process ends. `lacks`:
+    operators the device has no kernel for. `oom`, `lose`: the batch, counted from 1 on each device in each process,
+    that runs out of memory, or loses the device; 0: none.
+    """
+
+    device_type: str
+    devices: int = 1
+    memory_mb: int = 16_384
+    cache_mb: int = 0
+    leak_mb: int = 0
+    copy_delay_ms: int = 0
+    oom: int = 0
+    lose: int = 0
+    lacks: tuple[str, ...] = ()
+
+
+def parse(text: str) -> Simulation:
+    """`npu:2,memory_mb=1024,cache_mb=8,lacks=aten::silu`. Raises BackendUnavailableError with one sentence."""
+    first, *rest = (part.strip() for part in text.split(",") if part.strip())
+    device_type, colon, count = first.partition(":")
+    if device_type not in DEVICE_TYPES:
+        raise _wrong(text, f"{device_type!r} is none of {', '.join(DEVICE_TYPES)}")
+    numbers: dict[str, int] = {}
+    if colon:
+        numbers["devices"] = _number(text, "devices", count, 1, _MAX_DEVICES)
+    lacks: list[str] = []
+    for part in rest:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name == "lacks" and "::" in value:
+            lacks.append(value)
+        elif equals and name in ("memory_mb", "cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose"):
+            numbers[name] = _number(text, name, value, 1 if name == "memory_mb" else 0, _MAX_NUMBER)
+        else:
+            raise _wrong(
+                text,
+                f"{part!r} is no setting: there are memory_mb, cache_mb, leak_mb, copy_delay_ms, oom and lose "
+                "(numbers), and lacks (an operator, such as aten::silu)",
+            )
+    return Simulation(device_type, lacks=tuple(lacks), **numbers)
+
+
+def _number(text: str, name: str, value: str, least: int, most: int) -> int:
+    if not (value.isascii() and value.isdigit() and least <= int(value) <= most):
+        raise _wrong(text, f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    return int(value)
+
+
+def _wrong(text: str, reason: str) -> BackendUnavailableError:
+    return BackendUnavailableError(f"The simulation {text!r} cannot be read: {reason}.")
