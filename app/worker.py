@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ from app.protocol import (
 )
 
 if TYPE_CHECKING:
-    from backends import Backend, Executable
+    from backends import Backend, Executable, Started
     from models import Model
 
 STATS_INTERVAL_S = 1.0
@@ -124,6 +125,16 @@ class _Pipe:
                 self.send(Beat())
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A batch that was given to the device."""
+
+    run: Run
+    started: Started
+    started_s: float
+    expected_s: float
+
+
 class Worker:
     """Executables on one device, and the loop that feeds them."""
 
@@ -139,7 +150,9 @@ class Worker:
         self._device = choice.devices[0]
         self._models: tuple[Model, ...] = load.models
         self._executables: list[Executable] = []
-        self._buffers: list[npt.NDArray[np.uint8]] = []
+        self._buffers: list[list[npt.NDArray[np.uint8]]] = []  # Of each model, as many as may be under way.
+        self._latency_s: list[Mapping[int, float]] = []
+        self._done_s = 0.0
         loaded: list[Loaded] = []
         for model in self._models:
             executable = self._backend.load(
@@ -148,8 +161,9 @@ class Worker:
             self._executables.append(executable)
             # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
             rows = 2 * executable.batch_sizes[-1]
-            self._buffers.append(np.zeros((rows, *model.input_shape), dtype=np.uint8))
+            self._buffers.append([executable.buffer(rows) for _ in range(executable.depth)])
             latency_s = {size: self._measure(len(loaded), size) for size in executable.batch_sizes}
+            self._latency_s.append(latency_s)
             loaded.append(Loaded(executable.engine, executable.precision, latency_s, dict(executable.refusals)))
             log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
         device = next(device for device in self._backend.devices() if device.id == self._device)
@@ -169,41 +183,95 @@ class Worker:
         from backends import DeviceLostError
 
         reported_s = -STATS_INTERVAL_S
+        under_way: _UnderWay | None = None
         while True:
             now_s = time.monotonic()
             if now_s - reported_s >= STATS_INTERVAL_S:
                 reported_s = now_s
                 pipe.send(self._stats())
-            message = pipe.receive(STATS_INTERVAL_S)
-            if message is None:
-                continue
-            if isinstance(message, Stop):
-                return
+            # While a batch computes, the next one may come: it is copied meanwhile, and follows without a pause.
+            message = pipe.receive(STATS_INTERVAL_S if under_way is None else under_way.expected_s)
             try:
-                if isinstance(message, Release):
+                following = self._start(message) if isinstance(message, Run) else None
+                if under_way is not None:
+                    self._answer(pipe, self._finish(under_way))
+                under_way = following
+                if isinstance(message, Run) and following is None:
+                    self._answer(pipe, self._run(message))
+                elif isinstance(message, Release):
                     pipe.send(self._release_now(message))
-                    continue
-                pipe.send(self._run(message))
-                self._give_back(pipe)
+                elif isinstance(message, Stop):
+                    return
             except DeviceLostError as error:
                 log.exception("the device is lost")
                 pipe.send(Ended(f"{error}"))
                 return
 
-    def _run(self, run: Run) -> Done | Failed:
+    def _answer(self, pipe: _Pipe, answer: Done | Failed) -> None:
+        pipe.send(answer)
+        self._give_back(pipe)
+
+    def _start(self, run: Run) -> _UnderWay | None:
+        """Give the batch to the device and come back before it is done; None where that cannot be, or has failed.
+
+        Raises DeviceLostError.
+        """
+        from backends import BackendError, DeviceLostError
+
+        executable = self._executables[run.model]
+        if executable.depth == 1:
+            return None
+        pixels = self._gathered(run)
+        started_s = time.perf_counter()
+        try:
+            started = executable.start(pixels[: run.batch_size])
+        except DeviceLostError:
+            raise
+        except BackendError as error:
+            log.info("batch %d is tried again by itself: %s", run.batch_id, error)
+            return None
+        # A little less, so that waiting for a message never makes an answer late.
+        return _UnderWay(run, started, started_s, 0.9 * self._latency_s[run.model][run.batch_size])
+
+    def _finish(self, under_way: _UnderWay) -> Done | Failed:
         """Raises DeviceLostError."""
         from backends import DeviceLostError, OutOfDeviceMemoryError
 
+        run = under_way.run
         try:
-            model = self._models[run.model]
-            buffer = self._buffers[run.model]
-            for row, slot in enumerate(run.slots):
-                buffer[row] = self._arena.slot(run.model, slot).reshape(model.input_shape)
-            buffer[len(run.slots) : run.batch_size] = 0
+            outputs = under_way.started.outputs()
+            now_s = time.perf_counter()
+            # The device was busy with the batch before until that was done.
+            infer_s = now_s - max(under_way.started_s, self._done_s)
+            self._done_s = now_s
+            return Done(run.batch_id, tuple(self._reduced(run, outputs, 0, run.batch_size)), infer_s)
+        except DeviceLostError:
+            raise
+        except OutOfDeviceMemoryError:
+            return self._run(run)
+        except Exception as error:
+            return self._failed(run, error)
+
+    def _gathered(self, run: Run) -> npt.NDArray[np.uint8]:
+        """The pictures of a batch, one after the other, padded with zeros: a buffer that no batch under way uses."""
+        model, buffers = self._models[run.model], self._buffers[run.model]
+        buffers.append(buffers.pop(0))
+        buffer = buffers[-1]
+        for row, slot in enumerate(run.slots):
+            buffer[row] = self._arena.slot(run.model, slot).reshape(model.input_shape)
+        buffer[len(run.slots) : run.batch_size] = 0
+        return buffer
+
+    def _run(self, run: Run) -> Done | Failed:
+        """Run a batch with nothing else under way. Raises DeviceLostError."""
+        from backends import DeviceLostError, OutOfDeviceMemoryError
+
+        try:
+            pixels = self._gathered(run)
             started_s = time.perf_counter()
-            results, fitted = self._results(run)
-            infer_s = time.perf_counter() - started_s
-            return Done(run.batch_id, results, infer_s, 0 if fitted == run.batch_size else fitted)
+            results, fitted = self._results(run, pixels)
+            self._done_s = time.perf_counter()
+            return Done(run.batch_id, results, self._done_s - started_s, 0 if fitted == run.batch_size else fitted)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError as error:
@@ -218,7 +286,7 @@ class Worker:
         log.error("batch %d failed", run.batch_id, exc_info=error)
         return Failed(run.batch_id, f"{type(error).__name__}: {error}")
 
-    def _results(self, run: Run) -> tuple[tuple[Result, ...], int]:
+    def _results(self, run: Run, pixels: npt.NDArray[np.uint8]) -> tuple[tuple[Result, ...], int]:
         """Every picture's result, and how many at once the device's memory held.
 
         Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
@@ -226,26 +294,31 @@ class Worker:
         """
         from backends import OutOfDeviceMemoryError
 
-        model, executable, buffer = self._models[run.model], self._executables[run.model], self._buffers[run.model]
+        executable = self._executables[run.model]
         results: list[Result] = []
         size = run.batch_size
         while len(results) < len(run.slots):
             first = len(results)
-            outputs = self._outputs(executable, buffer[first : first + size])
+            outputs = self._outputs(executable, pixels[first : first + size])
             if outputs is None:
                 smaller = [rung for rung in executable.batch_sizes if rung < size]
                 if not smaller:
                     raise OutOfDeviceMemoryError(f"{self._device} has no memory for a batch of {size}")
                 size = max((rung for rung in smaller if rung <= size // 2), default=smaller[0])
                 continue
-            if any(len(output) != size for output in outputs):
-                shapes = [output.shape for output in outputs]
-                raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
-            results += [
-                model.reduce(outputs, row, options) if _finite(outputs, row) else None
-                for row, options in enumerate(run.options[first : first + size])
-            ]
+            results += self._reduced(run, outputs, first, size)
         return tuple(results), size
+
+    def _reduced(self, run: Run, outputs: tuple[npt.NDArray[Any], ...], first: int, size: int) -> list[Result]:
+        """What is sent of the outputs of pictures `first` to `first + size`. Raises ValueError."""
+        model = self._models[run.model]
+        if any(len(output) != size for output in outputs):
+            shapes = [output.shape for output in outputs]
+            raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
+        return [
+            model.reduce(outputs, row, options) if _finite(outputs, row) else None
+            for row, options in enumerate(run.options[first : first + size])
+        ]
 
     def _outputs(self, executable: Executable, pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], ...] | None:
         """None when the device has no memory for it, even with its cache released."""
@@ -267,7 +340,7 @@ class Worker:
         times: list[float] = []
         for _ in range(_WARM_UP_RUNS):
             started_s = time.perf_counter()
-            self._executables[index].run(self._buffers[index][:size])
+            self._executables[index].run(self._buffers[index][0][:size])
             times.append(time.perf_counter() - started_s)
         return min(times)
 

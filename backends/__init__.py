@@ -13,6 +13,7 @@ from backends.backend import (
     Network,
     OutOfDeviceMemoryError,
     Probe,
+    Started,
     Telemetry,
 )
 from backends.hooks import register_release_hook, run_release_hooks
@@ -33,6 +34,7 @@ __all__ = [
     "Network",
     "OutOfDeviceMemoryError",
     "Probe",
+    "Started",
     "Telemetry",
     "choose",
     "register_release_hook",

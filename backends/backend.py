@@ -121,17 +121,37 @@ class Network(Protocol):
         """uint8 [n, height, width, 3] -> outputs, each [n, ...]."""
 
 
+class Started(Protocol):
+    """A batch that is under way on a device."""
+
+    def outputs(self) -> tuple[Array, ...]:
+        """Wait for it; what `Executable.run` returns and raises. Valid until the next but one is started."""
+
+
 class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
     Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it.
+    `refusals` why engines that were preferred did not take it. `depth`: how many batches may be under way at once;
+    where it is 1, `start` returns when the batch is done.
     """
 
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
+    depth: int = 1
+
+    @abstractmethod
+    def buffer(self, rows: int) -> Pixels:
+        """Zeros uint8 [rows, height, width, 3] of its own, in memory from which the device copies fastest."""
+
+    @abstractmethod
+    def start(self, pixels: Pixels) -> Started:
+        """Begin what `run` does. Batches are waited for in the order of their beginning; till then `pixels` stay as is.
+
+        Raises what `run` raises, now or when it is waited for.
+        """
 
     @abstractmethod
     def run(self, pixels: Pixels) -> tuple[Array, ...]:

@@ -1,6 +1,6 @@
 """PyTorch as it is, operator by operator: runs everywhere, and is the reference that other engines are compared with.
 
-Owns: memory format, precision and transfer. Must not know which vendor's device it runs on.
+Owns: memory format and precision. Must not know which vendor's device it runs on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import nn
 
 from backends.backend import Array, Executable, Network, Pixels
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine, translated_errors
+from backends.engines.streamed import StreamedExecutable
 
 
 class EagerEngine(Engine):
@@ -31,7 +32,8 @@ class EagerEngine(Engine):
             module = cast(nn.Module, network).to(device)
             if self._channels_last:
                 module.to(memory_format=torch.channels_last)
-        return _EagerExecutable(self.name, device, precision, batch_sizes, network)
+        kind = _EagerExecutable if torch.device(device).type == "cpu" else StreamedExecutable
+        return kind(self.name, device, precision, batch_sizes, network)
 
 
 class _EagerExecutable(CheckedExecutable):
@@ -44,8 +46,7 @@ class _EagerExecutable(CheckedExecutable):
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
         assert self._network is not None
         with torch.inference_mode():
-            outputs = self._network(torch.from_numpy(pixels).to(self._device))
-            return tuple(output.cpu().numpy() for output in outputs)
+            return tuple(output.numpy() for output in self._network(torch.from_numpy(pixels)))
 
     def _release(self) -> None:
         self._network = None

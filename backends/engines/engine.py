@@ -22,6 +22,7 @@ from backends.backend import (
     Network,
     OutOfDeviceMemoryError,
     Pixels,
+    Started,
 )
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,8 +81,22 @@ class CheckedExecutable(Executable):
         self._input_shape = input_shape
         self._closed = False
 
+    def buffer(self, rows: int) -> Pixels:
+        """As the contract says."""
+        return np.zeros((rows, *self._input_shape), dtype=np.uint8)
+
+    def start(self, pixels: Pixels) -> Started:
+        """As the contract says: done when it returns."""
+        return _Finished(self.run(pixels))
+
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """As the contract says. Raises ValueError for pixels of another type, layout, shape or batch size."""
+        self._check(pixels)
+        with translated_errors(self._device):
+            # Engines share this memory with their runtimes, which take writable memory only.
+            return self._execute(np.require(pixels, requirements="W"))
+
+    def _check(self, pixels: Pixels) -> None:
         if self._closed:
             raise BackendError(f"The executable on {self._device} is closed.")
         if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
@@ -90,9 +105,6 @@ class CheckedExecutable(Executable):
             raise ValueError(f"Pixels must be [n, *{self._input_shape}], not {pixels.shape}.")
         if len(pixels) not in self.batch_sizes:
             raise ValueError(f"A batch of {len(pixels)} is not among the sizes {self.batch_sizes}.")
-        with translated_errors(self._device):
-            # Engines share this memory with their runtimes, which take writable memory only.
-            return self._execute(np.require(pixels, requirements="W"))
 
     def close(self) -> None:
         """As the contract says."""
@@ -107,6 +119,14 @@ class CheckedExecutable(Executable):
     @abstractmethod
     def _release(self) -> None:
         """Drop everything that holds memory; called once."""
+
+
+class _Finished:
+    def __init__(self, outputs: tuple[Array, ...]) -> None:
+        self._outputs = outputs
+
+    def outputs(self) -> tuple[Array, ...]:
+        return self._outputs
 
 
 def compile_first(

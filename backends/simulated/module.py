@@ -68,10 +68,10 @@ def make(device_type: str) -> ModuleType:
         made.config = SimpleNamespace(allow_internal_format=True)  # type: ignore[attr-defined]
         made.conv = SimpleNamespace(allow_hf32=True)  # type: ignore[attr-defined]
         made.matmul = SimpleNamespace(allow_hf32=False)  # type: ignore[attr-defined]
-    else:
-        made.OutOfMemoryError = torch.OutOfMemoryError  # type: ignore[attr-defined]
+    if device_type == "musa":  # The public torch_musa does not offer these.
+        del made.StreamContext, made.is_bf16_supported
     for value in vars(made).values():
-        if isinstance(value, type) and value is not torch.OutOfMemoryError:
+        if isinstance(value, type):
             value.__module__, value.__qualname__ = made.__name__, value.__name__
     return made
 
@@ -98,6 +98,9 @@ def _add_devices(made: Any, device_type: str) -> None:
     def init() -> None:  # PyTorch calls _lazy_init() before it touches the device.
         torch.ops.simdev.init()  # It raises in a forked child.
         state.initialized = True
+
+    def in_bad_fork() -> bool:
+        return bool(torch.ops.simdev.in_bad_fork())
 
     def device_count() -> int:  # torch.accelerator.device_count() asks this one: it must not ask back.
         return int(torch.ops.simdev.device_count())
@@ -135,8 +138,8 @@ def _add_devices(made: Any, device_type: str) -> None:
             torch.accelerator.set_device_index(self.prev_idx)
 
     made.init = made._lazy_init = init
-    made.is_initialized = lambda: state.initialized and not torch.ops.simdev.in_bad_fork()
-    made._is_in_bad_fork = torch.ops.simdev.in_bad_fork
+    made.is_initialized = lambda: state.initialized and not in_bad_fork()
+    made._is_in_bad_fork = in_bad_fork
     made.device_count, made.is_available = device_count, lambda: device_count() > 0
     made.current_device, made.set_device, made.synchronize, made.device = (
         current_device,
@@ -150,7 +153,6 @@ def _add_devices(made: Any, device_type: str) -> None:
     made.is_bf16_supported = lambda *_, **__: True
     # Random numbers come from the CPU's generator, which torch.manual_seed has seeded already.
     made.manual_seed = made.manual_seed_all = lambda seed: None
-    made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
 
 
 def _add_memory(made: Any, device_type: str) -> None:

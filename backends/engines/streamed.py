@@ -1,0 +1,138 @@
+"""Executables on devices that copy while they compute.
+
+Owns: streams, events, pinned memory, and whether a device that failed still answers. Must not know which vendor's
+device it is: it speaks through `torch.get_device_module`.
+
+    copy stream      copy n+1 ────────┐ event
+    compute stream   network n ─► outputs n ─► network n+1 ─► outputs n+1 ─► event, for which the host waits
+
+Unverified on hardware: the copies are right on simulated devices and on vendors' packages over stub drivers, where a
+missing wait shows; how much they overlap only a device tells (docs/hardware.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.backend import (
+    Array,
+    BackendError,
+    DeviceLostError,
+    Network,
+    OutOfDeviceMemoryError,
+    Pixels,
+    Started,
+)
+from backends.engines.engine import CheckedExecutable, first_line, translated_errors
+
+log = logging.getLogger(__name__)
+
+
+class StreamedExecutable(CheckedExecutable):
+    """`network` on the current device of its type: at most two batches are under way, in the order they were begun."""
+
+    depth = 2
+
+    def __init__(
+        self, engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
+    ) -> None:
+        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+        self._network: Network | None = network
+        self._module = torch.get_device_module(torch.device(device).type)
+        self._copies = self._module.Stream()
+        self._pinned: list[Tensor] = []  # What `buffer` gave out.
+
+    def buffer(self, rows: int) -> Pixels:
+        """In pinned memory, where the device has such: only from there it copies while it computes."""
+        tensor = _host_memory((rows, *self._input_shape), torch.uint8).zero_()
+        if tensor.is_pinned():
+            self._pinned.append(tensor)
+        pixels: Pixels = tensor.numpy()
+        return pixels
+
+    def start(self, pixels: Pixels) -> Started:
+        """As the contract says: returns before the device has finished."""
+        self._check(pixels)
+        with self._translated():
+            return self._begin(pixels)
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        with self._translated():
+            return self._begin(pixels).outputs()
+
+    def _begin(self, pixels: Pixels) -> _Batch:
+        assert self._network is not None
+        compute = self._module.current_stream()
+        with torch.inference_mode():
+            source = torch.from_numpy(pixels)
+            with self._module.stream(self._copies):
+                staged = source.to(self._device, non_blocking=self._is_pinned(pixels))
+                copied = self._copies.record_event()
+            compute.wait_event(copied)
+            staged.record_stream(compute)  # It was allocated on the other stream, which may give it to the next batch.
+            outputs = self._network(staged)
+            # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
+            hosts = [_host_memory(output.shape, output.dtype) for output in outputs]
+            for host, output in zip(hosts, outputs, strict=True):
+                host.copy_(output, non_blocking=host.is_pinned())
+        return _Batch(self, hosts, compute.record_event())
+
+    def _is_pinned(self, pixels: Pixels) -> bool:
+        address = pixels.ctypes.data
+        return any(each.data_ptr() <= address < each.data_ptr() + each.nbytes for each in self._pinned)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """As translated_errors; and an error of any other wording means a lost device where nothing computes any more.
+
+        Vendors word their faults as they like; whether a device still answers is the same question everywhere.
+        """
+        try:
+            with translated_errors(self._device):
+                yield
+        except (OutOfDeviceMemoryError, DeviceLostError):
+            raise
+        except BackendError as error:
+            if silence := self._silence():
+                raise DeviceLostError(f"{self._device} is lost: {error} ({silence})") from error
+            raise
+
+    def _silence(self) -> str:
+        """What the device says to the smallest computation; empty when it comes out right."""
+        try:
+            two = (torch.ones(1).to(self._device) + 1).cpu().item()
+        except RuntimeError as error:
+            # A device that is full, or lacks an operator, is not lost.
+            full = isinstance(error, torch.OutOfMemoryError | NotImplementedError)
+            return "" if full else f"nothing else computes there either: {first_line(error)}"
+        return "" if two == 2 else f"1 + 1 is {two} there"
+
+    def _release(self) -> None:
+        self._network = None
+        self._pinned = []
+
+
+class _Batch:
+    """A batch under way; `done` is recorded after its outputs' copies."""
+
+    def __init__(self, executable: StreamedExecutable, hosts: list[Tensor], done: Any) -> None:
+        self._executable, self._hosts, self._done = executable, hosts, done
+
+    def outputs(self) -> tuple[Array, ...]:
+        with self._executable._translated():
+            self._done.synchronize()
+        return tuple(host.numpy() for host in self._hosts)
+
+
+def _host_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        log.debug("no pinned memory, copies will not overlap: %s", first_line(error))
+        return torch.empty(shape, dtype=dtype)
