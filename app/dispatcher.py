@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import logging
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +122,7 @@ class Dispatcher:
             )
             plan = Plan(
                 load,
-                self._choice.backend.facts.environment,
+                self._choice.backend.facts.variables(os.environ, settings.cache_dir.expanduser()),
                 start_timeout_s=settings.start_timeout_s,
                 batch_timeout_s=settings.batch_timeout_s,
                 heartbeat_timeout_s=settings.heartbeat_timeout_s,

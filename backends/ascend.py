@@ -19,9 +19,18 @@ class AscendBackend(TorchBackend):
         vendor="ascend",
         device_type="npu",
         engines=("eager",),
-        precisions=("fp16", "fp32"),
+        precisions=("fp16", "bf16", "fp32"),
         # Its numbers must ascend, else the driver sees no device.
         visibility_variable="ASCEND_RT_VISIBLE_DEVICES",
+        environment={
+            # Against fragmentation; needs HDK 23.0.0 (of 2023). For an older one, set the variable yourself.
+            "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+            # Executors kept on the host, one for each operator and shape; the default is 10000.
+            "ACLNN_CACHE_LIMIT": "2000",
+            # Where operators are compiled after all (310P, 910A), they are kept.
+            "ACL_OP_COMPILER_CACHE_MODE": "enable",
+            "ACL_OP_COMPILER_CACHE_DIR": "{cache}/ascend",
+        },
     )
     _title = "Ascend"
     _package = "torch_npu"

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -53,8 +54,9 @@ class Facts:
     """What is true of a backend before any device is touched.
 
     `engines` and `precisions` are in order of preference; `visibility_variable` is the environment variable that limits
-    a process to some devices, None where there is none; `environment` is what a worker process must be started
-    with, because the vendor's libraries read it when they load. `automatic`: whether `auto` may choose it.
+    a process to some devices, None where there is none; `environment` is what a worker process should be
+    started with, because the vendor's libraries read it when they load; `{cache}` in it is the cache directory.
+    `automatic`: whether `auto` may choose it.
     `reads_pixels`: where False, its answers do not depend on the pictures, and nobody need decode them.
     `host_memory`: the device's memory is the host's, so that others add to what is used of it.
     """
@@ -68,6 +70,19 @@ class Facts:
     automatic: bool = True
     reads_pixels: bool = True
     host_memory: bool = False
+
+    def variables(self, surroundings: Mapping[str, str], cache_dir: Path) -> dict[str, str]:
+        """`environment` for a process in these surroundings, which win.
+
+        Of allocator settings there may be one: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
+        PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and whoever sets one means it.
+        """
+        allocator = any(name.endswith("_ALLOC_CONF") for name in surroundings)
+        return {
+            name: text.replace("{cache}", str(cache_dir))
+            for name, text in self.environment.items()
+            if name not in surroundings and not (allocator and name.endswith("_ALLOC_CONF"))
+        }
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,10 @@ Owns: what is different about Moore Threads. Unverified on hardware.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from backends.backend import Facts
 from backends.torch_device import TorchBackend
 
@@ -24,3 +28,7 @@ class MusaBackend(TorchBackend):
     _package = "torch_musa"
     _install = "install the vendor's wheel for your version of torch"
     _nodes = ("/dev/mtgpu.[0-9]*",)
+
+    def _configure(self, module: Any) -> None:
+        backends: Any = torch.backends  # torch_musa adds this one (its __init__.py).
+        backends.mudnn.allow_tf32 = False  # fp32 means float32.

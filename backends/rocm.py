@@ -1,7 +1,7 @@
 """AMD through the ROCm build of torch, which answers to torch.cuda.
 
-Owns: AMD's switches. MIOpen's find mode is stated: its documentation names two defaults. Put MIOPEN_USER_DB_PATH on a
-volume. Unverified on hardware.
+Owns: AMD's switches. MIOpen's find mode is stated: its documentation names two defaults. Its databases are in
+`--cache-dir`, to be put on a volume. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ class RocmBackend(CudaTypeBackend):
         engines=("eager",),
         precisions=("fp16", "bf16", "fp32"),
         visibility_variable="HIP_VISIBLE_DEVICES",
-        environment={"MIOPEN_FIND_MODE": "FAST"},
+        # What MIOpen finds out and compiles for a shape is worth keeping: minutes on some cards.
+        environment={
+            "MIOPEN_FIND_MODE": "FAST",
+            "MIOPEN_USER_DB_PATH": "{cache}/miopen",
+            "MIOPEN_CUSTOM_CACHE_DIR": "{cache}/miopen",
+        },
     )
     _title = "AMD"
     _vendor = "amd"

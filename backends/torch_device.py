@@ -87,6 +87,10 @@ class TorchBackend(Backend):
         with translated_errors(target):
             module.set_device(target)
             self._configure(module)
+        # Older chips of a vendor lack it: 910A, 310P, MLU370 and before.
+        knows_bf16 = getattr(module, "is_bf16_supported", None)
+        if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
+            raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         eager = EagerEngine(self.facts.precisions, self._channels_last)
         return compile_first([eager], network, target, precision, batch_sizes)
 

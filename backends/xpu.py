@@ -5,6 +5,8 @@ Owns: what is different about Intel. Unverified on hardware.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from backends.backend import Facts
@@ -30,3 +32,8 @@ class XpuBackend(TorchBackend):
         return (
             "" if getattr(torch.version, "xpu", None) else f"This torch is not built for Intel GPUs: {self._install}."
         )
+
+    def _configure(self, module: Any) -> None:
+        onednn: Any = torch.backends.mkldnn
+        if hasattr(onednn, "allow_tf32"):  # Newer than torch 2.5.
+            onednn.allow_tf32 = False  # fp32 means float32.

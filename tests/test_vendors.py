@@ -6,6 +6,7 @@ No accelerator: nothing here proves that a card works.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,22 @@ def test_a_package_without_its_driver_says_both(monkeypatch: pytest.MonkeyPatch)
 def test_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "installed", lambda package: False)
     assert "anychip[ascend]" in AscendBackend().probe().reason
+
+
+def test_the_surroundings_win_over_what_a_backend_wants(tmp_path: Path) -> None:
+    facts = AscendBackend().facts
+    alone = facts.variables({"PATH": "/bin"}, tmp_path)
+    assert alone["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
+    assert alone["ACL_OP_COMPILER_CACHE_DIR"] == f"{tmp_path}/ascend"
+    chosen = facts.variables({"ACLNN_CACHE_LIMIT": "10"}, tmp_path)
+    assert chosen == {name: text for name, text in alone.items() if name != "ACLNN_CACHE_LIMIT"}
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"])
+def test_torch_npu_never_gets_two_allocator_settings(name: str, tmp_path: Path) -> None:
+    variables = AscendBackend().facts.variables({name: "max_split_size_mb:64"}, tmp_path)
+    assert not any(each.endswith("_ALLOC_CONF") for each in variables)
+    assert "ACLNN_CACHE_LIMIT" in variables
 
 
 def test_devices_carry_the_backends_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def install(device_type: str) -> ModuleType:
         torch.ops.simdev.setup(simulation.device_type.upper(), simulation.devices)
         torch._register_device_module(simulation.device_type, made)
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-        module.set_quirks(simulation.device_type)
+        module.set_quirks(made, simulation.device_type)
         # Each device has its share of the cores, or their threads would wait for each other.
         torch.set_num_threads(max(1, core_count() // simulation.devices))
         _installed = simulation

@@ -41,10 +41,19 @@ VENDORS = {
 _quirks: list[torch.library.Library] = []  # What is registered lasts as long as its library.
 
 
-def set_quirks(device_type: str) -> None:
-    """Let tensors differ from CUDA's where the vendor's do."""
+def set_quirks(made: Any, device_type: str) -> None:
+    """Add the vendor's switches, which change nothing here, and its tensors' differences from CUDA's."""
+    backends: Any = torch.backends
+    if device_type == "mlu":
+        backends.cnnl = SimpleNamespace(allow_tf32=True)
+        backends.mlu = SimpleNamespace(matmul=SimpleNamespace(allow_tf32=False))
+    elif device_type == "musa":
+        backends.mudnn = SimpleNamespace(allow_tf32=False)
     if device_type != "npu":
         return
+    made.set_compile_mode = lambda jit_compile=False: None
+    made.config = SimpleNamespace(allow_internal_format=True)
+    made.conv, made.matmul = SimpleNamespace(allow_hf32=True), SimpleNamespace(allow_hf32=False)
 
     def contiguous(tensor: Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
         if memory_format not in (torch.contiguous_format, torch.preserve_format):
@@ -56,18 +65,12 @@ def set_quirks(device_type: str) -> None:
     _quirks.append(library)
 
 
-def make(device_type: str) -> ModuleType:
+def make(device_type: str) -> Any:
     """`torch.<device_type>`, not yet registered."""
-    made = ModuleType(f"torch.{device_type}")
+    made: Any = ModuleType(f"torch.{device_type}")
     _add_devices(made, device_type)
     _add_memory(made, device_type)
     _add_streams(made, device_type)
-    if device_type == "npu":
-        # The switches of torch_npu; they change nothing here.
-        made.set_compile_mode = lambda jit_compile=False: None  # type: ignore[attr-defined]
-        made.config = SimpleNamespace(allow_internal_format=True)  # type: ignore[attr-defined]
-        made.conv = SimpleNamespace(allow_hf32=True)  # type: ignore[attr-defined]
-        made.matmul = SimpleNamespace(allow_hf32=False)  # type: ignore[attr-defined]
     if device_type == "musa":  # The public torch_musa does not offer these.
         del made.StreamContext, made.is_bf16_supported
     for value in vars(made).values():
