@@ -6,7 +6,7 @@ version of torch: its headers are compiled in. It is whole or not there, also wh
     cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
     cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/npu_environment.py)
 
-The variables are for children only. In particular LD_PRELOAD puts the stub under every program that is started with it.
+The variables are for children only: LD_PRELOAD puts the stub under every program that is started with it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Torch:
 
 
 def cudart(python: str | Path) -> dict[str, str]:
-    """Variables for a child of `python` whose torch.cuda shall run over the stub. Skips the test where that cannot be.
+    """What the environment of a child of `python` needs besides, so that torch.cuda runs over the stub.
 
-    Absent afterwards is nothing of the caller's: merge them into a copy of os.environ.
+    Skips the test where that cannot be.
     """
     torch = _torch(python)
     if not (torch.cuda or "").startswith("13."):
@@ -61,7 +61,8 @@ def cudart(python: str | Path) -> dict[str, str]:
     if not _cuda_headers(torch).is_dir():
         pytest.skip("the headers of the CUDA runtime did not come with this torch")
     folder = _built("cudart", torch)
-    return {"LD_PRELOAD": f"{folder / 'libcudart.so.13'}:{folder / 'libcuda.so.1'}", "STUB_DIR": str(folder)}
+    libraries = f"{folder / 'libcudart.so.13'}:{folder / 'libcuda.so.1'}"
+    return {"LD_PRELOAD": libraries, "STUB_DIR": str(folder), "STUB_DEVICE": "cuda"}
 
 
 def cann(python: str | Path) -> dict[str, str]:
@@ -72,7 +73,7 @@ def cann(python: str | Path) -> dict[str, str]:
     if not torch.npu:
         pytest.skip(f"torch_npu is not installed for {python}")
     folder = _built("cann", torch)
-    return {"LD_LIBRARY_PATH": str(folder), "STUB_DIR": str(folder)}
+    return {"LD_LIBRARY_PATH": str(folder), "STUB_DIR": str(folder), "STUB_DEVICE": "npu"}
 
 
 @functools.cache
@@ -138,12 +139,10 @@ def _build_cudart(folder: Path, torch: Torch) -> None:
 
         # Of the driver library PyTorch asks only whether a context is active.
         active = "cuDevicePrimaryCtxGetState"
-        lacking = sorted(
-            name for name in _wanted(torch.folder / "lib", "libcaffe2_nvrtc.so") if re.match("cu[A-Z]", name)
-        )
+        wanted = {name for name in _wanted(torch.folder / "lib", "libcaffe2_nvrtc.so") if re.match("cu[A-Z]", name)}
         rest.write_text(
             f"int {active}(int d, unsigned *flags, int *active) {{ *flags = 0; *active = 1; return 0; }}\n"
-            + "".join(f"int {name}() {{ return 801; }}\n" for name in lacking if name != active)
+            + "".join(f"int {name}() {{ return 801; }}\n" for name in sorted(wanted - {active}))
         )
         _compile("-x", "c", "-shared", rest, "-o", folder / "libcuda.so.1", "-Wl,-soname,libcuda.so.1")
     _build_kernels(folder, torch, "CUDA")
