@@ -168,9 +168,8 @@ def _compile(*arguments: str | Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    # A compiler must not run over a stub driver, nor load its libraries, whatever its caller was started with.
-    hidden = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    # A compiler must not run over a stub driver, whatever its caller was started with.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} ... failed:\n{done.stderr[-4000:]}")
