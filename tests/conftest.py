@@ -8,7 +8,7 @@ import os
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 os.environ["YOLO_OFFLINE"] = "true"
-for name in [name for name in os.environ if name.startswith("ANYCHIP_")]:
+for name in [name for name in os.environ if name.startswith("ANYCHIP_") and not name.startswith("ANYCHIP_TEST_")]:
     del os.environ[name]
 
 

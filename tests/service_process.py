@@ -8,9 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import psutil
@@ -48,8 +49,13 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *options: str) -> Iterator[ServiceProcess]:
-    """Start the service in `folder`, wait until it is ready, end it with everything it started."""
+def running(
+    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ServiceProcess]:
+    """Start the service in `folder`, wait until it is ready, end it with everything it started.
+
+    `environment` is what its environment has besides ours.
+    """
     log = folder / "service.log"
     command = [
         sys.executable,
@@ -64,11 +70,10 @@ def running(folder: Path, *options: str) -> Iterator[ServiceProcess]:
         "fp32",
         *options,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONUNBUFFERED": "1"}
+    root = str(Path(__file__).parent.parent)
+    variables = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", **environment}
     with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
     children: list[psutil.Process] = []
     try:

@@ -275,11 +275,15 @@ class TestBackend:
 
     def test_memory_and_telemetry_are_plausible(self, backend: Backend) -> None:
         device = backend.devices()[0]
+        executable = backend.load(Brightness(), device.id, "eager", "fp32", (1,))
         memory = backend.memory(device.id)
+        executable.close()
         assert 0 < memory.allocated <= memory.reserved <= memory.total == device.memory_bytes
         assert 0 < memory.used <= memory.total
         telemetry = backend.telemetry(device.id)
-        assert 0 <= telemetry.utilization_ratio <= 1
+        # A vendor's tool may be missing, or not have answered yet; the host answers at once.
+        silent = isnan(telemetry.utilization_ratio) and not backend.facts.host_memory
+        assert silent or 0 <= telemetry.utilization_ratio <= 1
         assert isnan(telemetry.energy_joules) or telemetry.energy_joules >= 0
         assert isnan(telemetry.temperature_celsius) or 0 < telemetry.temperature_celsius < 150
 

@@ -5,7 +5,9 @@ No accelerator: nothing here proves that a card works.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +147,23 @@ def test_ascend_is_told_its_switches() -> None:
 def test_ascends_memory_error_outside_its_allocator_is_one() -> None:
     with pytest.raises(OutOfDeviceMemoryError), translated_errors("npu:0"):
         raise RuntimeError("aclrt: error code is 207001")
+
+
+def test_cudas_errors_that_end_a_process_mean_that_the_device_is_lost() -> None:
+    """Which those are says the header that comes with torch; what they are called says the runtime beside it."""
+    folder = Path(torch.__file__).parent.parent / "nvidia" / "cu13"
+    header, library = folder / "include" / "driver_types.h", folder / "lib" / "libcudart.so.13"
+    if not header.exists():
+        pytest.skip("this torch is not a CUDA 13 build")
+    text_of = ctypes.CDLL(str(library)).cudaGetErrorString
+    text_of.restype = ctypes.c_char_p
+    entries = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s*(cudaError\w+)\s*=\s*(\d+)", header.read_text(), re.DOTALL)
+    fatal = {int(number) for said, _, number in entries if "must be terminated" in " ".join(said.split())}
+    assert {700, 710, 719} < fatal
+    assert 2 not in fatal
+    for number in sorted(fatal):
+        with pytest.raises(DeviceLostError), translated_errors("cuda:0"):
+            raise torch.AcceleratorError(f"CUDA error: {text_of(number).decode()}")
 
 
 def test_a_torch_of_another_vendor_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,15 +36,27 @@ _OUT_OF_MEMORY = (
     "out_of_memory",
     "error code is 207001",
 )
-# Ascend's faults are plain RuntimeErrors with a number; CUDA's and HIP's leave the context unusable.
+# Ascend's faults are plain RuntimeErrors with a number; CUDA's and HIP's leave the context unusable. CUDA's are the
+# texts (libcudart 13.0) of those errors after which, says driver_types.h, "the process must be terminated".
 _DEVICE_LOST = (
     "error code is 507",
     "multi bit ecc",
-    "illegal memory access",
-    "unspecified launch failure",
-    "device-side assert",
     "device is lost",
     "uncorrectable ecc",
+    "uncorrectable nvlink",
+    "illegal memory access",
+    "invalid access of peer gpu memory",
+    "launch timed out",
+    "unspecified launch failure",
+    "device-side assert",
+    "hardware stack error",
+    "illegal instruction",
+    "misaligned address",
+    "not supported on global/shared address space",
+    "invalid program counter",
+    "tensor memory not completely freed",
+    "mps client has been terminated",
+    "external entity outside of cuda",
 )
 
 
