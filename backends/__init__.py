@@ -16,6 +16,7 @@ from backends.backend import (
     Telemetry,
 )
 from backends.hooks import register_release_hook, run_release_hooks
+from backends.operators import fallback_counts, register_operator_libraries
 from backends.registry import BACKENDS, Choice, choose, report
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "Probe",
     "Telemetry",
     "choose",
+    "fallback_counts",
+    "register_operator_libraries",
     "register_release_hook",
     "report",
     "run_release_hooks",

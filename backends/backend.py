@@ -125,13 +125,15 @@ class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
     Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it.
+    `refusals` why engines that were preferred did not take it. `operators` those that the device lacks, and who stands
+    in: `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's own choice.
     """
 
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
+    operators: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def run(self, pixels: Pixels) -> tuple[Array, ...]:

@@ -24,3 +24,4 @@ class CambriconBackend(TorchBackend):
     _package = "torch_mlu"
     _install = "install the vendor's wheel for your version of torch; it is on no public index"
     _nodes = ("/dev/cambricon_dev[0-9]*",)
+    _static_shapes = True

@@ -24,3 +24,4 @@ class MusaBackend(TorchBackend):
     _package = "torch_musa"
     _install = "install the vendor's wheel for your version of torch"
     _nodes = ("/dev/mtgpu.[0-9]*",)
+    _static_shapes = True
