@@ -127,6 +127,10 @@ class Settings(BaseSettings):
     plugins: str = Field(
         "", description="Modules that workers import before they load, e.g. to register release hooks (docs/memory.md)"
     )
+    operator_libraries: str = Field(
+        "",
+        description="Shared libraries that bring operators to a device, loaded before its models (docs/operators.md)",
+    )
     cache_dir: Path = Field(
         Path("~/.cache/anychip"), description="Folder for downloaded weights", validate_default=True
     )

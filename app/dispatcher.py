@@ -119,6 +119,7 @@ class Dispatcher:
                 batch_sizes=settings.ladder,
                 guard=settings.guard_limits,
                 plugins=split(settings.plugins),
+                operator_libraries=split(settings.operator_libraries),
             )
             plan = Plan(
                 load,
@@ -411,6 +412,9 @@ class Dispatcher:
         # Of several workers on a device one is enough. NaN is no energy, and a counter that began again is none yet.
         if joules > 0 and worker is next(other for other in self._stats if other.device == worker.device):
             self._metrics.energy.labels(*labels).inc(joules)
+        for operator, count in stats.fallbacks.items():
+            new = count - (before.fallbacks.get(operator, 0) if before else 0)
+            self._metrics.operator_fallbacks.labels(worker.device, operator).inc(new)
 
 
 def too_late() -> ServiceError:

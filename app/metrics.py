@@ -130,6 +130,12 @@ class Metrics:
             "anychip_device_energy_joules_total", "Energy a device has used since its worker started", labels,
             registry=registry,
         )  # fmt: skip
+        self.operator_fallbacks = Counter(
+            "anychip_operator_fallbacks_total",
+            "Operators that ran on the CPU because the device lacks them",
+            ["device", "operator"],
+            registry=registry,
+        )
         self.worker_resident = Gauge(
             "anychip_worker_resident_bytes", "Host memory of a worker process", ["device"], registry=registry
         )

@@ -14,9 +14,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from app import images
-from app.config import Settings
+from app.config import Settings, split
 from app.service import decode_into
-from backends import choose, simulated
+from backends import choose, register_operator_libraries, simulated
 from models import Model, Options
 
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
@@ -29,6 +29,7 @@ class Predictor:
         """Raises ModelError, BackendError."""
         if settings.simulate:
             simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+        register_operator_libraries(split(settings.operator_libraries))
         choice = choose(settings.device)
         self._model = model
         self._settings = settings

@@ -23,7 +23,8 @@ Array = npt.NDArray[Any]
 class Load:
     """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena.
 
-    `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded.
+    `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
+    shared libraries to load after the vendor's package.
     """
 
     models: tuple[Any, ...]
@@ -33,6 +34,7 @@ class Load:
     batch_sizes: tuple[int, ...]
     guard: Limits = field(default_factory=Limits)
     plugins: tuple[str, ...] = ()
+    operator_libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up."""
+    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `operators`: those
+    the device lacks, and what runs in their place (backends.Executable).
+    """
 
     engine: str
     precision: str
     latency_s: Mapping[int, float]
     refusals: Mapping[str, str] = field(default_factory=dict)
+    operators: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,10 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing)."""
+    """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing).
+
+    `fallbacks`: how often each operator ran on the CPU because the device lacks it, since the worker began.
+    """
 
     allocated: int
     reserved: int
@@ -139,3 +147,4 @@ class Stats:
     power_watts: float
     energy_joules: float
     temperature_celsius: float
+    fallbacks: Mapping[str, int] = field(default_factory=dict)

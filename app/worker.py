@@ -140,10 +140,11 @@ class Worker:
 
     def __init__(self, load: Load, arena: Arena) -> None:
         """Load and warm every model. Raises ModelError, BackendError."""
-        from backends import choose
+        from backends import choose, register_operator_libraries
 
         for plugin in load.plugins:
             importlib.import_module(plugin)
+        register_operator_libraries(load.operator_libraries)
         choice = choose(load.device)
         self._arena = arena
         self._backend: Backend = choice.backend
@@ -164,8 +165,19 @@ class Worker:
             self._buffers.append([executable.buffer(rows) for _ in range(executable.depth)])
             latency_s = {size: self._measure(len(loaded), size) for size in executable.batch_sizes}
             self._latency_s.append(latency_s)
-            loaded.append(Loaded(executable.engine, executable.precision, latency_s, dict(executable.refusals)))
+            loaded.append(
+                Loaded(
+                    *(executable.engine, executable.precision, latency_s),
+                    dict(executable.refusals),
+                    dict(executable.operators),
+                )
+            )
             log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
+            for operator, how in executable.operators.items():
+                if how != "replaced":
+                    log.warning(
+                        "%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, self._device, operator
+                    )
         device = next(device for device in self._backend.devices() if device.id == self._device)
         shared = self._backend.facts.host_memory
         self._leaks = False  # The server knows, and starts another worker.
@@ -405,6 +417,8 @@ class Worker:
         return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
 
     def _stats(self) -> Stats:
+        from backends import fallback_counts
+
         level = self._level()
         telemetry = self._backend.telemetry(self._device)
         return Stats(
@@ -413,6 +427,7 @@ class Worker:
             telemetry.power_watts,
             telemetry.energy_joules,
             telemetry.temperature_celsius,
+            fallback_counts(),
         )
 
 

@@ -17,6 +17,7 @@ from backends.backend import (
     Telemetry,
 )
 from backends.hooks import register_release_hook, run_release_hooks
+from backends.operators import fallback_counts, register_operator_libraries
 from backends.registry import BACKENDS, Choice, choose, report
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "Started",
     "Telemetry",
     "choose",
+    "fallback_counts",
+    "register_operator_libraries",
     "register_release_hook",
     "report",
     "run_release_hooks",

@@ -36,6 +36,7 @@ class AscendBackend(TorchBackend):
     _package = "torch_npu"
     _install = "pip install torch-npu of the version of torch (anychip[ascend]), beside a CPU build of torch and CANN"
     _nodes = ("/dev/davinci[0-9]*",)
+    _static_shapes = True
     _channels_last = False  # torch_npu refuses contiguous(memory_format=channels_last).
 
     def _configure(self, module: Any) -> None:

@@ -147,14 +147,16 @@ class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
     Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it. `depth`: how many batches may be under way at once;
-    where it is 1, `start` returns when the batch is done.
+    `refusals` why engines that were preferred did not take it. `operators` those that the device lacks, and who stands
+    in: `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's own choice. `depth`: how
+    many batches may be under way at once; where it is 1, `start` returns when the batch is done.
     """
 
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
+    operators: Mapping[str, str] = MappingProxyType({})
     depth: int = 1
 
     @abstractmethod

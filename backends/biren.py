@@ -27,3 +27,4 @@ class BirenBackend(TorchBackend):
     _package = "torch_br" if detect.installed("torch_br") else "torch_supa"
     _install = "install the vendor's wheel: torch_supa for BR2xx, torch_br for BR1xx"
     _nodes = ("/dev/biren/card_[0-9]*",)
+    _static_shapes = True

@@ -29,6 +29,7 @@ class CambriconBackend(TorchBackend):
     _package = "torch_mlu"
     _install = "install the vendor's wheel for your version of torch; it is on no public index"
     _nodes = ("/dev/cambricon_dev[0-9]*",)
+    _static_shapes = True
 
     def _configure(self, module: Any) -> None:
         backends: Any = torch.backends  # torch_mlu adds these (its backends/__init__.py).

@@ -28,6 +28,7 @@ class MusaBackend(TorchBackend):
     _package = "torch_musa"
     _install = "install the vendor's wheel for your version of torch"
     _nodes = ("/dev/mtgpu.[0-9]*",)
+    _static_shapes = True
 
     def _configure(self, module: Any) -> None:
         backends: Any = torch.backends  # torch_musa adds this one (its __init__.py).

@@ -16,9 +16,10 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
+from torch import nn
 
 from backends import detect
 from backends.backend import (
@@ -35,6 +36,7 @@ from backends.backend import (
 )
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import first_line, translated_errors
+from backends.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import simulates
 from backends.telemetry import Sampler, sampler
 
@@ -49,6 +51,7 @@ class TorchBackend(Backend):
     _install: ClassVar[str]  # What to do when the software is not there, as the end of a sentence.
     _nodes: ClassVar[tuple[str, ...]]  # Device files that the driver makes; any of them will do.
     _channels_last: ClassVar[bool] = True
+    _static_shapes: ClassVar[bool] = False  # Whether plain pooling is worth more than adaptive.
     _auto_precision: ClassVar[str] = "fp16"
 
     def probe(self) -> Probe:
@@ -84,6 +87,7 @@ class TorchBackend(Backend):
         precision = self._preferred() if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
+        load_operator_libraries()
         with translated_errors(target):
             module.set_device(target)
             self._configure(module)
@@ -91,8 +95,13 @@ class TorchBackend(Backend):
         knows_bf16 = getattr(module, "is_bf16_supported", None)
         if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
+        if self._static_shapes:
+            fixed_shapes(cast(nn.Module, network), network.input_shape)
+        operators = Operators(self.facts.device_type)
         eager = EagerEngine(self.facts.precisions, self._channels_last)
-        return compile_first([eager], network, target, precision, batch_sizes)
+        executable = compile_first([eager], network, target, precision, batch_sizes, completed=operators.completed)
+        executable.operators = operators.found()
+        return executable
 
     def memory(self, device: str) -> Memory:
         """In the process that owns the device: it creates a context."""

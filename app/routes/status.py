@@ -21,6 +21,7 @@ class ServedOn(BaseModel):
     precision: str
     batch_sizes: list[int]
     refusals: dict[str, str]
+    operators: dict[str, str]
 
 
 class ModelStatus(BaseModel):
@@ -92,6 +93,7 @@ async def models(request: Request) -> Models:
                         precision=loaded.precision,
                         batch_sizes=list(loaded.latency_s),
                         refusals=dict(loaded.refusals),
+                        operators=dict(loaded.operators),
                     )
                     for device, loaded in service.dispatcher.loaded(served)
                 ],

@@ -7,8 +7,9 @@ input, translating errors). Must not know vendors, models or images.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -142,10 +143,17 @@ class _Finished:
 
 
 def compile_first(
-    engines: Sequence[Engine], network: Network, device: str, precision: str, batch_sizes: Sequence[int]
+    engines: Sequence[Engine],
+    network: Network,
+    device: str,
+    precision: str,
+    batch_sizes: Sequence[int],
+    *,
+    completed: Callable[[Callable[[], Executable]], Executable] = lambda attempt: attempt(),
 ) -> Executable:
     """The network on the first engine that takes it, every batch size run once.
 
+    `completed` calls what it is given, and may call it again once it has removed the reason of its failure.
     Raises EngineRefusedError with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
     """
     sizes = tuple(sorted(set(batch_sizes)))
@@ -156,13 +164,7 @@ def compile_first(
         try:
             if precision not in engine.precisions:
                 raise EngineRefusedError(f"it offers {' and '.join(engine.precisions)} here, not {precision}")
-            executable = engine.compile(network, device, precision, sizes)
-            try:
-                for size in sizes:
-                    executable.run(np.zeros((size, *network.input_shape), dtype=np.uint8))
-            except BaseException:
-                executable.close()
-                raise
+            executable = completed(partial(_warm, engine, network, device, precision, sizes))
             executable.refusals = refusals
             return executable
         except (OutOfDeviceMemoryError, DeviceLostError):
@@ -171,6 +173,17 @@ def compile_first(
             refusals[engine.name] = str(error)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precision} ({reasons}).")
+
+
+def _warm(engine: Engine, network: Network, device: str, precision: str, sizes: tuple[int, ...]) -> Executable:
+    executable = engine.compile(network, device, precision, sizes)
+    try:
+        for size in sizes:
+            executable.run(np.zeros((size, *network.input_shape), dtype=np.uint8))
+    except BaseException:
+        executable.close()
+        raise
+    return executable
 
 
 @contextmanager
