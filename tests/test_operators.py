@@ -20,7 +20,7 @@ from torchvision.models import resnet50
 from app.dispatcher import Dispatcher
 from app.metrics import Metrics
 from app.protocol import Stats
-from backends import BackendError, operators, register_operator_libraries
+from backends import BackendError, Choice, operators, register_operator_libraries
 from backends.ascend import AscendBackend
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.replacements import REPLACEMENTS
@@ -248,7 +248,7 @@ def test_the_metric_counts_on_when_a_worker_begins_anew():
 
     dispatcher = Dispatcher.__new__(Dispatcher)
     dispatcher._stats, dispatcher._metrics = {}, Metrics()
-    dispatcher._choice = type("Choice", (), {"backend": AscendBackend()})
+    dispatcher._choice = Choice(AscendBackend(), ("npu:0",))
     first, second = Worker(), Worker()
     for worker, report in ((first, stats(sin=3)), (first, stats(sin=5, roll=1)), (second, stats(sin=2))):
         dispatcher._report(worker, report)

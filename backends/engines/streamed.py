@@ -47,6 +47,10 @@ class StreamedExecutable(CheckedExecutable):
         self._module = torch.get_device_module(torch.device(device).type)
         self._copies = self._module.Stream()
         self._pinned: list[Tensor] = []  # What `buffer` gave out.
+        # The device's memory for pictures, taken once. Memory from batch to batch would need record_stream between the
+        # streams, and that makes the first empty_cache after a fault end the process (torch 2.13 and 2.14: the
+        # allocator's queue of events is left with one that has been moved from).
+        self._inputs: list[Tensor] = []
 
     def buffer(self, rows: int) -> Pixels:
         """In pinned memory, where the device has such: only from there it copies while it computes."""
@@ -70,12 +74,17 @@ class StreamedExecutable(CheckedExecutable):
         assert self._network is not None
         compute = self._module.current_stream()
         with torch.inference_mode():
-            source = torch.from_numpy(pixels)
+            if len(self._inputs) < self.depth:
+                shape = (self.batch_sizes[-1], *self._input_shape)
+                self._inputs.append(torch.empty(shape, dtype=torch.uint8, device=self._device))
+                self._copies.wait_stream(compute)
+            # That of the batch before the last, which is done: no more than two are under way.
+            self._inputs.append(self._inputs.pop(0))
+            staged = self._inputs[-1][: len(pixels)]
             with self._module.stream(self._copies):
-                staged = source.to(self._device, non_blocking=self._is_pinned(pixels))
+                staged.copy_(torch.from_numpy(pixels), non_blocking=self._is_pinned(pixels))
                 copied = self._copies.record_event()
             compute.wait_event(copied)
-            staged.record_stream(compute)  # It was allocated on the other stream, which may give it to the next batch.
             outputs = self._network(staged)
             # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
             hosts = [_host_memory(output.shape, output.dtype) for output in outputs]
@@ -115,7 +124,7 @@ class StreamedExecutable(CheckedExecutable):
 
     def _release(self) -> None:
         self._network = None
-        self._pinned = []
+        self._pinned, self._inputs = [], []
 
 
 class _Batch:

@@ -157,9 +157,20 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
     executable.close()
 
 
-def test_any_other_error_is_the_backends() -> None:
+@pytest.mark.parametrize("number", [{"cuda": 801, "npu": 107002}[plugin.DEVICE_TYPE]])
+def test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words(number: int) -> None:
     executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
-    plugin.set_knob("fail", {"cuda": 801, "npu": 107002}[plugin.DEVICE_TYPE])
+    plugin.set_knob("fail", number)
+    with pytest.raises(DeviceLostError, match="nothing else computes there either"):
+        executable.run(pictures(Classifier.input_shape))
+    plugin.set_knob("fail", 0)
+    executable.close()
+
+
+def test_an_error_of_one_batch_is_the_backends() -> None:
+    network = Classifier()
+    executable = BACKEND.load(network, DEVICES[0], "eager", "fp32", (2,))
+    network.classes = nn.Linear(7, 5).to(DEVICES[0])
     with pytest.raises(BackendError) as caught:
         executable.run(pictures(Classifier.input_shape))
     assert type(caught.value) is BackendError
