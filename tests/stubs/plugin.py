@@ -13,6 +13,8 @@ import os
 import torch
 
 DEVICE_TYPE = os.environ["STUB_DEVICE"]
+COUNT = 2
+MEMORY_BYTES: int | None = 16 * 2**30
 _DRIVER = ctypes.CDLL({"cuda": "libcudart.so.13", "npu": "libascendcl.so"}[DEVICE_TYPE])
 _KEPT: list[torch.library.Library] = []  # A library takes its operators along when it is collected.
 
