@@ -36,7 +36,7 @@ _LACKS = re.compile(
 )
 # Ascend's when its fallback is off; a plain RuntimeError.
 _REFUSED = re.compile(r"The operator '([\w:.]+)' would execute its main computation on CPU .*_FALLBACK_CPU_DISABLE=1")
-_VENDOR_FALLBACK = re.compile(r"fall ?back to run on the CPU")
+_VENDOR_FALLBACK = re.compile(r"fall(?:ing)? ?back to run on the CPU")
 _OPERATOR = re.compile(r"\b[a-z_]\w*::\w+(?:\.\w+)?")
 # A copy to the CPU is made of these, so that none of them can be made of a copy.
 _NEEDED = {"copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "empty", "empty_strided", "resize_", "set_"}
@@ -129,9 +129,9 @@ class Operators:
             torch.set_warn_always(always)
             for each in caught:
                 key = (str(each.message), each.filename, each.lineno)
-                if _VENDOR_FALLBACK.search(key[0]):
-                    _heard.update(dict.fromkeys(_OPERATOR.findall(key[0]), "vendor-cpu"))
-                elif key not in self._said:
+                names = _OPERATOR.findall(key[0]) if _VENDOR_FALLBACK.search(key[0]) else []
+                _heard.update(dict.fromkeys(names, "vendor-cpu"))
+                if not names and key not in self._said:
                     self._said.add(key)
                     warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)
 

@@ -189,6 +189,7 @@ def test_out_of_memory_is_said_and_survived() -> None:
     executable.close()
 
 
+@computes
 def test_memory_adds_up_and_what_is_released_is_counted_in_bytes() -> None:
     BACKEND.release_cache(DEVICES[0])
     executable = BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))

@@ -34,7 +34,7 @@ def run(photographs: str, module: str, device_type: str, python: str | Path, var
     return passed(child(python, {**told, **variables}, *SUITE))
 
 
-@pytest.mark.parametrize(("name", "least"), [(name, 5 if name == "null" else 9) for name in REAL])
+@pytest.mark.parametrize(("name", "least"), [(name, 4 if name == "null" else 9) for name in REAL])
 def test_a_device_that_is_here(photographs: str, name: str, least: int) -> None:
     assert run(photographs, "tests.devices.plain", name, sys.executable, {}) >= least
 

@@ -295,6 +295,7 @@ def test_what_is_served(client):
     [served_on] = models["yolov8n"]["served_on"]
     assert (served_on["device"], served_on["engine"], served_on["precision"]) == ("cpu:0", "eager", "fp32")
     assert served_on["batch_sizes"] == [1, 2, 4]
+    assert served_on["operators"] == {}
     [device] = client.get("/v1/devices").json()["devices"]
     assert (device["device"], device["vendor"], device["ready"]) == ("cpu:0", "cpu", True)
 

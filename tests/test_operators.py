@@ -17,13 +17,17 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
+from app.cli import main
 from app.dispatcher import Dispatcher
 from app.metrics import Metrics
-from app.protocol import Stats
+from app.protocol import Load, Stats
+from app.worker import Worker
 from backends import BackendError, Choice, operators, register_operator_libraries
 from backends.ascend import AscendBackend
+from backends.cpu import CpuBackend
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.replacements import REPLACEMENTS
+from models import open_model, parse_spec
 from models.classification import ClassificationNetwork
 
 ROOT = Path(__file__).parent.parent
@@ -215,6 +219,7 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
         "the CPU. This may have performance implications.",
         "CAUTION: The operator aten::logit, aten::logit_ and aten::logit.out is currently not supported on the NPU "
         "backend. Now this operator will fallback to run on the CPU and may have performance implications.",
+        "The operator 'aten::cholesky on the XPU backend is falling back to run on the CPU.",
         "The operator 'aten::sin' fails on the MLU backend and will fall back to run on the CPU. This may have",
     )
     each = Operators("npu")
@@ -222,10 +227,40 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
         each.completed(lambda: [warnings.warn(text, UserWarning, stacklevel=1) for text in said]
                        and warnings.warn("another", DeprecationWarning, stacklevel=1))  # fmt: skip
     assert [str(other.message) for other in others] == ["another"]
-    names = ("aten::roll", "aten::logit", "aten::logit_", "aten::logit.out", "aten::sin")
+    names = ("aten::roll", "aten::logit", "aten::logit_", "aten::logit.out", "aten::cholesky", "aten::sin")
     assert each.found() == dict.fromkeys(names, "vendor-cpu")
     assert operators.fallback_counts() == {}
     assert not torch.is_warn_always_enabled()
+
+
+def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
+    load = CpuBackend.load
+
+    def lacking(*args):
+        executable = load(*args)
+        executable.operators = {"aten::sin": "cpu", "aten::silu": "replaced", "aten::roll": "vendor-cpu"}
+        return executable
+
+    monkeypatch.setattr(CpuBackend, "load", lacking)
+    model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
+    worker = Worker(Load((model,), "cpu", "eager", "fp32", (1,)), None)
+    worker.close()
+    assert worker.ready.loaded[0].operators == {
+        "aten::sin": "cpu",
+        "aten::silu": "replaced",
+        "aten::roll": "vendor-cpu",
+    }
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [re.search(r"lacks (\S+),", text)[1] for text in said] == ["aten::sin", "aten::roll"]
+
+
+@pytest.mark.parametrize("command", ["predict", "serve"])
+def test_a_library_that_is_not_there_ends_the_start(command, capsys, tmp_path):
+    missing = str(tmp_path / "missing.so")
+    picture = str(ROOT / "models" / "sample" / "pictures" / "detect_1.jpg")
+    rest = ["yolov8n:sample", picture] if command == "predict" else ["--models", "yolov8n:sample", "--port", "0"]
+    assert main([command, *rest, "--device", "cpu", "--operator-libraries", missing]) == 1
+    assert "missing.so is not there." in capsys.readouterr().err
 
 
 def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
@@ -243,13 +278,13 @@ def test_the_metric_counts_on_when_a_worker_begins_anew():
     def stats(**fallbacks):
         return Stats(*[0] * 9, {f"aten::{name}": count for name, count in fallbacks.items()})
 
-    class Worker:
+    class Other:
         device = "npu:0"
 
     dispatcher = Dispatcher.__new__(Dispatcher)
     dispatcher._stats, dispatcher._metrics = {}, Metrics()
     dispatcher._choice = Choice(AscendBackend(), ("npu:0",))
-    first, second = Worker(), Worker()
+    first, second = Other(), Other()
     for worker, report in ((first, stats(sin=3)), (first, stats(sin=5, roll=1)), (second, stats(sin=2))):
         dispatcher._report(worker, report)
         if worker is first and "aten::roll" in report.fallbacks:
@@ -403,6 +438,12 @@ def test_a_fallback_keeps_what_its_callers_rely_on(built):
         check("in place", in_place)
         check("through a view", half_of_it)
         check("out", out)
+        # The kernel itself: PyTorch may put its own argument in the place of what a kernel returns.
+        from backends.operators import _kernel
+        def itself():
+            y, sin_ = x.clone(), _kernel("test::sin_", torch.ops.aten.sin_.default, None)
+            return sin_(y) is y and torch.equal(y.cpu(), x.cpu().sin())
+        check("the kernel", itself)
         check("two outs", outs)
         h = x.cpu()
         check("scalars", lambda: torch.equal(x.addcmul(x, x, value=2).cpu(), h.addcmul(h, h, value=2)))
@@ -413,8 +454,42 @@ def test_a_fallback_keeps_what_its_callers_rely_on(built):
     """
     said, found = said_by(script, built)
     assert said == dict.fromkeys(said, True)
-    assert len(said) == 8
+    assert len(said) == 9
     assert {"aten::sin", "aten::max", "aten::linspace", "aten::nonzero"} <= {name.partition(".")[0] for name in found}
+
+
+@on_a_device
+def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
+    script = """
+        from pathlib import Path
+        from backends import detect
+        from backends.ascend import AscendBackend
+        from models import open_model, parse_spec
+
+        detect.found = lambda *_: detect.Found(devices=({"name": "Chip", "memory_bytes": 2**34, "arch": ""},))
+        detect.installed = lambda *_: True
+        for name in ("aten::silu", "aten::upsample_nearest2d", "aten::_softmax", "aten::max_pool2d_with_indices"):
+            deny(name)
+        backend, results = AscendBackend(), []
+        for spec in ("yolov8n:sample", "resnet50:sample"):
+            torch.manual_seed(0)
+            net = open_model(parse_spec(spec), Path("nowhere")).network()
+            pixels = np.random.default_rng(0).integers(0, 256, (1, *net.input_shape), dtype=np.uint8)
+            with torch.inference_mode():
+                expected = [each.numpy() for each in net(torch.from_numpy(pixels))]
+            executable = backend.load(net, "npu:0", "auto", "fp32", (1,))
+            close = [np.allclose(*both, rtol=1e-3, atol=1e-4) for both in zip(executable.run(pixels), expected)]
+            pools = [type(each).__name__ for each in net.modules() if "Pool" in type(each).__name__]
+            results.append([close, dict(executable.operators), pools])
+        print(json.dumps(results))
+    """
+    detector, classifier = said_by(script, built)
+    assert all(detector[0])
+    assert all(classifier[0])
+    replaced = dict.fromkeys(("aten::silu", "aten::upsample_nearest2d", "aten::_softmax"), "replaced")
+    assert detector[1] == replaced | {"aten::max_pool2d_with_indices": "cpu"}
+    assert classifier[1] == {"aten::max_pool2d_with_indices": "cpu"}  # Provided for the other one, and used again.
+    assert classifier[2] == ["MaxPool2d", "AvgPool2d"]
 
 
 def documented(language):
