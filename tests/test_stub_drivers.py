@@ -75,13 +75,19 @@ def passed(done: subprocess.CompletedProcess[str]) -> int:
 
 @pytest.mark.parametrize(
     ("stub", "also", "least"),
-    [("cuda", "cuda and fp32 or TestBackend and cuda", 33), ("npu", "npu", 50), ("npu-blocking", "nothing", 10)],
+    [("cuda", "cuda and fp32 or TestBackend and cuda", 32), ("npu", "npu", 49), ("npu-blocking", "nothing", 9)],
 )
 def test_our_adapter_over_the_vendors_own_package(stub: str, also: str, least: int) -> None:
     """All of tests/stubs/contract.py, and of tests/test_backends.py what `also` chooses; at `least` so many tests."""
     options = ("-q", "-p", "no:cacheprovider", "-p", "tests.stubs.plugin", "-k", f"contract or {also}")
     done = child(*over(stub), "-m", "pytest", *options, "tests/stubs/contract.py", "tests/test_backends.py")
     assert passed(done) >= least
+
+
+@pytest.mark.parametrize("stub", ["cuda", "npu"])
+def test_a_fault_while_copies_are_under_way_does_not_end_the_process(stub: str) -> None:
+    options = ("-q", "-p", "no:cacheprovider", "-p", "tests.stubs.plugin")
+    assert passed(child(*over(stub), "-m", "pytest", *options, "tests/stubs/fault.py")) == 1
 
 
 def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:

@@ -106,6 +106,9 @@ class StreamedExecutable(CheckedExecutable):
     def _silence(self) -> str:
         """What the device says to the smallest computation; empty when it comes out right."""
         try:
+            # First without allocating: after an error that its allocator met, torch ends the process at the next
+            # allocation (observed over stub drivers with torch 2.14.1's CUDA build and torch_npu 2.13.0).
+            self._module.synchronize(self._device)
             two = (torch.ones(1).to(self._device) + 1).cpu().item()
         except RuntimeError as error:
             # A device that is full, or lacks an operator, is not lost.

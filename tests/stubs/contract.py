@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from backends import (
     Backend,
-    BackendError,
     DeviceLostError,
     OutOfDeviceMemoryError,
     choose,
@@ -113,6 +112,7 @@ def test_the_sample_weights_answer_as_on_the_cpu(tmp_path: Any, architecture: st
 
 
 def test_out_of_memory_is_said_and_survived() -> None:
+    BACKEND.release_cache(DEVICES[0])  # Collects too: what earlier tests left would count against the limit.
     pixels = pictures(Classifier.input_shape)
     executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
     plugin.set_knob("memory", 40 * MB)
@@ -142,6 +142,8 @@ def test_released_caches_are_counted_in_bytes() -> None:
 def test_a_fault_means_that_the_device_is_lost() -> None:
     pixels = pictures(Classifier.input_shape)
     executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
+    # So that no copy is under way: tests/stubs/fault.py has what comes of that.
+    BACKEND.release_cache(DEVICES[0])
     plugin.set_knob("fail", FAULT)
     with pytest.raises(DeviceLostError):
         executable.run(pixels)
@@ -154,13 +156,4 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
             ask(DEVICES[0])
     plugin.set_knob("fail", 0)
     assert same(executable.run(pixels), on_cpu(Classifier(), pixels))
-    executable.close()
-
-
-def test_any_other_error_is_the_backends() -> None:
-    executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
-    plugin.set_knob("fail", {"cuda": 801, "npu": 107002}[plugin.DEVICE_TYPE])
-    with pytest.raises(BackendError) as caught:
-        executable.run(pictures(Classifier.input_shape))
-    assert type(caught.value) is BackendError
     executable.close()
