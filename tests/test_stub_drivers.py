@@ -87,7 +87,9 @@ def test_our_adapter_over_the_vendors_own_package(stub: str, also: str, least: i
 @pytest.mark.parametrize("stub", ["cuda", "npu"])
 def test_a_fault_while_copies_are_under_way_does_not_end_the_process(stub: str) -> None:
     options = ("-q", "-p", "no:cacheprovider", "-p", "tests.stubs.plugin")
-    assert passed(child(*over(stub), "-m", "pytest", *options, "tests/stubs/fault.py")) == 1
+    done = child(*over(stub), "-m", "pytest", *options, "tests/stubs/fault.py")
+    # Not its exit status: torch_npu's own exit handler crashes after such a fault.
+    assert re.search(r"^1 passed", done.stdout, re.MULTILINE), done.stdout[-6000:] + done.stderr[-3000:]
 
 
 def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:

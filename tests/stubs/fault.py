@@ -1,7 +1,7 @@
 """A fault while copies are under way: a test for a child of its own, because it leaves a process nobody can use.
 
-PyTorch's and torch_npu's allocators move an event out of their list before they ask the device for it. When that raises,
-an empty event stays behind, and whatever allocates next ends the process (segmentation fault).
+PyTorch's and torch_npu's allocators ask the device for the events of copies. When that raises, whatever allocates next
+ends the process with a segmentation fault (in NPUEvent::query for torch_npu); so does torch_npu's own exit handler.
 """
 
 from __future__ import annotations
