@@ -115,6 +115,8 @@ class StreamedExecutable(CheckedExecutable):
     def _silence(self) -> str:
         """What the device says to the smallest computation; empty when it comes out right."""
         try:
+            # First without allocating: after a fault the vendors' allocators may end the process (see above).
+            self._module.synchronize(self._device)
             two = (torch.ones(1).to(self._device) + 1).cpu().item()
         except RuntimeError as error:
             # A device that is full, or lacks an operator, is not lost.
