@@ -1,14 +1,18 @@
-"""Leaks against the real service on the null device (docs/null.md): nobody fails, memory stays within bounds."""
+"""Leaks against the real service on null and simulated devices: nobody fails, memory stays within bounds."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 
 import httpx
 import psutil
+import pytest
 
 from backends import hooks, register_release_hook, run_release_hooks
 from tests.load import WAIT_S, Load, until
+from tests.service_process import running
 from tests.test_faults import GREY, PREDICT, assert_nothing_left, metric, post, serving
 
 MIB = 1 << 20
@@ -47,6 +51,44 @@ async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_n
         async with Load(service.url, PREDICT, GREY, 4) as load:
             await load.answers(70)
         assert set(load.outcomes) == {(200, "OK")}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("device", ["npu", "mlu"])
+@pytest.mark.parametrize(("leak", "rung"), [("cache_mb", "2"), ("leak_mb", "3")])
+async def test_five_thousand_batches_that_leak_eight_megabytes_each(tmp_path, device, leak, rung):
+    """40 GB through a simulated device of 1 GB: what empty_cache returns, and what only the end of a process does."""
+    options = (
+        *("--models", "mobilenet_v3_small", "--weights", "random", "--batch-sizes", "1", "--device", device),
+        *("--simulate", f"{device}:1,memory_mb=1024,{leak}=8"),
+        *("--guard-device-ratio", "0.4", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
+    )
+    with running(tmp_path, *options) as service:
+        first = service.worker().pid
+        used: list[float] = []
+        resident: list[int] = []
+        async with Load(service.url, "/v1/models/mobilenet_v3_small:predict", GREY, 4) as load:
+            for _ in range(20):
+                await load.answers(250)
+                used.append(await asyncio.to_thread(memory, service, "used"))
+                workers = await asyncio.to_thread(service.workers)
+                resident.append(sum(rss(worker) for worker in workers))
+        assert set(load.outcomes) == {(200, "OK")}
+        assert metric(service, "anychip_batch_size_count") >= 5000
+        assert 0 < max(used) <= 1024 * MIB
+        assert max(resident) < 2 * 1536 * MIB  # Of two workers, while one takes over from the other.
+        assert metric(service, "anychip_cache_releases_total", rung=rung) >= 5000 * 8 / 1024
+        if rung == "2":
+            assert service.worker().pid == first
+            assert metric(service, "anychip_retried_total") == 0
+        else:
+            assert metric(service, "anychip_handovers_total", reason="memory") >= 1
+
+
+def rss(worker):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return worker.memory_info().rss
+    return 0
 
 
 async def test_a_cache_is_released_and_nobody_handed_over(tmp_path):
