@@ -4,6 +4,7 @@ from backends.backend import (
     Backend,
     BackendError,
     BackendUnavailableError,
+    CompileOptions,
     Device,
     DeviceLostError,
     EngineRefusedError,
@@ -15,6 +16,7 @@ from backends.backend import (
     Probe,
     Started,
     Telemetry,
+    WrongAnswersError,
 )
 from backends.hooks import register_release_hook, run_release_hooks
 from backends.operators import fallback_counts, register_operator_libraries
@@ -26,6 +28,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailableError",
     "Choice",
+    "CompileOptions",
     "Device",
     "DeviceLostError",
     "EngineRefusedError",
@@ -37,6 +40,7 @@ __all__ = [
     "Probe",
     "Started",
     "Telemetry",
+    "WrongAnswersError",
     "choose",
     "fallback_counts",
     "register_operator_libraries",

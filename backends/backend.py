@@ -6,6 +6,7 @@ images, models or HTTP: a network is an nn.Module with an input shape.
 Errors: BackendError
           ├─ BackendUnavailableError  the hardware or its software is not here; says why and what to do
           ├─ EngineRefusedError       this engine cannot run this network at this precision here; says why
+          │    └─ WrongAnswersError     it can, and its answers are not the network's
           ├─ OutOfDeviceMemoryError   the device has too little memory for what was asked
           └─ DeviceLostError          the device no longer answers; the process that owns it must end
 """
@@ -13,7 +14,7 @@ Errors: BackendError
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -39,6 +40,10 @@ class BackendUnavailableError(BackendError):
 
 class EngineRefusedError(BackendError):
     """An engine cannot run this network at this precision here; the message says why."""
+
+
+class WrongAnswersError(EngineRefusedError):
+    """An engine runs the network, and its answers are not the network's; the message says by how much."""
 
 
 class OutOfDeviceMemoryError(BackendError):
@@ -147,15 +152,17 @@ class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
     Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it. `operators` those that the device lacks, and who stands
-    in: `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's own choice. `depth`: how
-    many batches may be under way at once; where it is 1, `start` returns when the batch is done.
+    `refusals` why engines that were preferred did not take it, `measures` what the gate measured. `operators`: those
+    that the device lacks, and who stands in: `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by
+    the vendor's own choice. `depth`: how many batches may be under way at once; where it is 1, `start` returns when the
+    batch is done.
     """
 
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
+    measures: Mapping[str, float] = MappingProxyType({})
     operators: Mapping[str, str] = MappingProxyType({})
     depth: int = 1
 
@@ -183,6 +190,34 @@ class Executable(ABC):
         """Give back what the executable holds. Idempotent."""
 
 
+def _accept(_: Executable) -> Mapping[str, float]:
+    return {}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What making a network ready may need beside the network.
+
+    `gate`: takes an executable and returns what it has measured, or raises WrongAnswersError: then the next engine or
+    precision is tried. `calibration`: pictures like those to come, uint8 [n, height, width, 3], which int8 needs.
+    `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash).
+    """
+
+    gate: Callable[[Executable], Mapping[str, float]] = _accept
+    calibration: Callable[[], Pixels] | None = None
+    cache_dir: Path | None = None
+    key: str = ""
+
+
+DEFAULTS = CompileOptions()
+
+
+def precisions_from(precision: str, preferred: str) -> tuple[str, ...]:
+    """What to try for a precision, in order: what loses too much steps up. `preferred` is the device's own."""
+    steps = {"int8": ("int8", preferred, "fp32"), "fp32": ("fp32",)}.get(precision, (precision, "fp32"))
+    return tuple(dict.fromkeys(steps))
+
+
 class Backend(ABC):
     """One vendor. At most eight public members, for ever: what is needed next is first a private method."""
 
@@ -199,13 +234,21 @@ class Backend(ABC):
 
     @abstractmethod
     def load(
-        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
     ) -> Executable:
         """Make `network` ready on `device` and warm every batch size. The network is the executable's afterwards.
 
         `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
-        device's `auto_precision`. Raises BackendUnavailableError (no such device), EngineRefusedError (naming every
-        refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
+        device's `auto_precision`. Where the gate finds an engine's answers wrong, the next one is tried, and after the
+        last of them a finer precision: the executable says what it became. Raises BackendUnavailableError (no such
+        device), EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
         """
 
     @abstractmethod

@@ -19,8 +19,10 @@ import torch
 
 from backends import host
 from backends.backend import (
+    DEFAULTS,
     Backend,
     BackendUnavailableError,
+    CompileOptions,
     Device,
     EngineRefusedError,
     Executable,
@@ -29,6 +31,7 @@ from backends.backend import (
     Network,
     Probe,
     Telemetry,
+    precisions_from,
 )
 from backends.engines import EagerEngine, Engine, OpenVINOEngine, compile_first
 
@@ -81,7 +84,14 @@ class CpuBackend(Backend):
         ]
 
     def load(
-        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
     ) -> Executable:
         """As the contract says; sets the number of threads that PyTorch uses in this process."""
         if device not in ("cpu", _DEVICE):
@@ -96,7 +106,8 @@ class CpuBackend(Backend):
             precision = self.devices()[0].auto_precision
         torch.set_num_threads(self._threads)
         chosen = [engines[name] for name in self.facts.engines] if engine == "auto" else [engines[engine]]
-        return compile_first(chosen, network, _DEVICE, precision, batch_sizes)
+        precisions = precisions_from(precision, self.devices()[0].auto_precision)
+        return compile_first(chosen, network, _DEVICE, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
         """`allocated` and `reserved` are the process's resident set: the C library does not tell them apart."""

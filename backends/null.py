@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from backends.backend import (
+    DEFAULTS,
     Array,
     Backend,
     BackendError,
     BackendUnavailableError,
+    CompileOptions,
     Device,
     EngineRefusedError,
     Executable,
@@ -125,7 +127,14 @@ class NullBackend(Backend):
         ]
 
     def load(
-        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
     ) -> Executable:
         """As the contract says, after `load_ms`; what is configured now holds for the executable's life."""
         behaviour, state = _configured(), self._state(device)
@@ -133,7 +142,7 @@ class NullBackend(Backend):
             raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")
         time.sleep(behaviour.load_ms / 1e3)
         chosen = "fp32" if precision == "auto" else precision
-        return compile_first([_NullEngine(behaviour, state)], network, device, chosen, batch_sizes)
+        return compile_first([_NullEngine(behaviour, state)], network, device, (chosen,), batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
         """What has leaked here is allocated, what is cached only reserved. Raises BackendUnavailableError."""
@@ -168,7 +177,9 @@ class _NullEngine(Engine):
         self._behaviour = behaviour
         self._state = state
 
-    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
         """Keeps the shapes of the outputs and forgets the network."""
         with translated_errors(device):
             outputs = _outputs(network, batch_sizes[0])

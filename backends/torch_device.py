@@ -23,9 +23,11 @@ from torch import nn
 
 from backends import detect
 from backends.backend import (
+    DEFAULTS,
     Backend,
     BackendError,
     BackendUnavailableError,
+    CompileOptions,
     Device,
     EngineRefusedError,
     Executable,
@@ -33,6 +35,7 @@ from backends.backend import (
     Network,
     Probe,
     Telemetry,
+    precisions_from,
 )
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import first_line, translated_errors
@@ -74,7 +77,14 @@ class TorchBackend(Backend):
         ]
 
     def load(
-        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
     ) -> Executable:
         """As the contract says; imports the vendor's package into this process."""
         known = [one.id for one in self.devices()]
@@ -99,7 +109,10 @@ class TorchBackend(Backend):
             fixed_shapes(cast(nn.Module, network), network.input_shape)
         operators = Operators(self.facts.device_type)
         eager = EagerEngine(self.facts.precisions, self._channels_last)
-        executable = compile_first([eager], network, target, precision, batch_sizes, completed=operators.completed)
+        precisions = precisions_from(precision, self._preferred())
+        executable = compile_first(
+            [eager], network, target, precisions, batch_sizes, options=options, completed=operators.completed
+        )
         executable.operators = operators.found()
         return executable
 

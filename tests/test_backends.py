@@ -390,7 +390,7 @@ def test_a_network_that_fails_while_warming_up_is_refused_with_the_reason() -> N
 
 def test_too_little_memory_while_warming_up_is_no_refusal() -> None:
     with pytest.raises(OutOfDeviceMemoryError, match="not enough memory"):
-        CpuBackend().load(Brightness(RuntimeError("not enough memory"), 1), DEVICE, "auto", "fp32", (1,))
+        CpuBackend().load(Brightness(RuntimeError("not enough memory")), DEVICE, "auto", "fp32", (1,))
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc can give memory back")

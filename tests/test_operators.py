@@ -339,7 +339,7 @@ pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint
 def load(net):
     operators = Operators("npu")
     engine = EagerEngine(("fp32",), channels_last=False)
-    return compile_first([engine], net, "npu:0", "fp32", (1, 2), completed=operators.completed), operators
+    return compile_first([engine], net, "npu:0", ("fp32",), (1, 2), completed=operators.completed), operators
 
 def compared(*layers):
     net = Net(*layers)

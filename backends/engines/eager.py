@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from backends.backend import Array, Executable, Network, Pixels
+from backends.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine, translated_errors
 from backends.engines.streamed import StreamedExecutable
 
@@ -25,7 +25,9 @@ class EagerEngine(Engine):
         self.precisions = precisions
         self._channels_last = channels_last
 
-    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
         """As the contract says; casts and moves `network` in place."""
         with translated_errors(device):
             network.cast(DTYPES[precision])

@@ -6,6 +6,8 @@ input, translating errors). Must not know vendors, models or images.
 
 from __future__ import annotations
 
+import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +17,10 @@ import numpy as np
 import torch
 
 from backends.backend import (
+    DEFAULTS,
     Array,
     BackendError,
+    CompileOptions,
     DeviceLostError,
     EngineRefusedError,
     Executable,
@@ -24,7 +28,10 @@ from backends.backend import (
     OutOfDeviceMemoryError,
     Pixels,
     Started,
+    WrongAnswersError,
 )
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,11 +75,13 @@ class Engine(ABC):
     precisions: tuple[str, ...]
 
     @abstractmethod
-    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
         """Make `network` executable for `batch_sizes` (ascending).
 
-        The network is the engine's afterwards: it may be cast or moved in place. Raises EngineRefusedError (before the
-        network is touched, so that the next engine can have it), OutOfDeviceMemoryError.
+        The network is the engine's afterwards: it may be cast or moved in place. Raises EngineRefusedError,
+        OutOfDeviceMemoryError.
         """
 
 
@@ -146,13 +155,15 @@ def compile_first(
     engines: Sequence[Engine],
     network: Network,
     device: str,
-    precision: str,
+    precisions: Sequence[str],
     batch_sizes: Sequence[int],
     *,
+    options: CompileOptions = DEFAULTS,
     completed: Callable[[Callable[[], Executable]], Executable] = lambda attempt: attempt(),
 ) -> Executable:
-    """The network on the first engine that takes it, every batch size run once.
+    """The network on the first engine that takes it and passes the gate, every batch size run once.
 
+    `precisions`: the one that is wanted, and those to step up to when engines have it and answer wrongly in it.
     `completed` calls what it is given, and may call it again once it has removed the reason of its failure.
     Raises EngineRefusedError with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
     """
@@ -160,26 +171,42 @@ def compile_first(
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
-    for engine in engines:
-        try:
-            if precision not in engine.precisions:
-                raise EngineRefusedError(f"it offers {' and '.join(engine.precisions)} here, not {precision}")
-            executable = completed(partial(_warm, engine, network, device, precision, sizes))
-            executable.refusals = refusals
-            return executable
-        except (OutOfDeviceMemoryError, DeviceLostError):
-            raise
-        except BackendError as error:
-            refusals[engine.name] = str(error)
+    for precision in precisions:
+        wrong = False
+        able = [engine for engine in engines if precision in engine.precisions]
+        for engine in engines:
+            name = engine.name if precision == precisions[0] else f"{engine.name} {precision}"
+            if engine not in able:
+                refusals[name] = f"it offers {' and '.join(engine.precisions)} here, not {precision}"
+                continue
+            # An engine may cast and move what it is given, and the next one wants it as it was.
+            last = engine is able[-1] and precision == precisions[-1]
+            given = network if last else copy.deepcopy(network)
+            try:
+                executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
+                executable.refusals = refusals
+                return executable
+            except (OutOfDeviceMemoryError, DeviceLostError):
+                raise
+            except BackendError as error:
+                wrong = wrong or isinstance(error, WrongAnswersError)
+                refusals[name] = str(error)
+                log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
+        if not wrong:
+            break
+        log.warning("no engine answers rightly in %s on %s: %s", precision, device, refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
-    raise EngineRefusedError(f"No engine runs this network on {device} in {precision} ({reasons}).")
+    raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
 
 
-def _warm(engine: Engine, network: Network, device: str, precision: str, sizes: tuple[int, ...]) -> Executable:
-    executable = engine.compile(network, device, precision, sizes)
+def _ready(
+    engine: Engine, network: Network, device: str, precision: str, sizes: tuple[int, ...], *, options: CompileOptions
+) -> Executable:
+    executable = engine.compile(network, device, precision, sizes, options)
     try:
         for size in sizes:
             executable.run(np.zeros((size, *network.input_shape), dtype=np.uint8))
+        executable.measures = options.gate(executable)
     except BaseException:
         executable.close()
         raise

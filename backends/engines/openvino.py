@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.backend import Array, EngineRefusedError, Executable, Network, Pixels
+from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels
 from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors
 
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
@@ -31,7 +31,9 @@ class OpenVINOEngine(Engine):
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
-    def compile(self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...]) -> Executable:
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
         """As the contract says; `network` is only read."""
         try:
             import openvino
