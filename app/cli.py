@@ -63,11 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.images import ImageError
+    from app.probes import CalibrationError
     from app.workers import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
-    return CommandError, WorkerStartError, BackendError, ModelError, ImageError, OSError
+    return CommandError, CalibrationError, WorkerStartError, BackendError, ModelError, ImageError, OSError
 
 
 def _complain(message: str) -> int:

@@ -28,6 +28,7 @@ from app.config import Settings, split
 from app.errors import ServiceError
 from app.guard import HAND_OVER
 from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
+from app.probes import Calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
 from app.workers import Events, Plan, Replica, WorkerProcess, WorkerStartError
@@ -94,6 +95,7 @@ class Dispatcher:
         self._requests = itertools.count(1)
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
         self._relieved: dict[Replica, asyncio.Task[None]] = {}
+        self._compiling: set[asyncio.Task[None]] = set()
         self._relieved_s: dict[str, float] = {}
         for served in self.models.values():
             self._watch(served)
@@ -110,9 +112,14 @@ class Dispatcher:
             self._worker_ready, self._worker_message, self._worker_retiring, self._worker_gone, self._worker_died,
             self._replica_broken,
         )  # fmt: skip
+        models = tuple(served.model for served in self.models.values())
+        gated = self._choice.backend.facts.reads_pixels
+        tried = tuple(probes(model) for model in models) if gated else ()
+        quantised = settings.precision == "int8"
+        calibrations = tuple(Calibration(model, settings.calibrate) for model in models) if quantised else ()
         for device in self._devices:
             load = Load(
-                models=tuple(served.model for served in self.models.values()),
+                models=models,
                 device=device,
                 engine=settings.engine,
                 precision=settings.precision,
@@ -120,6 +127,10 @@ class Dispatcher:
                 guard=settings.guard_limits,
                 plugins=split(settings.plugins),
                 operator_libraries=split(settings.operator_libraries),
+                probes=tried,
+                calibrations=calibrations,
+                cache_dir=settings.cache_dir.expanduser(),
+                quick=True,
             )
             plan = Plan(
                 load,
@@ -137,9 +148,10 @@ class Dispatcher:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         if self._wake is not None:
             self._wake.cancel()
-        for task in self._relieved.values():
+        background = [*self._relieved.values(), *self._compiling]
+        for task in background:
             task.cancel()
-        await asyncio.gather(*self._relieved.values(), return_exceptions=True)
+        await asyncio.gather(*background, return_exceptions=True)
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
@@ -327,15 +339,36 @@ class Dispatcher:
         self._describe()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch()
+        if worker.ready.staged:
+            task = asyncio.create_task(self._compile(worker), name=f"compile for {worker.id}")
+            self._compiling.add(task)
+            task.add_done_callback(self._compiling.discard)
+
+    async def _compile(self, worker: WorkerProcess) -> None:
+        """Replace a worker that serves with what was ready in seconds by one that takes its time, once it is faster."""
+        async with self._handing_over:
+            replica = next((each for each in self.replicas if each.current is worker), None)
+            if replica is None:
+                return
+            plan = replace(replica.plan, load=replace(replica.plan.load, quick=False))
+            log.info("%s serves meanwhile; the faster engines are being compiled", worker.id)
+            try:
+                await replica.hand_over(plan, self._settings.drain_s)
+                self._metrics.handovers.labels(replica.device, "compiled").inc()
+            except WorkerStartError as error:
+                log.error("%s: the faster engines cannot be had, what serves stays: %s", replica.device, error)
 
     def _describe(self) -> None:
         """Say in the metrics who serves what now."""
         self._metrics.model_info.clear()
+        self._metrics.precision_error.clear()
         for worker in self._workers.values():
             assert worker.ready is not None
             for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
                 labels = (model.name, worker.device, loaded.engine, loaded.precision, model.weights)
                 self._metrics.model_info.labels(*labels).set(1)
+                for measure, error in loaded.measures.items():
+                    self._metrics.precision_error.labels(model.name, worker.device, measure).set(error)
 
     def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
         now_s = time.monotonic()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import logging
 import os
@@ -46,7 +47,7 @@ from app.protocol import (
 )
 
 if TYPE_CHECKING:
-    from backends import Backend, Executable, Started
+    from backends import Backend, CompileOptions, Executable, Started
     from models import Model
 
 STATS_INTERVAL_S = 1.0
@@ -155,10 +156,13 @@ class Worker:
         self._latency_s: list[Mapping[int, float]] = []
         self._done_s = 0.0
         loaded: list[Loaded] = []
-        for model in self._models:
+        staged = False
+        for index, model in enumerate(self._models):
             executable = self._backend.load(
-                model.network(), self._device, load.engine, load.precision, load.batch_sizes
-            )
+                model.network(), self._device, load.engine, load.precision, load.batch_sizes,
+                options=_options(load, index),
+            )  # fmt: skip
+            staged = staged or executable.staged
             self._executables.append(executable)
             # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
             rows = 2 * executable.batch_sizes[-1]
@@ -169,10 +173,13 @@ class Worker:
                 Loaded(
                     *(executable.engine, executable.precision, latency_s),
                     dict(executable.refusals),
+                    dict(executable.measures),
                     dict(executable.operators),
                 )
             )
-            log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
+            errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
+            served = model.name, executable.engine, executable.precision, self._device, errors or "not measured"
+            log.info("%s: %s %s on %s; errors against float32: %s", *served)
             for operator, how in executable.operators.items():
                 if how != "replaced":
                     log.warning(
@@ -183,7 +190,7 @@ class Worker:
         self._leaks = False  # The server knows, and starts another worker.
         self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
         self._guard = Guard(load.guard, self._level(), time.monotonic(), shared=shared)
-        self.ready = Ready(self._device, device.name, tuple(loaded))
+        self.ready = Ready(self._device, device.name, tuple(loaded), staged)
 
     def close(self) -> None:
         """Give the device back."""
@@ -429,6 +436,31 @@ class Worker:
             telemetry.temperature_celsius,
             fallback_counts(),
         )
+
+
+def _options(load: Load, index: int) -> CompileOptions:
+    from app.gate import Gate
+    from backends import DEFAULTS, CompileOptions
+
+    model = load.models[index]
+    return CompileOptions(
+        gate=Gate(model, load.probes[index]).check if load.probes else DEFAULTS.gate,
+        calibration=load.calibrations[index] if load.calibrations else None,
+        cache_dir=load.cache_dir,
+        key=_key(model) if load.cache_dir else "",
+        quick=load.quick,
+    )
+
+
+def _key(model: Model) -> str:
+    """What identifies a network on disk; empty where nothing does."""
+    if model.weights_file is None:
+        return ""
+    with open(model.weights_file, "rb") as file:
+        weights = (
+            hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read())
+        )
+    return f"{model.architecture}-{len(model.labels)}-{weights.hexdigest()}"
 
 
 def _finite(outputs: Sequence[npt.NDArray[Any]], row: int) -> bool:
