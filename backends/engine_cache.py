@@ -89,7 +89,7 @@ class EngineCache:
         for entry in self._folder.iterdir():
             with contextlib.suppress(OSError):
                 if entry.is_dir() and not entry.name.startswith("."):
-                    size = sum(path.stat().st_size for path in entry.rglob("*"))
+                    size = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
                     entries.append((entry.stat().st_mtime, size, entry))
         total = sum(size for _, size, _ in entries)
         for _, size, entry in sorted(entries):
