@@ -24,7 +24,16 @@ from app.config import Settings
 if TYPE_CHECKING:
     from models import Model
 
-_SETTINGS_OF_PREDICT = ("weights", "device", "engine", "precision", "operator_libraries", "cache_dir", "simulate")
+_SETTINGS_OF_PREDICT = (
+    "weights",
+    "device",
+    "engine",
+    "precision",
+    "calibrate",
+    "operator_libraries",
+    "cache_dir",
+    "simulate",
+)
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo",

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -26,18 +26,17 @@ import numpy.typing as npt
 from app.arena import Arena, FreeSlots
 from app.config import Settings, split
 from app.errors import ServiceError
-from app.guard import HAND_OVER
+from app.handover import Handovers
 from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
 from app.probes import Calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
-from app.workers import Events, Plan, Replica, WorkerProcess, WorkerStartError
+from app.workers import Events, Plan, Replica, WorkerProcess
 from backends import Choice
 from models import Model, Options
 
 log = logging.getLogger("anychip.dispatcher")
 
-_RELIEVE_INTERVAL_S = 0.25
 
 Array = npt.NDArray[Any]
 
@@ -91,12 +90,9 @@ class Dispatcher:
         self._stats: dict[WorkerProcess, Stats] = {}
         self._workers: dict[str, WorkerProcess] = {}
         self._wake: asyncio.TimerHandle | None = None
-        self._handing_over = asyncio.Lock()
+        self._handovers = Handovers(self.replicas, settings, metrics)
         self._requests = itertools.count(1)
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
-        self._relieved: dict[Replica, asyncio.Task[None]] = {}
-        self._compiling: set[asyncio.Task[None]] = set()
-        self._relieved_s: dict[str, float] = {}
         for served in self.models.values():
             self._watch(served)
 
@@ -148,10 +144,7 @@ class Dispatcher:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         if self._wake is not None:
             self._wake.cancel()
-        background = [*self._relieved.values(), *self._compiling]
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await self._handovers.stop()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
@@ -206,13 +199,9 @@ class Dispatcher:
         Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
         """
         new = {model.name: model for model in models}
-        async with self._handing_over:
-            for replica in self.replicas:
-                plan = replace(replica.plan, load=replace(replica.plan.load, models=tuple(new.values())))
-                await replica.hand_over(plan, self._settings.drain_s)
-                self._metrics.handovers.labels(replica.device, reason).inc()
-            for name, model in new.items():
-                self.models[name].model = model
+        await self._handovers.to(tuple(new.values()), reason)
+        for name, model in new.items():
+            self.models[name].model = model
 
     async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
         """Have every worker (of a device) give cached memory back; bytes by worker and rung, once all have.
@@ -239,32 +228,6 @@ class Dispatcher:
         future = self._releases.get((worker, message.request))
         if future is not None and not future.done():
             future.set_result(dict(message.returned))
-
-    def _wants_hand_over(self, worker: WorkerProcess, trigger: str) -> None:
-        replica = next((each for each in self.replicas if each.current is worker), None)
-        if replica is None or replica in self._relieved:
-            return
-        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
-        task = asyncio.create_task(self._relieve(replica, worker, trigger), name=f"relieve {worker.id}")
-        self._relieved[replica] = task
-        task.add_done_callback(lambda _: self._relieved.pop(replica, None))
-
-    async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
-        """Replace a leaking worker as soon as that takes nobody away from those that serve."""
-        while replica.current is worker:
-            async with self._handing_over:
-                ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
-                allowed = ago_s >= self._settings.guard_handover_interval_s
-                if allowed and replica.current is worker and all(each.state == "ready" for each in self.replicas):
-                    try:
-                        await replica.hand_over(replica.plan, self._settings.drain_s)
-                        self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
-                        self._metrics.handovers.labels(replica.device, "memory").inc()
-                    except WorkerStartError as error:
-                        log.error("%s: no worker could take over from one that leaks: %s", replica.device, error)
-                    finally:
-                        self._relieved_s[replica.device] = time.monotonic()
-            await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
     def _dispatch(self) -> None:
         """Send what can be sent."""
@@ -340,23 +303,7 @@ class Dispatcher:
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch()
         if worker.ready.staged:
-            task = asyncio.create_task(self._compile(worker), name=f"compile for {worker.id}")
-            self._compiling.add(task)
-            task.add_done_callback(self._compiling.discard)
-
-    async def _compile(self, worker: WorkerProcess) -> None:
-        """Replace a worker that serves with what was ready in seconds by one that takes its time, once it is faster."""
-        async with self._handing_over:
-            replica = next((each for each in self.replicas if each.current is worker), None)
-            if replica is None:
-                return
-            plan = replace(replica.plan, load=replace(replica.plan.load, quick=False))
-            log.info("%s serves meanwhile; the faster engines are being compiled", worker.id)
-            try:
-                await replica.hand_over(plan, self._settings.drain_s)
-                self._metrics.handovers.labels(replica.device, "compiled").inc()
-            except WorkerStartError as error:
-                log.error("%s: the faster engines cannot be had, what serves stays: %s", replica.device, error)
+            self._handovers.compile(worker)
 
     def _describe(self) -> None:
         """Say in the metrics who serves what now."""
@@ -394,7 +341,7 @@ class Dispatcher:
         elif isinstance(message, Released):
             self._released(worker, message)
         elif isinstance(message, HandOver):
-            self._wants_hand_over(worker, message.trigger)
+            self._handovers.relieve(worker, message.trigger)
 
     def _finished(self, worker: WorkerProcess) -> None:
         if worker.retiring and self.scheduler.idle(worker.id):

@@ -9,15 +9,17 @@ handed an executable's answers, whoever made it. Every measure is an error: 0 is
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from backends import Executable, WrongAnswersError
+from backends import DEFAULTS, CompileOptions, Executable, WrongAnswersError
 from models import Model, Options
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ LIMITS: dict[str, dict[str, dict[str, float]]] = {
     },
 }
 _ANCHORS = 100  # Of each picture, those with the highest scores: the others answer nothing.
+_BLOCK = 1 << 20
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
 
 
@@ -87,6 +90,35 @@ class Gate:
             outputs = executable.run(np.ascontiguousarray(self._probes[rows]))
             parts.append(tuple(output[: count - first].copy() for output in outputs))
         return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
+
+
+def compile_options(
+    model: Model,
+    probes: Pixels | None,
+    calibration: Callable[[], Pixels] | None,
+    cache_dir: Path | None,
+    *,
+    quick: bool = False,
+) -> CompileOptions:
+    """What making a model ready needs: the gate (where there are probes), pictures for int8, a place to keep things."""
+    return CompileOptions(
+        gate=DEFAULTS.gate if probes is None else Gate(model, probes).check,
+        calibration=calibration,
+        cache_dir=cache_dir,
+        key=_key(model) if cache_dir else "",
+        quick=quick,
+    )
+
+
+def _key(model: Model) -> str:
+    """What identifies a network on disk; empty where nothing does."""
+    if model.weights_file is None:
+        return ""
+    digest = hashlib.sha256()
+    with open(model.weights_file, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return f"{model.architecture}-{len(model.labels)}-{digest.hexdigest()}"
 
 
 def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import hashlib
 import importlib
 import logging
 import os
@@ -47,7 +46,7 @@ from app.protocol import (
 )
 
 if TYPE_CHECKING:
-    from backends import Backend, CompileOptions, Executable, Started
+    from backends import Backend, Executable, Started
     from models import Model
 
 STATS_INTERVAL_S = 1.0
@@ -141,6 +140,7 @@ class Worker:
 
     def __init__(self, load: Load, arena: Arena) -> None:
         """Load and warm every model. Raises ModelError, BackendError."""
+        from app.gate import compile_options
         from backends import choose, register_operator_libraries
 
         for plugin in load.plugins:
@@ -160,7 +160,13 @@ class Worker:
         for index, model in enumerate(self._models):
             executable = self._backend.load(
                 model.network(), self._device, load.engine, load.precision, load.batch_sizes,
-                options=_options(load, index),
+                options=compile_options(
+                    model,
+                    load.probes[index] if load.probes else None,
+                    load.calibrations[index] if load.calibrations else None,
+                    load.cache_dir,
+                    quick=load.quick,
+                ),
             )  # fmt: skip
             staged = staged or executable.staged
             self._executables.append(executable)
@@ -436,31 +442,6 @@ class Worker:
             telemetry.temperature_celsius,
             fallback_counts(),
         )
-
-
-def _options(load: Load, index: int) -> CompileOptions:
-    from app.gate import Gate
-    from backends import DEFAULTS, CompileOptions
-
-    model = load.models[index]
-    return CompileOptions(
-        gate=Gate(model, load.probes[index]).check if load.probes else DEFAULTS.gate,
-        calibration=load.calibrations[index] if load.calibrations else None,
-        cache_dir=load.cache_dir,
-        key=_key(model) if load.cache_dir else "",
-        quick=load.quick,
-    )
-
-
-def _key(model: Model) -> str:
-    """What identifies a network on disk; empty where nothing does."""
-    if model.weights_file is None:
-        return ""
-    with open(model.weights_file, "rb") as file:
-        weights = (
-            hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read())
-        )
-    return f"{model.architecture}-{len(model.labels)}-{weights.hexdigest()}"
 
 
 def _finite(outputs: Sequence[npt.NDArray[Any]], row: int) -> bool:
