@@ -109,7 +109,7 @@ class Dispatcher:
             self._replica_broken,
         )  # fmt: skip
         models = tuple(served.model for served in self.models.values())
-        gated = self._choice.backend.facts.reads_pixels
+        gated = self._choice.backend.facts.computes
         tried = tuple(probes(model) for model in models) if gated else ()
         quantised = settings.precision == "int8"
         calibrations = tuple(Calibration(model, settings.calibrate) for model in models) if quantised else ()

@@ -40,7 +40,7 @@ class Predictor:
             model.network(), choice.devices[0], settings.engine, settings.precision, (1,),
             options=compile_options(
                 model,
-                probes(model) if choice.backend.facts.reads_pixels else None,
+                probes(model) if choice.backend.facts.computes else None,
                 Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
                 settings.cache_dir.expanduser(),
             ),

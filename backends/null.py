@@ -107,6 +107,7 @@ class NullBackend(Backend):
             precisions=_NullEngine.precisions,
             environment={_VARIABLE: text} if text else {},
             automatic=False,
+            computes=False,
             reads_pixels=reads_pixels,
         )
 

@@ -43,7 +43,7 @@ FAULT = {"cuda": 719, "npu": 507015}.get(DUT.DEVICE_TYPE, 1)
 UNKNOWN = {"cuda": 801, "npu": 107002}.get(DUT.DEVICE_TYPE)
 STUB = DUT.__name__ == "tests.stubs.plugin"
 
-computes = pytest.mark.skipif(not BACKEND.facts.reads_pixels, reason="it computes nothing")
+computes = pytest.mark.skipif(not BACKEND.facts.computes, reason="it computes nothing")
 has_knobs = pytest.mark.skipif(DUT.kernels() is None, reason="a device without knobs")
 
 
