@@ -62,8 +62,8 @@ class Facts:
     a process to some devices, None where there is none; `environment` is what a worker process should be
     started with, because the vendor's libraries read it when they load; `{cache}` in it is the cache directory.
     `automatic`: whether `auto` may choose it.
-    `computes`: where False, its answers mean nothing, and nobody need compare them. `reads_pixels`: where False, they do
-    not even depend on the pictures, and nobody need decode them.
+    `computes`: where False, its answers mean nothing, and nobody need compare them. `reads_pixels`: where False, they
+    do not even depend on the pictures, and nobody need decode them.
     `host_memory`: the device's memory is the host's, so that others add to what is used of it.
     """
 
