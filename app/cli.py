@@ -24,7 +24,16 @@ from app.config import Settings
 if TYPE_CHECKING:
     from models import Model
 
-_SETTINGS_OF_PREDICT = ("weights", "device", "engine", "precision", "operator_libraries", "cache_dir", "simulate")
+_SETTINGS_OF_PREDICT = (
+    "weights",
+    "device",
+    "engine",
+    "precision",
+    "calibrate",
+    "operator_libraries",
+    "cache_dir",
+    "simulate",
+)
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo",
@@ -63,11 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.images import ImageError
+    from app.probes import CalibrationError
     from app.workers import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
-    return CommandError, WorkerStartError, BackendError, ModelError, ImageError, OSError
+    return CommandError, CalibrationError, WorkerStartError, BackendError, ModelError, ImageError, OSError
 
 
 def _complain(message: str) -> int:

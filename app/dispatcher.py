@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -26,17 +26,17 @@ import numpy.typing as npt
 from app.arena import Arena, FreeSlots
 from app.config import Settings, split
 from app.errors import ServiceError
-from app.guard import HAND_OVER
+from app.handover import Handovers
 from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
+from app.probes import Calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
-from app.workers import Events, Plan, Replica, WorkerProcess, WorkerStartError
+from app.workers import Events, Plan, Replica, WorkerProcess
 from backends import Choice
 from models import Model, Options
 
 log = logging.getLogger("anychip.dispatcher")
 
-_RELIEVE_INTERVAL_S = 0.25
 
 Array = npt.NDArray[Any]
 
@@ -90,11 +90,9 @@ class Dispatcher:
         self._stats: dict[WorkerProcess, Stats] = {}
         self._workers: dict[str, WorkerProcess] = {}
         self._wake: asyncio.TimerHandle | None = None
-        self._handing_over = asyncio.Lock()
+        self._handovers = Handovers(self.replicas, settings, metrics)
         self._requests = itertools.count(1)
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
-        self._relieved: dict[Replica, asyncio.Task[None]] = {}
-        self._relieved_s: dict[str, float] = {}
         for served in self.models.values():
             self._watch(served)
 
@@ -110,9 +108,14 @@ class Dispatcher:
             self._worker_ready, self._worker_message, self._worker_retiring, self._worker_gone, self._worker_died,
             self._replica_broken,
         )  # fmt: skip
+        models = tuple(served.model for served in self.models.values())
+        gated = self._choice.backend.facts.reads_pixels
+        tried = tuple(probes(model) for model in models) if gated else ()
+        quantised = settings.precision == "int8"
+        calibrations = tuple(Calibration(model, settings.calibrate) for model in models) if quantised else ()
         for device in self._devices:
             load = Load(
-                models=tuple(served.model for served in self.models.values()),
+                models=models,
                 device=device,
                 engine=settings.engine,
                 precision=settings.precision,
@@ -120,6 +123,10 @@ class Dispatcher:
                 guard=settings.guard_limits,
                 plugins=split(settings.plugins),
                 operator_libraries=split(settings.operator_libraries),
+                probes=tried,
+                calibrations=calibrations,
+                cache_dir=settings.cache_dir.expanduser(),
+                quick=True,
             )
             plan = Plan(
                 load,
@@ -137,9 +144,7 @@ class Dispatcher:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         if self._wake is not None:
             self._wake.cancel()
-        for task in self._relieved.values():
-            task.cancel()
-        await asyncio.gather(*self._relieved.values(), return_exceptions=True)
+        await self._handovers.stop()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
@@ -194,13 +199,9 @@ class Dispatcher:
         Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
         """
         new = {model.name: model for model in models}
-        async with self._handing_over:
-            for replica in self.replicas:
-                plan = replace(replica.plan, load=replace(replica.plan.load, models=tuple(new.values())))
-                await replica.hand_over(plan, self._settings.drain_s)
-                self._metrics.handovers.labels(replica.device, reason).inc()
-            for name, model in new.items():
-                self.models[name].model = model
+        await self._handovers.to(tuple(new.values()), reason)
+        for name, model in new.items():
+            self.models[name].model = model
 
     async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
         """Have every worker (of a device) give cached memory back; bytes by worker and rung, once all have.
@@ -227,32 +228,6 @@ class Dispatcher:
         future = self._releases.get((worker, message.request))
         if future is not None and not future.done():
             future.set_result(dict(message.returned))
-
-    def _wants_hand_over(self, worker: WorkerProcess, trigger: str) -> None:
-        replica = next((each for each in self.replicas if each.current is worker), None)
-        if replica is None or replica in self._relieved:
-            return
-        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
-        task = asyncio.create_task(self._relieve(replica, worker, trigger), name=f"relieve {worker.id}")
-        self._relieved[replica] = task
-        task.add_done_callback(lambda _: self._relieved.pop(replica, None))
-
-    async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
-        """Replace a leaking worker as soon as that takes nobody away from those that serve."""
-        while replica.current is worker:
-            async with self._handing_over:
-                ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
-                allowed = ago_s >= self._settings.guard_handover_interval_s
-                if allowed and replica.current is worker and all(each.state == "ready" for each in self.replicas):
-                    try:
-                        await replica.hand_over(replica.plan, self._settings.drain_s)
-                        self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
-                        self._metrics.handovers.labels(replica.device, "memory").inc()
-                    except WorkerStartError as error:
-                        log.error("%s: no worker could take over from one that leaks: %s", replica.device, error)
-                    finally:
-                        self._relieved_s[replica.device] = time.monotonic()
-            await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
     def _dispatch(self) -> None:
         """Send what can be sent."""
@@ -327,15 +302,20 @@ class Dispatcher:
         self._describe()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch()
+        if worker.ready.staged:
+            self._handovers.compile(worker)
 
     def _describe(self) -> None:
         """Say in the metrics who serves what now."""
         self._metrics.model_info.clear()
+        self._metrics.precision_error.clear()
         for worker in self._workers.values():
             assert worker.ready is not None
             for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
                 labels = (model.name, worker.device, loaded.engine, loaded.precision, model.weights)
                 self._metrics.model_info.labels(*labels).set(1)
+                for measure, error in loaded.measures.items():
+                    self._metrics.precision_error.labels(model.name, worker.device, measure).set(error)
 
     def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
         now_s = time.monotonic()
@@ -361,7 +341,7 @@ class Dispatcher:
         elif isinstance(message, Released):
             self._released(worker, message)
         elif isinstance(message, HandOver):
-            self._wants_hand_over(worker, message.trigger)
+            self._handovers.relieve(worker, message.trigger)
 
     def _finished(self, worker: WorkerProcess) -> None:
         if worker.retiring and self.scheduler.idle(worker.id):

@@ -139,6 +139,12 @@ class Metrics:
         self.worker_resident = Gauge(
             "anychip_worker_resident_bytes", "Host memory of a worker process", ["device"], registry=registry
         )
+        self.precision_error = Gauge(
+            "anychip_precision_error",
+            "Largest errors against float32 that the gate has measured (docs/precision.md)",
+            ["model", "device", "measure"],
+            registry=registry,
+        )
         self.model_info = Gauge(
             "anychip_model_info",
             "How a model is served; always 1",

@@ -15,6 +15,8 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from app import images
 from app.config import Settings, split
+from app.gate import compile_options
+from app.probes import Calibration, probes
 from app.service import decode_into
 from backends import choose, register_operator_libraries, simulated
 from models import Model, Options
@@ -26,7 +28,7 @@ class Predictor:
     """A model on the first device that fits the settings, for batches of one."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        """Raises ModelError, BackendError."""
+        """Raises ModelError, BackendError, CalibrationError."""
         if settings.simulate:
             simulated.configure(settings.simulate, settings.cache_dir.expanduser())
         register_operator_libraries(split(settings.operator_libraries))
@@ -35,8 +37,14 @@ class Predictor:
         self._settings = settings
         self._pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)
         self._executable = choice.backend.load(
-            model.network(), choice.devices[0], settings.engine, settings.precision, (1,)
-        )
+            model.network(), choice.devices[0], settings.engine, settings.precision, (1,),
+            options=compile_options(
+                model,
+                probes(model) if choice.backend.facts.reads_pixels else None,
+                Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
+                settings.cache_dir.expanduser(),
+            ),
+        )  # fmt: skip
 
     def predict(self, encoded: bytes, options: Options) -> dict[str, Any]:
         """Predict for one encoded image. Raises ImageError."""

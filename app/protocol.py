@@ -8,8 +8,9 @@ Owns: the messages, nothing else. They are small: pixels travel through the aren
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -24,7 +25,10 @@ class Load:
     """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena.
 
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
-    shared libraries to load after the vendor's package.
+    shared libraries to load after the vendor's package. `probes`: each model's pictures for the gate, uint8
+    [n, *input_shape]; none: there is no gate. `calibrations`: who brings each model's pictures for int8, where that is
+    wanted. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds; Ready says whether that
+    left something out.
     """
 
     models: tuple[Any, ...]
@@ -35,6 +39,10 @@ class Load:
     guard: Limits = field(default_factory=Limits)
     plugins: tuple[str, ...] = ()
     operator_libraries: tuple[str, ...] = ()
+    probes: tuple[Array, ...] = ()
+    calibrations: tuple[Callable[[], Array], ...] = ()
+    cache_dir: Path | None = None
+    quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +70,27 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `operators`: those
-    the device lacks, and what runs in their place (backends.Executable).
+    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `measures`: the
+    gate's errors against float32; `operators`: those the device lacks, and what runs in their place
+    (backends.Executable).
     """
 
     engine: str
     precision: str
     latency_s: Mapping[int, float]
     refusals: Mapping[str, str] = field(default_factory=dict)
+    measures: Mapping[str, float] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every model is loaded and warm."""
+    """Every model is loaded and warm. `staged`: a worker that is given more time may serve some of them faster."""
 
     device: str
     device_name: str
     loaded: tuple[Loaded, ...]
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

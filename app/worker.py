@@ -140,6 +140,7 @@ class Worker:
 
     def __init__(self, load: Load, arena: Arena) -> None:
         """Load and warm every model. Raises ModelError, BackendError."""
+        from app.gate import compile_options
         from backends import choose, register_operator_libraries
 
         for plugin in load.plugins:
@@ -155,10 +156,19 @@ class Worker:
         self._latency_s: list[Mapping[int, float]] = []
         self._done_s = 0.0
         loaded: list[Loaded] = []
-        for model in self._models:
+        staged = False
+        for index, model in enumerate(self._models):
             executable = self._backend.load(
-                model.network(), self._device, load.engine, load.precision, load.batch_sizes
-            )
+                model.network(), self._device, load.engine, load.precision, load.batch_sizes,
+                options=compile_options(
+                    model,
+                    load.probes[index] if load.probes else None,
+                    load.calibrations[index] if load.calibrations else None,
+                    load.cache_dir,
+                    quick=load.quick,
+                ),
+            )  # fmt: skip
+            staged = staged or executable.staged
             self._executables.append(executable)
             # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
             rows = 2 * executable.batch_sizes[-1]
@@ -169,10 +179,13 @@ class Worker:
                 Loaded(
                     *(executable.engine, executable.precision, latency_s),
                     dict(executable.refusals),
+                    dict(executable.measures),
                     dict(executable.operators),
                 )
             )
-            log.info("%s: %s %s on %s", model.name, executable.engine, executable.precision, self._device)
+            errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
+            served = model.name, executable.engine, executable.precision, self._device, errors or "not measured"
+            log.info("%s: %s %s on %s; errors against float32: %s", *served)
             for operator, how in executable.operators.items():
                 if how != "replaced":
                     log.warning(
@@ -183,7 +196,7 @@ class Worker:
         self._leaks = False  # The server knows, and starts another worker.
         self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
         self._guard = Guard(load.guard, self._level(), time.monotonic(), shared=shared)
-        self.ready = Ready(self._device, device.name, tuple(loaded))
+        self.ready = Ready(self._device, device.name, tuple(loaded), staged)
 
     def close(self) -> None:
         """Give the device back."""

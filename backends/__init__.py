@@ -1,6 +1,7 @@
 """What a chip is: detection, memory, engines. No images, no HTTP; imports neither app nor models."""
 
 from backends.backend import (
+    DEFAULTS,
     Backend,
     BackendError,
     BackendUnavailableError,
@@ -24,6 +25,7 @@ from backends.registry import BACKENDS, Choice, choose, report
 
 __all__ = [
     "BACKENDS",
+    "DEFAULTS",
     "Backend",
     "BackendError",
     "BackendUnavailableError",

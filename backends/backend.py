@@ -152,10 +152,10 @@ class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
     Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it, `measures` what the gate measured. `operators`: those
-    that the device lacks, and who stands in: `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by
-    the vendor's own choice. `depth`: how many batches may be under way at once; where it is 1, `start` returns when the
-    batch is done.
+    `refusals` why engines that were preferred did not take it, `measures` what the gate measured. `staged`: engines
+    that take long were left out (CompileOptions.quick). `operators`: those that the device lacks, and who stands in:
+    `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's own choice. `depth`: how
+    many batches may be under way at once; where it is 1, `start` returns when the batch is done.
     """
 
     engine: str
@@ -163,6 +163,7 @@ class Executable(ABC):
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
     measures: Mapping[str, float] = MappingProxyType({})
+    staged: bool = False
     operators: Mapping[str, str] = MappingProxyType({})
     depth: int = 1
 
@@ -201,12 +202,14 @@ class CompileOptions:
     `gate`: takes an executable and returns what it has measured, or raises WrongAnswersError: then the next engine or
     precision is tried. `calibration`: pictures like those to come, uint8 [n, height, width, 3], which int8 needs.
     `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash).
+    `quick`: leave out what is not ready in seconds.
     """
 
     gate: Callable[[Executable], Mapping[str, float]] = _accept
     calibration: Callable[[], Pixels] | None = None
     cache_dir: Path | None = None
     key: str = ""
+    quick: bool = False
 
 
 DEFAULTS = CompileOptions()

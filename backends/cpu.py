@@ -48,7 +48,7 @@ class CpuBackend(Backend):
         vendor="cpu",
         device_type="cpu",
         engines=("openvino", "eager"),
-        precisions=("bf16", "fp32"),
+        precisions=("bf16", "int8", "fp32"),
         host_memory=True,
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
         # at every batch size fit.
@@ -98,7 +98,7 @@ class CpuBackend(Backend):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
         engines: dict[str, Engine] = {
             "openvino": OpenVINOEngine(self._threads),
-            "eager": EagerEngine(self.facts.precisions),
+            "eager": EagerEngine(("bf16", "fp32")),
         }
         if engine != "auto" and engine not in engines:
             raise EngineRefusedError(f"The CPU has no engine {engine!r}; it has {' and '.join(engines)}.")

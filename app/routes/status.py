@@ -21,6 +21,7 @@ class ServedOn(BaseModel):
     precision: str
     batch_sizes: list[int]
     refusals: dict[str, str]
+    errors: dict[str, float]
     operators: dict[str, str]
 
 
@@ -93,6 +94,7 @@ async def models(request: Request) -> Models:
                         precision=loaded.precision,
                         batch_sizes=list(loaded.latency_s),
                         refusals=dict(loaded.refusals),
+                        errors=dict(loaded.measures),
                         operators=dict(loaded.operators),
                     )
                     for device, loaded in service.dispatcher.loaded(served)

@@ -90,6 +90,10 @@ class Engine(ABC):
         OutOfDeviceMemoryError.
         """
 
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Whether `compile` would take seconds, and not minutes."""
+        return True
+
 
 class CheckedExecutable(Executable):
     """An executable that checks its input and speaks the contract's errors; an engine adds `_execute`."""
@@ -177,6 +181,7 @@ def compile_first(
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
+    staged = False
     for precision in precisions:
         wrong = False
         able = [engine for engine in engines if precision in engine.precisions]
@@ -185,12 +190,16 @@ def compile_first(
             if engine not in able:
                 refusals[name] = f"it offers {' and '.join(engine.precisions)} here, not {precision}"
                 continue
+            if options.quick and not engine.is_quick(network, precision, options):
+                refusals[name] = f"{precision} takes long to make ready: it is made meanwhile, and takes over"
+                staged = wrong = True
+                continue
             # An engine may cast and move what it is given, and the next one wants it as it was.
             last = engine is able[-1] and precision == precisions[-1]
             given = network if last else copy.deepcopy(network)
             try:
                 executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
-                executable.refusals = refusals
+                executable.refusals, executable.staged = refusals, staged
                 return executable
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
@@ -200,7 +209,8 @@ def compile_first(
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
         if not wrong:
             break
-        log.warning("no engine answers rightly in %s on %s: %s", precision, device, refusals)
+        if not staged:
+            log.warning("no engine answers rightly in %s on %s: %s", precision, device, refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
 

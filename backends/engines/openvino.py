@@ -10,6 +10,10 @@ docs/performance.md, "CPU engines, measured".
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
 import warnings
 from typing import Any
 
@@ -17,9 +21,11 @@ import numpy as np
 import torch
 
 from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels
+from backends.engine_cache import EngineCache
 from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors
 
-_HINTS = {"fp32": "f32", "bf16": "bf16"}
+# int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
+_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
 
 
 class OpenVINOEngine(Engine):
@@ -40,9 +46,11 @@ class OpenVINOEngine(Engine):
         except ImportError as error:
             raise EngineRefusedError("OpenVINO is not installed: pip install 'anychip[cpu]'") from error
         core = openvino.Core()
-        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if precision == "bf16" and "BF16" not in able:
             raise EngineRefusedError("OpenVINO has no bf16 kernels for this CPU")
-        model = _convert(network)
+        hint = _HINTS[precision] if "BF16" in able else "f32"
+        model = _model(core, network, precision, options)
         stream_counts = {size: min(size, self._threads) for size in batch_sizes}
         with translated_errors(device):
             compiled = {
@@ -50,7 +58,7 @@ class OpenVINOEngine(Engine):
                     model,
                     "CPU",
                     {
-                        "INFERENCE_PRECISION_HINT": _HINTS[precision],
+                        "INFERENCE_PRECISION_HINT": hint,
                         "INFERENCE_NUM_THREADS": self._threads,
                         "NUM_STREAMS": streams,
                     },
@@ -64,6 +72,13 @@ class OpenVINOEngine(Engine):
                 network.input_shape,
                 {size: compiled[streams] for size, streams in stream_counts.items()},
             )
+
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Quantising takes its time, unless it has been done."""
+        if precision != "int8" or options.calibration is None:
+            return True
+        cache = _cache(options)
+        return cache is not None and cache.get(**_parts(network, precision, options)) is not None
 
 
 class _OpenVINOExecutable(CheckedExecutable):
@@ -122,6 +137,72 @@ def _wait(requests: list[Any]) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def _model(core: Any, network: Network, precision: str, options: CompileOptions) -> Any:
+    """The network for one picture as an OpenVINO model, from the cache where it is there. Raises EngineRefusedError."""
+    import openvino
+
+    if precision == "int8" and options.calibration is None:
+        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    parts, cache = _parts(network, precision, options), _cache(options)
+    kept = cache.get(**parts) if cache else None
+    if kept is not None:
+        return core.read_model(kept / "model.xml")
+    model = _convert(network)
+    if precision == "int8":
+        assert options.calibration is not None
+        model = _quantised(model, options.calibration())
+    if cache:
+        cache.put(lambda folder: openvino.save_model(model, folder / "model.xml", compress_to_fp16=False), **parts)
+    return model
+
+
+def _cache(options: CompileOptions) -> EngineCache | None:
+    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+
+
+def _parts(network: Network, precision: str, options: CompileOptions) -> dict[str, object]:
+    import openvino
+
+    quantised = _nncf_version() if precision == "int8" else ""
+    return {
+        "engine": "openvino",
+        "version": openvino.__version__,
+        "key": options.key,
+        "shape": network.input_shape,
+        "quantised": quantised,
+    }
+
+
+def _nncf_version() -> str:
+    try:
+        from importlib import metadata
+
+        return metadata.version("nncf")
+    except metadata.PackageNotFoundError as error:
+        raise EngineRefusedError("int8 needs NNCF: pip install 'anychip[cpu]'") from error
+
+
+def _quantised(model: Any, pixels: Pixels) -> Any:
+    """The model in int8, by quantisation after training: ranges are what these pictures show."""
+    # Before the first import: NNCF reports its use to Google Analytics unless it thinks that it is being tested.
+    os.environ.setdefault("NNCF_CI", "1")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import nncf
+
+            nncf.set_log_level(logging.ERROR)
+            pictures = [pixels[row : row + 1] for row in range(len(pixels))]
+            return nncf.quantize(
+                model,
+                nncf.Dataset(pictures),
+                preset=nncf.QuantizationPreset.MIXED,  # SiLU's range is not symmetric.
+                subset_size=len(pictures),
+            )
+    except Exception as error:
+        raise EngineRefusedError(f"NNCF cannot quantise the network: {first_line(error)}") from error
 
 
 def _convert(network: Network) -> Any:

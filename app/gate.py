@@ -1,0 +1,210 @@
+"""The precision gate: an executable serves only if its answers are the network's.
+
+    probes ─► the network in float32, eager, on the CPU ─► reference ┐
+    probes ─► executable, at every batch size ─► outputs ────────────┴─► measures ─► within the limits, or refused
+
+Owns: what is measured, and the limits (docs/precision.md has the reasoning). Must not know engines or devices: they are
+handed an executable's answers, whoever made it. Every measure is an error: 0 is perfect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from backends import DEFAULTS, CompileOptions, Executable, WrongAnswersError
+from models import Model, Options
+
+log = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+
+# How far answers may be from float32's, by task and precision. docs/precision.md has the errors that were measured,
+# half of these or less, and those of answers that lie: two classes exchanged, 5 % too much are beyond at least one.
+LIMITS: dict[str, dict[str, dict[str, float]]] = {
+    "classify": {
+        "fp32": {"top1": 0.0, "cosine": 1e-5, "logit": 0.01, "scale": 0.002},
+        "fp16": {"top1": 0.0, "cosine": 1e-3, "logit": 0.05, "scale": 0.005},
+        "bf16": {"top1": 0.0, "cosine": 8e-3, "logit": 0.5, "scale": 0.02},
+        "int8": {"top1": 0.0, "cosine": 0.03, "logit": 0.75, "scale": 0.04},
+    },
+    "detect": {
+        "fp32": {"class": 0.0, "score": 0.002, "box": 0.05, "scale": 0.002, "missed": 0.0},
+        "fp16": {"class": 0.0, "score": 0.01, "box": 0.2, "scale": 0.005, "missed": 0.0},
+        "bf16": {"class": 0.02, "score": 0.1, "box": 0.6, "scale": 0.02, "missed": 0.05},
+        "int8": {"class": 0.05, "score": 0.3, "box": 2.0, "scale": 0.04, "missed": 0.1},
+    },
+}
+_ANCHORS = 100  # Of each picture, those with the highest scores: the others answer nothing.
+_BLOCK = 1 << 20
+_SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
+
+
+class Gate:
+    """A model's answers on its probes, and the comparison with them."""
+
+    def __init__(self, model: Model, probes: Pixels) -> None:
+        """`probes`: uint8 [n, *model.input_shape]."""
+        self._model, self._probes = model, probes
+        self._reference: tuple[Array, ...] = ()
+
+    def check(self, executable: Executable) -> Mapping[str, float]:
+        """The largest error of each measure over all batch sizes. Raises WrongAnswersError, BackendError."""
+        limits = LIMITS[self._model.task][executable.precision]
+        worst = dict.fromkeys(limits, 0.0)
+        for size in executable.batch_sizes:
+            outputs = self._outputs(executable, size)
+            if not all(np.isfinite(output).all() for output in outputs):
+                raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
+            measured = measures(self._model, self._expected(), outputs)
+            for name, limit in limits.items():
+                if not measured[name] <= limit:
+                    raise WrongAnswersError(
+                        f"its answers to batches of {size} are not the network's: the error {name} is "
+                        f"{measured[name]:.3g}, and {limit:g} is allowed in {executable.precision}"
+                    )
+                worst[name] = max(worst[name], measured[name])
+        return worst
+
+    def _expected(self) -> tuple[Array, ...]:
+        if not self._reference:
+            network = self._model.network()
+            with torch.inference_mode():
+                self._reference = tuple(output.numpy() for output in network(torch.from_numpy(self._probes)))
+        return self._reference
+
+    def _outputs(self, executable: Executable, size: int) -> tuple[Array, ...]:
+        """The executable's answers to all probes, `size` at a time; the last batch is filled up from the beginning."""
+        parts: list[tuple[Array, ...]] = []
+        count = len(self._probes)
+        for first in range(0, count, size):
+            rows = np.arange(first, first + size) % count
+            outputs = executable.run(np.ascontiguousarray(self._probes[rows]))
+            parts.append(tuple(output[: count - first].copy() for output in outputs))
+        return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
+
+
+def compile_options(
+    model: Model,
+    probes: Pixels | None,
+    calibration: Callable[[], Pixels] | None,
+    cache_dir: Path | None,
+    *,
+    quick: bool = False,
+) -> CompileOptions:
+    """What making a model ready needs: the gate (where there are probes), pictures for int8, a place to keep things."""
+    return CompileOptions(
+        gate=DEFAULTS.gate if probes is None else Gate(model, probes).check,
+        calibration=calibration,
+        cache_dir=cache_dir,
+        key=_key(model) if cache_dir else "",
+        quick=quick,
+    )
+
+
+def _key(model: Model) -> str:
+    """What identifies a network on disk; empty where nothing does."""
+    if model.weights_file is None:
+        return ""
+    digest = hashlib.sha256()
+    with open(model.weights_file, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return f"{model.architecture}-{len(model.labels)}-{digest.hexdigest()}"
+
+
+def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+    """Errors of outputs [n, ...] against those expected of the same pictures; every one of them, limited or not."""
+    if [output.shape for output in outputs] != [output.shape for output in expected]:
+        return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
+    return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
+
+
+def _classification(_: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+    """`top1`: pictures whose class is another, of those where the network is sure; `cosine`: 1 - the cosine of the
+    logits without their mean, which the softmax does not see; `logit`: the largest error, in standard deviations of the
+    picture's logits; `scale`: how much all logits are too large or too small.
+    """
+    wanted, given = (each[0].astype(np.float64) for each in (expected, outputs))
+    wanted, given = (logits - logits.mean(1, keepdims=True) for logits in (wanted, given))
+    spread = wanted.std(1)
+    best, second = np.sort(wanted, axis=1)[:, [-1, -2]].T if wanted.shape[1] > 1 else (wanted[:, 0], wanted[:, 0])
+    sure = best - second > 0.5 * spread
+    wrong = wanted.argmax(1) != given.argmax(1)
+    norms = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
+    return {
+        "top1": float((wrong & sure).sum() / max(1, sure.sum())),
+        "cosine": float((1 - _divided((wanted * given).sum(1), norms)).max()),
+        "logit": float(_divided(np.abs(wanted - given).max(1), spread).max()),
+        "scale": _scale(wanted, given),
+    }
+
+
+def _detection(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+    """On the anchors with the highest scores. `class`: anchors whose class is another, by the share of their score;
+    `score`: the largest error of a score; `box`: the largest of a box's side, in strides of its anchor, of anchors that
+    would be answered; `scale`: how much all distances are too large or too small; `missed`: detections that the network
+    has and these outputs have not, or the other way round.
+    """
+    rows = np.arange(len(expected[0]))[:, None]
+    top = np.argsort(-expected[1], axis=1)[:, :_ANCHORS]
+    (distances, scores, classes), (given_distances, given_scores, given_classes) = (
+        tuple(output[rows, top].astype(np.float64) for output in each) for each in (expected, outputs)
+    )
+    answered = scores > Options().score_threshold
+    # A box of which nobody is sure may lie anywhere: its error counts by its score.
+    errors = np.abs(distances - given_distances).max(2) * np.minimum(1, scores / Options().score_threshold)
+    return {
+        "class": float(_divided((scores * (classes != given_classes)).sum(), scores.sum())),
+        "score": float(np.abs(scores - given_scores).max()),
+        "box": float(errors.max()),
+        "scale": _scale(*((each[answered] if answered.any() else each) for each in (distances, given_distances))),
+        "missed": _missed(model, expected, outputs),
+    }
+
+
+def _missed(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> float:
+    """Of detections far enough above the threshold that rounding does not decide; in either direction."""
+    missed = sure = 0
+    for one, other in ((expected, outputs), (outputs, expected)):
+        for row in range(len(one[0])):
+            there = _detections(model, other, row, Options(score_threshold=0.15))
+            for label, box in _detections(model, one, row, Options(score_threshold=0.4)):
+                sure += 1
+                missed += not any(label == name and _overlap(box, place) >= _SAME_PLACE for name, place in there)
+    return missed / max(1, sure)
+
+
+def _detections(model: Model, outputs: Sequence[Array], row: int, options: Options) -> list[tuple[int, Array]]:
+    from models import Placement
+
+    height, width = model.input_shape[:2]
+    answer = model.postprocess(model.reduce(outputs, row, options), Placement(width, height), options)
+    return [(found["class_id"], np.array([*found["box"].values()])) for found in answer["detections"]]
+
+
+def _overlap(one: Array, other: Array) -> float:
+    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
+    shared = float(sides.clip(0).prod())
+    whole = float((one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod()) - shared
+    return shared / whole if whole > 0 else 0.0
+
+
+def _scale(wanted: Array, given: Array) -> float:
+    # The factor that fits best: noise averages out of it, a systematic drift does not.
+    return float(abs(_divided((wanted * given).sum(), (wanted * wanted).sum()) - 1))
+
+
+def _divided(numerator: Any, denominator: Any) -> Any:
+    """0 / 0 is 0: a network that answers nothing, answered with nothing, is no error."""
+    numerator, denominator = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((numerator == 0) & (denominator == 0), 0.0, numerator / denominator)
