@@ -494,3 +494,19 @@ def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: To
 def test_what_compiles_for_minutes_says_so() -> None:
     slow = {name for name, make in _ENGINES.items() if make(("fp32",), True).takes == "minutes"}
     assert slow == {"tensorrt", "torchair", "migraphx"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "package"),
+    [(TensorRTEngine, "torch_tensorrt"), (TorchairEngine, "torchair"), (MIGraphXEngine, "torch_migraphx")],
+)
+def test_a_staged_start_waits_for_no_compiler_that_is_not_there(
+    engine: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = [engine(("fp32",)), GraphEngine(("fp32",))]
+    for module, staged in ((None, False), (ModuleType(package), True)):
+        monkeypatch.setitem(sys.modules, package, module)
+        options = CompileOptions(quick=True)
+        executable = compile_first(engines, Network(), DEVICE, ("fp32",), SIZES, options=options)
+        assert (executable.engine, executable.staged) == ("graph", staged)
+        assert ("not installed" in executable.refusals[engines[0].name]) is not staged

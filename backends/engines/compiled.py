@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -29,6 +30,14 @@ def imported(package: str, remedy: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise EngineRefusedError(f"{package} is not installed: {remedy}") from error
         raise EngineRefusedError(f"{package} is installed and cannot be used: {first_line(error)}") from error
+
+
+def is_installed(package: str) -> bool:
+    """Without importing it. Where it is not, its engine refuses at once, and nobody need wait for more."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except Exception:  # torch_npu's stand-in for torchair is loaded by the question, and may fail.
+        return True
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ class Engine(ABC):
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Whether `compile` would take seconds, and not minutes."""
-        return True
+        return self.takes == "seconds"
 
 
 class CheckedExecutable(Executable):

@@ -10,7 +10,7 @@ have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost
 from __future__ import annotations
 
 from backends.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import by_torch_compile, compiling, imported
+from backends.engines.compiled import by_torch_compile, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
@@ -36,3 +36,7 @@ class MIGraphXEngine(Engine):
             # Importing the package has made the name known to torch.compile.
             compiled = by_torch_compile(network, device, batch_sizes, "migraphx")
         return StreamedExecutable(self.name, device, precision, batch_sizes, compiled)
+
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Only in refusing."""
+        return not is_installed("torch_migraphx")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from backends.backend import CompileOptions, EngineRefusedError, Executable, Network
-from backends.engines.compiled import Dispatched, compiling, imported
+from backends.engines.compiled import Dispatched, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
@@ -64,6 +64,10 @@ class TensorRTEngine(Engine):
             raise EngineRefusedError("TensorRT takes no part of this network")
         by_size = {size: _FromBytes(engine) for size, engine in engines.items()}
         return StreamedExecutable(self.name, device, precision, batch_sizes, Dispatched(network, by_size))
+
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Only in refusing."""
+        return not is_installed("torch_tensorrt")
 
 
 class _FromBytes:

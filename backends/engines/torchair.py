@@ -9,7 +9,7 @@ are those of torch_npu 2.14.0's wheel. Unverified on hardware.
 from __future__ import annotations
 
 from backends.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import by_torch_compile, compiling, imported
+from backends.engines.compiled import by_torch_compile, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
@@ -41,3 +41,7 @@ class TorchairEngine(Engine):
             placed(network, device, precision, self._channels_last)
             compiled = by_torch_compile(network, device, batch_sizes, backend)
         return StreamedExecutable(self.name, device, precision, batch_sizes, compiled)
+
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Only in refusing."""
+        return not is_installed("torchair")
