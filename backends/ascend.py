@@ -18,7 +18,7 @@ class AscendBackend(TorchBackend):
     facts = Facts(
         vendor="ascend",
         device_type="npu",
-        engines=("eager",),
+        engines=("torchair", "graph", "eager"),
         precisions=("fp16", "bf16", "fp32"),
         # Its numbers must ascend, else the driver sees no device.
         visibility_variable="ASCEND_RT_VISIBLE_DEVICES",

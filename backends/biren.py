@@ -17,7 +17,7 @@ class BirenBackend(TorchBackend):
     facts = Facts(
         vendor="biren",
         device_type="supa",
-        engines=("eager",),
+        engines=("graph", "eager"),
         precisions=("bf16", "fp16", "fp32"),
         visibility_variable="SUPA_VISIBLE_DEVICES",
     )

@@ -20,7 +20,7 @@ class CambriconBackend(TorchBackend):
     facts = Facts(
         vendor="cambricon",
         device_type="mlu",
-        engines=("eager",),
+        engines=("graph", "eager"),
         precisions=("fp16", "bf16", "fp32"),
         visibility_variable="MLU_VISIBLE_DEVICES",
         environment={"PYTORCH_MLU_ALLOC_CONF": "expandable_segments:True"},  # The vendor's usual value.

@@ -22,7 +22,7 @@ class CudaBackend(CudaTypeBackend):
     facts = Facts(
         vendor="nvidia",
         device_type="cuda",
-        engines=("eager",),
+        engines=("tensorrt", "graph", "eager"),
         precisions=("fp16", "bf16", "fp32"),
         visibility_variable="CUDA_VISIBLE_DEVICES",
         environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256"},

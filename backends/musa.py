@@ -20,7 +20,7 @@ class MusaBackend(TorchBackend):
     facts = Facts(
         vendor="moorethreads",
         device_type="musa",
-        engines=("eager",),
+        engines=("graph", "eager"),
         precisions=("fp16", "fp32"),
         visibility_variable="MUSA_VISIBLE_DEVICES",
     )

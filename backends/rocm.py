@@ -21,7 +21,7 @@ class RocmBackend(CudaTypeBackend):
     facts = Facts(
         vendor="amd",
         device_type="cuda",
-        engines=("eager",),
+        engines=("migraphx", "graph", "eager"),
         precisions=("fp16", "bf16", "fp32"),
         visibility_variable="HIP_VISIBLE_DEVICES",
         # What MIOpen finds out and compiles for a shape is worth keeping: minutes on some cards.

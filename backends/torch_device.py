@@ -1,6 +1,6 @@
 """What every accelerator that PyTorch reaches has in common; a vendor's file holds only its differences.
 
-Owns: probing sentences, loading through the eager engine, memory, release. Speaks through `torch.get_device_module`.
+Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`.
 Must not import a vendor's package except in `_module`, in the process that owns the device.
 
 Unverified on hardware: tests use fakes of the answers and of the vendors' packages.
@@ -14,7 +14,7 @@ import glob
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
@@ -37,13 +37,30 @@ from backends.backend import (
     Telemetry,
     precisions_from,
 )
-from backends.engines import EagerEngine, compile_first
+from backends.engines import (
+    EagerEngine,
+    Engine,
+    GraphEngine,
+    MIGraphXEngine,
+    TensorRTEngine,
+    TorchairEngine,
+    compile_first,
+)
 from backends.engines.engine import first_line, translated_errors
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import simulates
 from backends.telemetry import Sampler, sampler
 
 log = logging.getLogger(__name__)
+
+# By name, as in Facts.engines: what makes each of the backend's precisions and of whether it is channels-last.
+_ENGINES: dict[str, Callable[[tuple[str, ...], bool], Engine]] = {
+    "tensorrt": TensorRTEngine,
+    "torchair": TorchairEngine,
+    "migraphx": MIGraphXEngine,
+    "graph": GraphEngine,
+    "eager": EagerEngine,
+}
 
 
 class TorchBackend(Backend):
@@ -108,10 +125,11 @@ class TorchBackend(Backend):
         if self._static_shapes:
             fixed_shapes(cast(nn.Module, network), network.input_shape)
         operators = Operators(self.facts.device_type)
-        eager = EagerEngine(self.facts.precisions, self._channels_last)
+        names = self.facts.engines if engine == "auto" else (engine,)
+        engines = [_ENGINES[name](self.facts.precisions, self._channels_last) for name in names]
         precisions = precisions_from(precision, self._preferred())
         executable = compile_first(
-            [eager], network, target, precisions, batch_sizes, options=options, completed=operators.completed
+            engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
         )
         executable.operators = operators.found()
         return executable

@@ -20,7 +20,7 @@ class XpuBackend(TorchBackend):
     facts = Facts(
         vendor="intel",
         device_type="xpu",
-        engines=("eager",),
+        engines=("graph", "eager"),
         precisions=("fp16", "bf16", "fp32"),
         visibility_variable="ZE_AFFINITY_MASK",
     )

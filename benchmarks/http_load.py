@@ -36,6 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights", default="sample")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch-sizes", default="1,2,4,8")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--picture", type=Path, help="a JPEG (default: a sample picture)")
@@ -45,7 +47,13 @@ def main() -> None:
     parser.add_argument("--no-naive", action="store_true")
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
-    settings = Settings(weights=given.weights, engine=given.engine, precision=given.precision)
+    settings = Settings(
+        weights=given.weights,
+        device=given.device,
+        batch_sizes=given.batch_sizes,
+        engine=given.engine,
+        precision=given.precision,
+    )
     picture = given.picture.read_bytes() if given.picture else servers.sample_picture()
     concurrencies = [int(part) for part in given.concurrency.split(",")]
     report = measure(
@@ -83,6 +91,7 @@ def measure(
     torch.set_num_threads(1)
     with Ceiling(model, settings) as ceiling, contextlib.ExitStack() as stack:
         options = ("--weights", settings.weights, "--engine", settings.engine, "--precision", settings.precision)
+        options += ("--device", settings.device, "--batch-sizes", ",".join(map(str, settings.ladder)))
         port = stack.enter_context(servers.service(name, *options)).port
         naive_port = stack.enter_context(servers.naive(name, settings.weights)).port if naive else 0
         raw = servers.service_request(name, picture)

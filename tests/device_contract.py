@@ -130,6 +130,18 @@ def test_a_small_network_answers_as_on_the_cpu(device: str) -> None:
 
 
 @computes
+@has_knobs
+def test_auto_goes_through_the_engines_to_eager_and_says_why() -> None:
+    """Neither simulated devices nor stubs have any other; those that fail must leave a device on which eager runs."""
+    executable = BACKEND.load(Classifier(), DEVICES[0], "auto", "fp32", (1, 2))
+    assert executable.engine == "eager"
+    assert tuple(executable.refusals) == BACKEND.facts.engines[:-1]
+    assert all(executable.refusals.values())
+    assert same(executable.run(pictures()), on_cpu(Classifier(), pictures()))
+    executable.close()
+
+
+@computes
 @pytest.mark.parametrize("architecture", ["resnet50", "yolov8n"])
 def test_sample_weights_answer_on_photographs_as_on_the_cpu(tmp_path: Path, architecture: str) -> None:
     model = open_model(parse_spec(f"{architecture}:sample"), tmp_path, allow_download=False)

@@ -41,10 +41,10 @@ def test_a_device_that_is_here(photographs: str, name: str, least: int) -> None:
 
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)
 def test_a_simulated_device(photographs: str, device_type: str) -> None:
-    assert run(photographs, "tests.devices.simulated", device_type, sys.executable, {}) == 13
+    assert run(photographs, "tests.devices.simulated", device_type, sys.executable, {}) == 14
 
 
 @pytest.mark.parametrize("stub", ["cuda", "npu", "npu-blocking"])
 def test_a_vendors_own_package_over_a_stub_driver(photographs: str, stub: str) -> None:
     python, variables = over(stub)
-    assert run(photographs, "tests.stubs.plugin", stub.partition("-")[0], python, variables) == 14
+    assert run(photographs, "tests.stubs.plugin", stub.partition("-")[0], python, variables) == 15

@@ -83,6 +83,27 @@ def test_the_contract_of_engines_over_the_vendors_own_package(stub: str, also: s
     assert passed(done) >= least
 
 
+@pytest.mark.parametrize("stub", ["cuda", "npu"])
+def test_engines_that_a_stub_cannot_have_refuse_and_eager_serves(stub: str) -> None:
+    """A stub's driver captures nothing: a failed capture must leave a device on which eager runs."""
+    code = (
+        "import json\nimport tests.stubs.plugin\nfrom backends import BACKENDS\n"
+        "from tests.test_backends import Brightness, pictures\n"
+        f"backend = next(each for each in BACKENDS if each.name == {stub!r})\n"
+        f"executable = backend.load(Brightness(), '{stub}:0', 'auto', 'fp32', (1, 2))\n"
+        "pixels = pictures(2, (8, 8, 3))[:, :, :6].copy()\n"
+        "means = executable.run(pixels)[0]\n"
+        "right = bool(abs(means - pixels.mean(axis=(1, 2, 3))).max() < 1e-2)\n"
+        "print(json.dumps([executable.engine, dict(executable.refusals), right]))\n"
+    )
+    done = child(*over(stub), "-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    engine, refusals, right = json.loads(done.stdout.splitlines()[-1])
+    assert (engine, right) == ("eager", True)
+    assert list(refusals) == ["torchair" if stub == "npu" else "tensorrt", "graph"]
+    assert refusals["graph"].startswith("the network cannot be captured: ")
+
+
 def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
     options = (*SERVE, "--device", "cuda:1", "--plugins", "tests.stubs.plugin")
     with running(tmp_path, *options, environment=stub_drivers.cudart(sys.executable)) as service:

@@ -44,6 +44,9 @@ class Sources:
         self._texts = texts
         self._trees: dict[str, ast.Module] = {}
 
+    def texts(self) -> Iterator[tuple[str, str]]:
+        yield from self._texts.items()
+
     def tree(self, module: str) -> ast.Module | None:
         text = self._texts.get(f"{module.replace('.', '/')}.py") or self._texts.get(
             f"{module.replace('.', '/')}/__init__.py"
@@ -165,10 +168,11 @@ def sources(name: str) -> Sources:
     if isinstance(path, str):
         pytest.skip(path)
     with zipfile.ZipFile(path) as archive:
+        inside = TABLES[name].get("inside", "")  # The folder of the wheel that is put on the path.
         texts = {
-            entry: archive.read(entry).decode("utf-8", "replace")
+            entry.removeprefix(inside): archive.read(entry).decode("utf-8", "replace")
             for entry in archive.namelist()
-            if entry.endswith(".py") and entry.startswith(f"{name}/")
+            if entry.endswith(".py") and entry.startswith(f"{inside}{name}/")
         }
     return Sources(texts)
 
@@ -243,6 +247,30 @@ def test_what_is_not_in_the_wheel_is_not_found() -> None:
     compile_mode = npu.find("torch_npu.npu", "set_compile_mode")
     assert compile_mode is not None
     assert misfit(compile_mode, 0, ["jit"]) == "has no parameter jit"
+
+
+def test_torchair_has_the_options_that_are_set() -> None:
+    """Attributes, which the table of calls cannot hold."""
+    config = sources("torchair").tree("torchair.configs.compiler_config")
+    experimental = sources("torchair").tree("torchair.configs.experimental_config")
+    assert config is not None
+    assert experimental is not None
+    text = ast.unparse(config)
+    assert "self.mode = OptionValue('max-autotune', ['max-autotune'," in text
+    assert "self.experimental_config = _ExperimentalConfig()" in text
+    assert "self.frozen_parameter = OptionValue(False, [True, False])" in ast.unparse(experimental)
+
+
+def test_torchair_is_importable_once_torch_npu_is() -> None:
+    registered = sources("torch_npu").tree("torch_npu.utils._dynamo")
+    assert registered is not None
+    assert "_install_lazy_torchair()" in ast.unparse(registered)
+
+
+def test_tensorrt_names_what_it_has_taken() -> None:
+    """By this name the engine sees whether any of a network went to TensorRT."""
+    found = [text for path, text in sources("torch_tensorrt").texts() if "/dynamo/partitioning/" in path]
+    assert any("_run_on_acc" in text for text in found)
 
 
 @pytest.mark.parametrize(("name", "call"), LISTED)

@@ -2,6 +2,19 @@
 
 from backends.engines.eager import EagerEngine
 from backends.engines.engine import Engine, compile_first
+from backends.engines.graph import GraphEngine
+from backends.engines.migraphx import MIGraphXEngine
 from backends.engines.openvino import OpenVINOEngine
+from backends.engines.tensorrt import TensorRTEngine
+from backends.engines.torchair import TorchairEngine
 
-__all__ = ["EagerEngine", "Engine", "OpenVINOEngine", "compile_first"]
+__all__ = [
+    "EagerEngine",
+    "Engine",
+    "GraphEngine",
+    "MIGraphXEngine",
+    "OpenVINOEngine",
+    "TensorRTEngine",
+    "TorchairEngine",
+    "compile_first",
+]

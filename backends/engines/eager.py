@@ -30,12 +30,18 @@ class EagerEngine(Engine):
     ) -> Executable:
         """As the contract says; casts and moves `network` in place."""
         with translated_errors(device):
-            network.cast(DTYPES[precision])
-            module = cast(nn.Module, network).to(device)
-            if self._channels_last:
-                module.to(memory_format=torch.channels_last)
+            placed(network, device, precision, self._channels_last)
         kind = _EagerExecutable if torch.device(device).type == "cpu" else StreamedExecutable
         return kind(self.name, device, precision, batch_sizes, network)
+
+
+def placed(network: Network, device: str, precision: str, channels_last: bool) -> nn.Module:
+    """The network itself, cast and moved to the device."""
+    network.cast(DTYPES[precision])
+    module = cast(nn.Module, network).to(device)
+    if channels_last:
+        module.to(memory_format=torch.channels_last)
+    return module
 
 
 class _EagerExecutable(CheckedExecutable):

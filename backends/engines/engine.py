@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -69,10 +70,15 @@ _DEVICE_LOST = (
 
 
 class Engine(ABC):
-    """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache)."""
+    """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache).
+
+    `takes`: how long making a network ready takes the first time, all batch sizes together. Whoever starts the service
+    may serve with an engine of seconds while one of minutes still compiles.
+    """
 
     name: str
     precisions: tuple[str, ...]
+    takes: Literal["seconds", "minutes"] = "seconds"
 
     @abstractmethod
     def compile(
@@ -86,7 +92,7 @@ class Engine(ABC):
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Whether `compile` would take seconds, and not minutes."""
-        return True
+        return self.takes == "seconds"
 
 
 class CheckedExecutable(Executable):

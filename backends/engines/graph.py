@@ -1,0 +1,140 @@
+"""Captured graphs: the device's own record of a network's kernels, started by one call instead of one a kernel.
+
+Owns: capture and replay, one graph a batch size. Must not know which vendor's device it is: it speaks through
+`torch.get_device_module`, and a table says what each device type calls its graphs.
+
+    copy stream      copy n+1 ──────────┐ event
+    compute stream   copy n into the static input ─► replay ─► static outputs into pinned memory ─► the same for n+1
+
+The input and the outputs of a graph stay where they were at its capture. That two batches are under way does no harm:
+all of that happens on one stream, so that a replay begins when the outputs before it have been copied.
+
+Unverified on hardware. Names and parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821,
+torch_supa 68fb624; MUSAGraph is known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.backend import (
+    BackendError,
+    CompileOptions,
+    DeviceLostError,
+    EngineRefusedError,
+    Executable,
+    Network,
+    OutOfDeviceMemoryError,
+    WrongAnswersError,
+)
+from backends.engines.eager import placed
+from backends.engines.engine import Engine, translated_errors
+from backends.engines.streamed import StreamedExecutable
+
+GRAPHS = {
+    "cuda": "CUDAGraph",
+    "npu": "NPUGraph",
+    "mlu": "MLUGraph",
+    "supa": "SUPAGraph",
+    "musa": "MUSAGraph",
+    "xpu": "XPUGraph",
+}
+# As PyTorch's documentation of CUDA graphs does it: libraries choose kernels and take workspaces in the first runs.
+_WARM_UP_RUNS = 3
+_AGREEMENT = 0.99  # Share of a graph's numbers that must be the network's; kernels need not add in the same order.
+
+
+class GraphEngine(Engine):
+    """As the eager engine, captured: the same kernels, without the time that starting each of them takes."""
+
+    name = "graph"
+
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
+        """As for the eager engine."""
+        self.precisions = precisions
+        self._channels_last = channels_last
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """As the contract says; casts and moves `network` in place."""
+        device_type = torch.device(device).type
+        module = torch.get_device_module(device_type)
+        graph = GRAPHS.get(device_type)
+        if graph is None or not hasattr(module, graph) or not hasattr(module, "graph"):
+            raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({graph or 'no such class'})")
+        try:
+            with translated_errors(device), torch.inference_mode():
+                placed(network, device, precision, self._channels_last)
+                replayed = _Replayed(network, device, batch_sizes)
+        except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
+            raise
+        except BackendError as error:
+            raise EngineRefusedError(f"the network cannot be captured: {error}") from error
+        return StreamedExecutable(self.name, device, precision, batch_sizes, replayed)
+
+
+class _Replayed:
+    """The network as StreamedExecutable calls it: by replaying the graph of the batch's size."""
+
+    def __init__(self, network: Network, device: str, batch_sizes: tuple[int, ...]) -> None:
+        self.input_shape = network.input_shape
+        self._network = network  # The graphs read its weights where they lie.
+        # All graphs read the same memory: only one of them runs at a time.
+        self._input = torch.zeros((batch_sizes[-1], *network.input_shape), dtype=torch.uint8, device=device)
+        self._captured: dict[int, tuple[Any, tuple[Tensor, ...]]] = {}
+        module = torch.get_device_module(torch.device(device).type)
+        pool = module.graph_pool_handle() if hasattr(module, "graph_pool_handle") else None
+        # The largest first: the smaller ones then find their memory in the pool.
+        for size in reversed(batch_sizes):
+            graph, outputs = self._capture(module, getattr(module, GRAPHS[torch.device(device).type]), size, pool)
+            pool = graph.pool() if pool is None else pool
+            self._captured[size] = graph, outputs
+        for size in batch_sizes:  # After all captures, so that a graph which writes into another's outputs shows.
+            self._compare(size)
+
+    def _capture(self, module: Any, kind: Any, size: int, pool: Any) -> tuple[Any, tuple[Tensor, ...]]:
+        pixels = self._input[:size]
+        side = module.Stream()
+        side.wait_stream(module.current_stream())
+        with module.stream(side):
+            for _ in range(_WARM_UP_RUNS):
+                self._network(pixels)
+        module.current_stream().wait_stream(side)
+        # Else another thread of the process, one that serves meanwhile, could spoil the capture by taking memory.
+        named = inspect.signature(module.graph).parameters
+        mode = {"capture_error_mode": "thread_local"} if "capture_error_mode" in named else {}
+        graph = kind()
+        with module.graph(graph, pool=pool, **mode):
+            outputs = tuple(self._network(pixels))
+        return graph, outputs
+
+    def _compare(self, size: int) -> None:
+        """A step that the host does, and no kernel, is not in the graph: replayed, it answers for other pictures."""
+        noise = torch.randint(0, 256, (size, *self.input_shape), generator=torch.Generator().manual_seed(size))
+        pixels = noise.to(torch.uint8).to(self._input.device)
+        expected = [output.cpu().double() for output in self._network(pixels)]
+        outputs = [output.cpu().double() for output in self(pixels)]
+        for ours, theirs in zip(outputs, expected, strict=True):
+            tolerance = 0.01 * float(theirs.abs().max()) if theirs.numel() else 0.0
+            agree = torch.isclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True).double().mean()
+            if theirs.numel() and agree < _AGREEMENT:
+                raise WrongAnswersError(
+                    f"the captured graph for {size} pictures answers otherwise than the network: "
+                    f"{1 - float(agree):.0%} of its numbers differ"
+                )
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """It has the precision with which it was captured."""
+        raise NotImplementedError
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Outputs are valid until the next call on the same stream."""
+        graph, outputs = self._captured[len(pixels)]
+        self._input[: len(pixels)].copy_(pixels)
+        graph.replay()
+        return outputs

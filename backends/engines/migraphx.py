@@ -1,0 +1,42 @@
+"""AMD's MIGraphX through torch_migraphx, which is built from source or comes in AMD's images.
+
+Owns: how it is called. Must not know models or images.
+
+Its outputs lie in buffers of its own, which the next batch overwrites; it computes on the current stream, on which they
+have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost memory and have crashed
+(AMDMIGraphX#4846, #4618). Read in ROCm/torch_migraphx at b3a8957; unverified on hardware.
+"""
+
+from __future__ import annotations
+
+from backends.backend import CompileOptions, Executable, Network
+from backends.engines.compiled import by_torch_compile, compiling, imported, is_installed
+from backends.engines.eager import placed
+from backends.engines.engine import Engine
+from backends.engines.streamed import StreamedExecutable
+
+
+class MIGraphXEngine(Engine):
+    """A program a batch size. Not bf16: of its types that one is the youngest, and nobody has seen it answer here."""
+
+    name = "migraphx"
+    takes = "minutes"
+
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
+        """`channels_last` does not matter: MIGraphX chooses layouts by itself."""
+        self.precisions = tuple(each for each in precisions if each in ("fp16", "fp32"))
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """As the contract says; casts and moves `network` in place."""
+        imported("torch_migraphx", "build it from github.com/ROCm/torch_migraphx, or take AMD's image")
+        with compiling("MIGraphX", device):
+            placed(network, device, precision, channels_last=False).requires_grad_(False)
+            # Importing the package has made the name known to torch.compile.
+            compiled = by_torch_compile(network, device, batch_sizes, "migraphx")
+        return StreamedExecutable(self.name, device, precision, batch_sizes, compiled)
+
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Only in refusing."""
+        return not is_installed("torch_migraphx")

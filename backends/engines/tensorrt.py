@@ -1,0 +1,94 @@
+"""TensorRT through torch_tensorrt's dynamo path, for NVIDIA.
+
+Owns: its options and its two caches. Must not know models or images.
+
+What the path takes and what it ignores was read in torch_tensorrt 2.14.0's sources, with which tests compare every
+call: `enabled_precisions` does nothing there, networks run in the types that they have; the cache of engines is off
+unless weights may change (`immutable_weights=False`), its key does not hold the weights, and an engine from it is
+refitted with those it is given. Operators that TensorRT lacks run in PyTorch, in between. Unverified on hardware.
+
+The cache is read by unpickling: whoever can write to `--cache-dir` can run code here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.backend import CompileOptions, EngineRefusedError, Executable, Network
+from backends.engines.compiled import Dispatched, compiling, imported, is_installed
+from backends.engines.eager import placed
+from backends.engines.engine import Engine
+from backends.engines.streamed import StreamedExecutable
+
+_ENGINE_CACHE_BYTES = 4 * 2**30
+_TIMING_CACHE_BYTES = 64 * 2**20  # It only ever grows; ours of one model takes about one.
+
+
+class TensorRTEngine(Engine):
+    """An engine a batch size. int8 is not offered: it wants a network with quantisers, which nothing makes yet."""
+
+    name = "tensorrt"
+    takes = "minutes"
+
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
+        """`channels_last` does not matter: TensorRT chooses layouts by itself."""
+        self.precisions = tuple(each for each in precisions if each in ("fp16", "bf16", "fp32"))
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """As the contract says; casts and moves `network` in place."""
+        torch_tensorrt = imported("torch_tensorrt", "pip install 'anychip[cuda]'")
+        settings: dict[str, Any] = _caching(options.cache_dir) if options.cache_dir else {}
+        with compiling("TensorRT", device):
+            module = placed(network, device, precision, channels_last=False).requires_grad_(False)
+            engines = {}
+            for size in reversed(batch_sizes):
+                # Floats: of bytes TensorRT takes little more than their cast.
+                example = torch.zeros((size, *network.input_shape), dtype=torch.float32, device=device)
+                with torch.no_grad():
+                    exported = torch.export.export(module, (example,))
+                    engines[size] = torch_tensorrt.dynamo.compile(
+                        exported,
+                        arg_inputs=(example,),
+                        device=torch.device(device),
+                        disable_tf32=True,  # fp32 means float32.
+                        **settings,
+                    )
+        # What it has taken is in modules of this name; without any it has left everything to PyTorch.
+        if not any("_run_on_acc" in name for name, _ in engines[batch_sizes[0]].named_modules()):
+            raise EngineRefusedError("TensorRT takes no part of this network")
+        by_size = {size: _FromBytes(engine) for size, engine in engines.items()}
+        return StreamedExecutable(self.name, device, precision, batch_sizes, Dispatched(network, by_size))
+
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Only in refusing."""
+        return not is_installed("torch_tensorrt")
+
+
+class _FromBytes:
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __call__(self, pixels: Tensor) -> Any:
+        return self._engine(pixels.to(torch.float32))
+
+
+def _caching(cache_dir: Path) -> dict[str, Any]:
+    folder = cache_dir / "tensorrt"
+    timing = folder / "timing.bin"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if timing.exists() and timing.stat().st_size > _TIMING_CACHE_BYTES:
+        timing.unlink()
+    return {
+        "immutable_weights": False,
+        "cache_built_engines": True,
+        "reuse_cached_engines": True,
+        "engine_cache_dir": str(folder / "engines"),  # Alone: to make room it deletes whatever is in there.
+        "engine_cache_size": _ENGINE_CACHE_BYTES,
+        "timing_cache_path": str(timing),
+    }
