@@ -33,7 +33,15 @@ from backends.backend import (
     Telemetry,
     precisions_from,
 )
-from backends.engines import EagerEngine, Engine, OpenVINOEngine, compile_first
+from backends.engines import (
+    EagerEngine,
+    Engine,
+    InductorEngine,
+    OnnxRuntimeEngine,
+    OpenVINOEngine,
+    TorchScriptEngine,
+    compile_first,
+)
 
 _DEVICE = "cpu:0"
 # avx512_bf16 was measured: docs/performance.md, "CPU engines, measured". amx_bf16, matrix units for it, was not yet.
@@ -47,7 +55,8 @@ class CpuBackend(Backend):
     facts = Facts(
         vendor="cpu",
         device_type="cpu",
-        engines=("openvino", "eager"),
+        engines=("openvino", "onnxruntime", "eager"),
+        by_name=("inductor", "torchscript"),
         precisions=("bf16", "fp32"),
         host_memory=True,
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
@@ -98,7 +107,10 @@ class CpuBackend(Backend):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
         engines: dict[str, Engine] = {
             "openvino": OpenVINOEngine(self._threads),
+            "onnxruntime": OnnxRuntimeEngine(self._threads),
             "eager": EagerEngine(self.facts.precisions),
+            "inductor": InductorEngine(self.facts.precisions),
+            "torchscript": TorchScriptEngine(self.facts.precisions),
         }
         if engine != "auto" and engine not in engines:
             raise EngineRefusedError(f"The CPU has no engine {engine!r}; it has {' and '.join(engines)}.")

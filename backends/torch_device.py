@@ -1,6 +1,6 @@
 """What every accelerator that PyTorch reaches has in common; a vendor's file holds only its differences.
 
-Owns: probing sentences, loading through the eager engine, memory, release. Speaks through `torch.get_device_module`.
+Owns: probing sentences, loading, memory, release. Speaks through `torch.get_device_module`.
 Must not import a vendor's package except in `_module`, in the process that owns the device.
 
 Unverified on hardware: tests use fakes of the answers and of the vendors' packages.
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
-from backends import detect
+from backends import detect, host
 from backends.backend import (
     DEFAULTS,
     Backend,
@@ -37,7 +37,14 @@ from backends.backend import (
     Telemetry,
     precisions_from,
 )
-from backends.engines import EagerEngine, compile_first
+from backends.engines import (
+    EagerEngine,
+    Engine,
+    InductorEngine,
+    OnnxRuntimeEngine,
+    TorchScriptEngine,
+    compile_first,
+)
 from backends.engines.engine import first_line, translated_errors
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import simulates
@@ -90,10 +97,9 @@ class TorchBackend(Backend):
         known = [one.id for one in self.devices()]
         if device not in known:
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
-        if engine not in ("auto", *self.facts.engines):
-            raise EngineRefusedError(
-                f"{self._title} has no engine {engine!r}; it has {' and '.join(self.facts.engines)}."
-            )
+        offered = (*self.facts.engines, *self.facts.by_name)
+        if engine not in ("auto", *offered):
+            raise EngineRefusedError(f"{self._title} has no engine {engine!r}; it has {' and '.join(offered)}.")
         precision = self._preferred() if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
@@ -108,10 +114,16 @@ class TorchBackend(Backend):
         if self._static_shapes:
             fixed_shapes(cast(nn.Module, network), network.input_shape)
         operators = Operators(self.facts.device_type)
-        eager = EagerEngine(self.facts.precisions, self._channels_last)
+        engines: dict[str, Engine] = {
+            "eager": EagerEngine(self.facts.precisions, self._channels_last),
+            "inductor": InductorEngine(self.facts.precisions, self._channels_last),
+            "onnxruntime": OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
+            "torchscript": TorchScriptEngine(self.facts.precisions),
+        }
+        chosen = [engines[name] for name in (self.facts.engines if engine == "auto" else (engine,))]
         precisions = precisions_from(precision, self._preferred())
         executable = compile_first(
-            [eager], network, target, precisions, batch_sizes, options=options, completed=operators.completed
+            chosen, network, target, precisions, batch_sizes, options=options, completed=operators.completed
         )
         executable.operators = operators.found()
         return executable

@@ -2,6 +2,17 @@
 
 from backends.engines.eager import EagerEngine
 from backends.engines.engine import Engine, compile_first
+from backends.engines.inductor import InductorEngine
+from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
+from backends.engines.torchscript import TorchScriptEngine
 
-__all__ = ["EagerEngine", "Engine", "OpenVINOEngine", "compile_first"]
+__all__ = [
+    "EagerEngine",
+    "Engine",
+    "InductorEngine",
+    "OnnxRuntimeEngine",
+    "OpenVINOEngine",
+    "TorchScriptEngine",
+    "compile_first",
+]

@@ -34,11 +34,18 @@ class EagerEngine(Engine):
             module = cast(nn.Module, network).to(device)
             if self._channels_last:
                 module.to(memory_format=torch.channels_last)
-        kind = _EagerExecutable if torch.device(device).type == "cpu" else StreamedExecutable
-        return kind(self.name, device, precision, batch_sizes, network)
+        return torch_executable(self.name, device, precision, batch_sizes, network)
 
 
-class _EagerExecutable(CheckedExecutable):
+def torch_executable(
+    engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
+) -> Executable:
+    """What is called with tensors and answers with tensors as an executable; on devices, one that copies meanwhile."""
+    kind = _HostExecutable if torch.device(device).type == "cpu" else StreamedExecutable
+    return kind(engine, device, precision, batch_sizes, network)
+
+
+class _HostExecutable(CheckedExecutable):
     def __init__(
         self, engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
     ) -> None:
