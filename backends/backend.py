@@ -58,7 +58,8 @@ class DeviceLostError(BackendError):
 class Facts:
     """What is true of a backend before any device is touched.
 
-    `engines` and `precisions` are in order of preference; `visibility_variable` is the environment variable that limits
+    `engines` and `precisions` are in order of preference; `by_name` are engines that `auto` does not try, as they take
+    long to start or are no faster; `visibility_variable` is the environment variable that limits
     a process to some devices, None where there is none; `environment` is what a worker process should be
     started with, because the vendor's libraries read it when they load; `{cache}` in it is the cache directory.
     `automatic`: whether `auto` may choose it.
@@ -71,6 +72,7 @@ class Facts:
     device_type: str
     engines: tuple[str, ...]
     precisions: tuple[str, ...]
+    by_name: tuple[str, ...] = ()
     visibility_variable: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     automatic: bool = True

@@ -33,9 +33,18 @@ from backends.backend import (
     Telemetry,
     precisions_from,
 )
-from backends.engines import EagerEngine, Engine, OpenVINOEngine, compile_first
+from backends.engines import (
+    EagerEngine,
+    Engine,
+    InductorEngine,
+    OnnxRuntimeEngine,
+    OpenVINOEngine,
+    TorchScriptEngine,
+    compile_first,
+)
 
 _DEVICE = "cpu:0"
+_FLOATS = ("bf16", "fp32")  # int8 is the business of engines that quantise.
 # avx512_bf16 was measured: docs/performance.md, "CPU engines, measured". amx_bf16, matrix units for it, was not yet.
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
@@ -47,7 +56,8 @@ class CpuBackend(Backend):
     facts = Facts(
         vendor="cpu",
         device_type="cpu",
-        engines=("openvino", "eager"),
+        engines=("openvino", "onnxruntime", "eager"),
+        by_name=("inductor", "torchscript"),
         precisions=("bf16", "int8", "fp32"),
         host_memory=True,
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
@@ -98,7 +108,10 @@ class CpuBackend(Backend):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
         engines: dict[str, Engine] = {
             "openvino": OpenVINOEngine(self._threads),
-            "eager": EagerEngine(("bf16", "fp32")),
+            "onnxruntime": OnnxRuntimeEngine(self._threads),
+            "eager": EagerEngine(_FLOATS),
+            "inductor": InductorEngine(_FLOATS),
+            "torchscript": TorchScriptEngine(_FLOATS),
         }
         if engine != "auto" and engine not in engines:
             raise EngineRefusedError(f"The CPU has no engine {engine!r}; it has {' and '.join(engines)}.")

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import nn
 
-from backends import detect
+from backends import detect, host
 from backends.backend import (
     DEFAULTS,
     Backend,
@@ -41,9 +41,12 @@ from backends.engines import (
     EagerEngine,
     Engine,
     GraphEngine,
+    InductorEngine,
     MIGraphXEngine,
+    OnnxRuntimeEngine,
     TensorRTEngine,
     TorchairEngine,
+    TorchScriptEngine,
     compile_first,
 )
 from backends.engines.engine import first_line, translated_errors
@@ -60,6 +63,9 @@ _ENGINES: dict[str, Callable[[tuple[str, ...], bool], Engine]] = {
     "migraphx": MIGraphXEngine,
     "graph": GraphEngine,
     "eager": EagerEngine,
+    "inductor": InductorEngine,
+    "onnxruntime": lambda *_: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
+    "torchscript": lambda precisions, _: TorchScriptEngine(precisions),
 }
 
 
@@ -107,10 +113,9 @@ class TorchBackend(Backend):
         known = [one.id for one in self.devices()]
         if device not in known:
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
-        if engine not in ("auto", *self.facts.engines):
-            raise EngineRefusedError(
-                f"{self._title} has no engine {engine!r}; it has {' and '.join(self.facts.engines)}."
-            )
+        offered = (*self.facts.engines, *self.facts.by_name)
+        if engine not in ("auto", *offered):
+            raise EngineRefusedError(f"{self._title} has no engine {engine!r}; it has {' and '.join(offered)}.")
         precision = self._preferred() if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 import time
 import weakref
@@ -28,11 +29,13 @@ from backends import (
     Backend,
     BackendError,
     BackendUnavailableError,
+    CompileOptions,
     DeviceLostError,
     EngineRefusedError,
     Executable,
     OutOfDeviceMemoryError,
 )
+from backends.backend import DEFAULTS
 from backends.cpu import CpuBackend
 from backends.engines.engine import translated_errors
 from models.classification import ClassificationNetwork
@@ -51,11 +54,18 @@ class Case(NamedTuple):
     precision: str
 
 
+PACKAGES = {
+    "tensorrt": ("torch_tensorrt",),
+    "migraphx": ("torch_migraphx",),
+    "openvino": ("openvino",),
+    "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+}
+COMPILED: dict[str, CompileOptions] = {}
 COMPUTING = [backend for backend in BACKENDS if backend.facts.automatic and backend.probe().available]
 CASES = [
     Case(backend, backend.devices()[0].id, engine, precision)
     for backend in COMPUTING
-    for engine in backend.facts.engines
+    for engine in (*backend.facts.engines, *backend.facts.by_name)
     for precision in backend.facts.precisions
 ]
 
@@ -63,12 +73,31 @@ CASES = [
 @pytest.fixture(params=CASES, ids=lambda case: "-".join((case.backend.name, case.engine, case.precision)))
 def case(request: pytest.FixtureRequest) -> Case:
     engine = request.param.engine
-    package = {"openvino": "openvino", "tensorrt": "torch_tensorrt", "migraphx": "torch_migraphx"}.get(engine)
-    if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
     if engine != "eager" and "STUB_DEVICE" in os.environ:
         pytest.skip("a stub driver has eager only: tests/test_stub_drivers.py sees the others refuse")
+    _skip_without_packages(engine)
+    if request.param[2:] == ("onnxruntime", "bf16"):
+        pytest.skip("ONNX Runtime's CPU kernels have no bf16")
     return request.param
+
+
+def _skip_without_packages(engine: str) -> None:
+    for package in PACKAGES.get(engine, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    if engine == "inductor" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("there is no C++ compiler")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> CompileOptions:
+    """What Inductor has compiled once is loaded afterwards: it takes seconds a batch size."""
+    return CompileOptions(cache_dir=tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True)
+def _keep_compiled(compiled: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMPILED, "inductor", compiled)
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +110,7 @@ def _keep_thread_count() -> Iterator[None]:
 @pytest.fixture
 def no_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
 
 
 class Brightness(nn.Module):
@@ -142,14 +172,20 @@ def reference(network: nn.Module, pixels: np.ndarray[Any, Any]) -> list[np.ndarr
 
 
 def load(case: Case, network: Any, batch_sizes: tuple[int, ...] = LADDER) -> Executable:
-    return case.backend.load(network, case.device, case.engine, case.precision, batch_sizes)
+    options = COMPILED.get(case.engine, DEFAULTS)
+    return case.backend.load(network, case.device, case.engine, case.precision, batch_sizes, options=options)
+
+
+def ladder(case: Case) -> tuple[int, ...]:
+    """Shorter where every size of a large network takes half a minute."""
+    return (1, 3) if case.engine == "inductor" else LADDER
 
 
 def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> None:
     pixels = pictures(LADDER[-1], (96, 96, 3))
     (expected,) = reference(classifier(), pixels)
-    executable = load(case, classifier())
-    for size in LADDER:
+    executable = load(case, classifier(), ladder(case))
+    for size in ladder(case):
         (logits,) = executable.run(pixels[:size])
         assert logits.shape == (size, 50)
         assert logits.dtype == np.float32
@@ -166,9 +202,9 @@ def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> 
 def test_detection_agrees_with_float32_for_every_batch_size(case: Case) -> None:
     pixels = pictures(LADDER[-1], (128, 96, 3))
     distances, scores, classes = reference(detector(), pixels)
-    executable = load(case, detector())
+    executable = load(case, detector(), ladder(case))
     tolerance = 1e-3 if case.precision == "fp32" else 0.02
-    for size in LADDER:
+    for size in ladder(case):
         ours = executable.run(pixels[:size])
         assert [output.shape for output in ours] == [(size, 252, 4), (size, 252), (size, 252)]
         assert [output.dtype for output in ours] == [np.float32, np.float32, np.int32]
@@ -254,8 +290,8 @@ def test_closing_frees_the_weights_and_twice_is_once(case: Case) -> None:
 
 
 def test_two_executables_in_turn_keep_their_answers(case: Case) -> None:
-    pixels = pictures(2, (96, 96, 3))
-    first, second = load(case, classifier(), (2,)), load(case, Brightness(), (2,))
+    pixels = pictures(3, (96, 96, 3))
+    first, second = load(case, classifier(), (3,)), load(case, Brightness(), (2,))
     (logits,) = (output.copy() for output in first.run(pixels))
     second.run(np.zeros((2, 8, 6, 3), np.uint8))
     np.testing.assert_allclose(first.run(pixels)[0], logits, rtol=1e-5)
@@ -327,6 +363,7 @@ def test_a_network_that_openvino_cannot_convert_goes_to_eager() -> None:
     executable = CpuBackend().load(Unconvertible(), DEVICE, "auto", "fp32", (1,))
     assert executable.engine == "eager"
     assert "cannot convert" in executable.refusals["openvino"]
+    assert executable.refusals["onnxruntime"]
 
 
 def test_openvino_frees_the_network_it_was_given() -> None:
@@ -349,10 +386,9 @@ def test_openvino_reports_nothing_to_anybody(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", CpuBackend.facts.engines)
+@pytest.mark.parametrize("engine", [*CpuBackend.facts.engines, *CpuBackend.facts.by_name])
 def test_one_thread_means_one_thread(engine: str) -> None:
-    if engine == "openvino":
-        pytest.importorskip("openvino")
+    _skip_without_packages(engine)
     executable = CpuBackend(threads=1).load(classifier(), DEVICE, engine, "fp32", (8,))
     assert torch.get_num_threads() == 1
     pixels = pictures(8, (96, 96, 3))

@@ -1,0 +1,153 @@
+"""PyTorch's compiler, ahead of time: one shared library for each batch size.
+
+Owns: export, compilation, and the compiled packages in the cache directory. Must not know vendors, models or images.
+
+Ahead of time (AOTInductor) and not `torch.compile`, whose graphs hang on code that all networks of a class share, that
+gives up after eight shapes, and whose constants stay in the process for ever. A package goes when its executable does,
+and the next start loads it instead of compiling it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
+from backends.engines.eager import torch_executable
+from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
+
+log = logging.getLogger(__name__)
+
+_DEVICE_TYPES = ("cpu", "cuda", "xpu")  # Those that Inductor generates code for without a vendor's plugin.
+_OLDEST = (2, 6)  # AOTInductor's packages had another interface before.
+# Freezing makes weights constants, which are then folded and laid out as the kernels want them.
+_OPTIONS: Mapping[str, Any] = {"freezing": True}
+
+
+class InductorEngine(Engine):
+    """Seconds to minutes a batch size at the first start; `options.cache_dir` makes the next ones short."""
+
+    name = "inductor"
+
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
+        """`precisions`: those that are worth having on the backend's devices. `channels_last`: where they take it."""
+        self.precisions = precisions
+        self._channels_last = channels_last
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """As the contract says; casts and moves `network` in place."""
+        if reason := _refusal(torch.device(device).type):
+            raise EngineRefusedError(reason)
+        with translated_errors(device):
+            network.cast(DTYPES[precision])
+            module = cast(nn.Module, network).to(device)
+            if self._channels_last:
+                module.to(memory_format=torch.channels_last)
+        # Sorted out by `_fingerprint`: the same directory serves every network, device and version.
+        with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
+            directory = options.cache_dir / "inductor" if options.cache_dir else Path(temporary)
+            directory.mkdir(parents=True, exist_ok=True)
+            compiled = {
+                size: _compiled(module, device, (size, *network.input_shape), directory) for size in batch_sizes
+            }
+        return torch_executable(self.name, device, precision, batch_sizes, _Ladder(network.input_shape, compiled))
+
+
+class _Ladder:
+    """A network that is compiled once for each batch size."""
+
+    def __init__(self, input_shape: tuple[int, int, int], compiled: Mapping[int, Any]) -> None:
+        self.input_shape = input_shape
+        self._compiled = compiled
+
+    def cast(self, dtype: torch.dtype) -> _Ladder:
+        raise BackendError("what is compiled keeps its precision")
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._compiled[len(pixels)](pixels))
+
+
+def _refusal(device_type: str) -> str:
+    """Why Inductor cannot serve devices of this type; empty when it can."""
+    if device_type not in _DEVICE_TYPES:
+        return f"Inductor generates code for {', '.join(_DEVICE_TYPES)}, not for {device_type}"
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
+        return f"PyTorch {torch.__version__} has no packages of compiled networks: 2.6 is the first that does"
+    # On a device too: its kernels are called from C++.
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except Exception as error:
+        log.debug("no C++ compiler", exc_info=error)
+        return "there is no C++ compiler: install g++, or name one in the environment variable CXX"
+    return ""
+
+
+def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory: Path) -> Any:
+    """The network for one shape, from the directory where it is there. Raises EngineRefusedError."""
+    from torch import _inductor
+
+    example = torch.zeros(shape, dtype=torch.uint8, device=device)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, (example,))
+    except Exception as error:  # Whatever a network's Python does to the tracer.
+        raise EngineRefusedError(f"PyTorch cannot export the network: {first_line(error)}") from error
+    package = directory / f"{_fingerprint(program, device, shape)}.pt2"
+    if package.is_file():
+        try:
+            return _inductor.aoti_load_package(str(package))
+        except Exception as error:
+            log.warning("%s cannot be used and is compiled again: %s", package, first_line(error))
+    try:
+        _compile(program, package)
+        return _inductor.aoti_load_package(str(package))
+    except Exception as error:
+        raise EngineRefusedError(f"Inductor cannot compile the network: {first_line(error)}") from error
+
+
+def _compile(program: Any, package: Path) -> None:
+    """Write the compiled program to `package`, which appears complete or not at all."""
+    from torch import _inductor
+    from torch._inductor.utils import fresh_inductor_cache
+
+    log.info("compiling %s", package.name)
+    # Inductor's intermediate files are as large as the weights and serve nobody once the package is written.
+    # It reads its directory from the environment whenever it writes, and this sets and restores that.
+    with tempfile.TemporaryDirectory(prefix="compiling-", dir=package.parent) as directory:
+        finished = Path(directory) / "finished.pt2"
+        with torch.no_grad(), fresh_inductor_cache(dir=directory):
+            _inductor.aoti_compile_and_package(program, package_path=str(finished), inductor_configs=dict(_OPTIONS))
+        os.replace(finished, package)
+
+
+def _fingerprint(program: Any, device: str, shape: tuple[int, ...]) -> str:
+    """What the compiled program depends on: graph, weights, versions, and the processor it is compiled for.
+
+    And the shape: graphs of two batch sizes may read alike, and what was compiled for one answers wrongly to the other.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    kind = torch.device(device).type
+    chip = torch.backends.cpu.get_cpu_capability()
+    if kind != "cpu":
+        chip += f" {torch.get_device_module(kind).get_device_properties(torch.device(device))}"
+    facts = (torch.__version__, sorted(_OPTIONS.items()), device, shape, chip, torch.get_num_threads(), program.graph)
+    digest.update(repr([str(fact) for fact in facts]).encode())
+    for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
+        digest.update(name.encode())
+        if isinstance(tensor, Tensor):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
+            host = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(host.numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,153 @@
+"""ONNX Runtime, on the CPU or through an accelerator's execution provider.
+
+Owns: export to ONNX and the choice of the provider. Must not know vendors, models or images.
+
+One session with a free batch dimension serves every batch size: a session a size would hold the weights as often.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import warnings
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine, first_line
+
+# What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
+_PROVIDERS = {
+    "cpu": ("OpenVINOExecutionProvider", "CPUExecutionProvider"),
+    "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
+    "npu": ("CANNExecutionProvider",),
+}
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+_OPSET = 18  # The oldest that both exporters write without converting.
+
+
+class OnnxRuntimeEngine(Engine):
+    """`threads`: how many cores a session may use where it computes on the CPU."""
+
+    name = "onnxruntime"
+
+    def __init__(self, threads: int, precisions: tuple[str, ...] = ("fp32",)) -> None:
+        """`precisions`: fp16 only pays with an accelerator's provider; the CPU's has no half-precision convolutions."""
+        self.precisions = precisions
+        self._threads = threads
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """As the contract says; casts `network` in place."""
+        runtime = _runtime()
+        provider = _provider(runtime, torch.device(device).type)
+        network.cast(DTYPES[precision])
+        exported = _exported(network, batch_sizes[-1])
+        settings = runtime.SessionOptions()
+        settings.intra_op_num_threads = self._threads
+        settings.inter_op_num_threads = 1
+        # Waiting threads would hold the cores on which pictures are decoded and answers written.
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        settings.log_severity_level = 3
+        choice: Any = provider
+        if not provider.startswith(("CPU", "OpenVINO")):
+            choice = (provider, {"device_id": str(torch.device(device).index or 0)})
+        try:
+            session = runtime.InferenceSession(exported, settings, providers=[choice])
+        except Exception as error:  # Its own classes derive from nothing but Exception.
+            raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
+        if provider not in session.get_providers():
+            raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
+        if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
+            raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
+        return _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
+
+
+class _OnnxRuntimeExecutable(CheckedExecutable):
+    def __init__(
+        self,
+        engine: str,
+        device: str,
+        precision: str,
+        batch_sizes: tuple[int, ...],
+        network: Network,
+        *,
+        session: Any,
+    ) -> None:
+        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+        self._session = session
+        self._input = session.get_inputs()[0].name
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        try:
+            return tuple(self._session.run(None, {self._input: pixels}))
+        except Exception as error:
+            # What `translated_errors` reads; the text says what kind it is.
+            raise RuntimeError(str(error)) from error
+
+    def _release(self) -> None:
+        self._session = None
+
+
+def _runtime() -> Any:
+    try:
+        for package in _PACKAGES:
+            importlib.import_module(package)
+    except ImportError as error:
+        raise EngineRefusedError(
+            "ONNX Runtime is not installed with its exporter: pip install 'anychip[onnx]'"
+        ) from error
+    runtime = importlib.import_module("onnxruntime")
+    runtime.disable_telemetry_events()  # Microsoft's builds for Windows report to Microsoft.
+    return runtime
+
+
+def _provider(runtime: Any, device_type: str) -> str:
+    present = runtime.get_available_providers()
+    for provider in _PROVIDERS.get(device_type, ()):
+        if provider in present:
+            return provider
+    raise EngineRefusedError(f"ONNX Runtime has no provider for {device_type} here: it has {', '.join(present)}")
+
+
+def _exported(network: Network, size: int) -> bytes:
+    """The network as an ONNX file, by the newer exporter where it can, else traced. Raises EngineRefusedError."""
+    # Of at least two: a size of one would be taken for a dimension that never changes.
+    example = (torch.zeros((max(size, 2), *network.input_shape), dtype=torch.uint8),)
+    module = cast(nn.Module, network)
+    reasons = []
+    for export in (_by_export, _by_tracing):
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Both exporters warn of their own parts that PyTorch deprecates.
+                return export(module, example)
+        except Exception as error:
+            reasons.append(first_line(error))
+    raise EngineRefusedError(f"PyTorch cannot export the network to ONNX: {'; '.join(reasons)}")
+
+
+def _by_export(module: nn.Module, example: tuple[Any, ...]) -> bytes:
+    batch = torch.export.Dim("batch", min=1)
+    program = torch.onnx.export(
+        module, example, dynamo=True, dynamic_shapes=({0: batch},), opset_version=_OPSET, verbose=False
+    )
+    if program is None:
+        raise RuntimeError("the exporter gave no program")
+    return bytes(program.model_proto.SerializeToString())
+
+
+def _by_tracing(module: nn.Module, example: tuple[Any, ...]) -> bytes:
+    file = io.BytesIO()
+    torch.onnx.export(
+        module,
+        example,
+        file,  # type: ignore[arg-type, unused-ignore]  # Older PyTorch says so, the newest only takes it.
+        dynamo=False,
+        input_names=["pixels"],
+        dynamic_axes={"pixels": {0: "batch"}},
+        opset_version=17,
+    )
+    return file.getvalue()

@@ -1,0 +1,83 @@
+"""TorchScript, for stacks on which nothing newer compiles: traced once, frozen.
+
+Owns: tracing, and the warnings of an interface that PyTorch means to give up. Must not know vendors, models or images.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
+from backends.engines.eager import torch_executable
+from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
+
+_NEEDED = ("trace", "freeze")
+_RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the next run.
+
+
+class TorchScriptEngine(Engine):
+    """One graph for all batch sizes."""
+
+    name = "torchscript"
+
+    def __init__(self, precisions: tuple[str, ...]) -> None:
+        """`precisions`: those that are worth having on the backend's devices."""
+        self.precisions = precisions
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """As the contract says; casts and moves `network` in place."""
+        if not all(hasattr(getattr(torch, "jit", None), name) for name in _NEEDED):
+            raise EngineRefusedError(f"PyTorch {torch.__version__} has no TorchScript any more")
+        with translated_errors(device):
+            network.cast(DTYPES[precision])
+            module = cast(nn.Module, network).to(device).eval()
+            # Frozen graphs were faster contiguous on the CPU: docs/performance.md, "The other engines".
+            on_cpu = torch.device(device).type == "cpu"
+            module.to(memory_format=torch.contiguous_format if on_cpu else torch.channels_last)
+        # Of the largest size: a size of one might be taken for a dimension that never changes.
+        examples = {size: torch.zeros((size, *network.input_shape), dtype=torch.uint8) for size in batch_sizes}
+        try:
+            graph = _traced(module, examples[batch_sizes[-1]].to(device))
+            with torch.inference_mode():
+                for size, example in examples.items():
+                    answers = [graph(example.to(device)) for _ in range(_RUNS_TO_SETTLE)][-1]
+                    if any(len(answer) != size for answer in answers):
+                        raise EngineRefusedError("the network is written for one batch size, and tracing fixed it")
+        except BackendError:
+            raise
+        except Exception as error:  # Whatever a network's Python does to the tracer.
+            raise EngineRefusedError(f"TorchScript cannot trace the network: {first_line(error)}") from error
+        return torch_executable(self.name, device, precision, batch_sizes, _Traced(network.input_shape, graph))
+
+
+class _Traced:
+    """The frozen graph, which holds the weights as constants."""
+
+    def __init__(self, input_shape: tuple[int, int, int], graph: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        self.input_shape = input_shape
+        self._graph = graph
+
+    def cast(self, dtype: torch.dtype) -> _Traced:
+        raise BackendError("what is traced keeps its precision")
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        return self._graph(pixels)
+
+
+def _traced(module: nn.Module, example: Tensor) -> Any:
+    with torch.no_grad(), warnings.catch_warnings():
+        # All of torch.jit is deprecated, of one category first and of another since; the tracer also warns of what it
+        # takes for constants, which the check of every batch size and the gate judge by the answers.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", getattr(torch.jit, "TracerWarning", DeprecationWarning))
+        trace: Callable[..., Any] = torch.jit.trace  # Some PyTorch's types know it, others do not.
+        # Without optimize_for_inference: on the CPU it made YOLOv8n take three times as long.
+        return torch.jit.freeze(trace(module, (example,), check_trace=False))
