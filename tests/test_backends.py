@@ -377,7 +377,7 @@ def test_openvino_reports_nothing_to_anybody(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", (*CpuBackend.facts.engines, *CpuBackend.facts.by_name))
+@pytest.mark.parametrize("engine", [*CpuBackend.facts.engines, *CpuBackend.facts.by_name])
 def test_one_thread_means_one_thread(engine: str) -> None:
     _skip_without_packages(engine)
     executable = CpuBackend(threads=1).load(classifier(), DEVICE, engine, "fp32", (8,))
