@@ -46,7 +46,7 @@ class InductorEngine(Engine):
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """As the contract says; casts and moves `network` in place."""
-        if reason := _refusal(torch.device(device).type):
+        if reason := _refusal(device.partition(":")[0]):
             raise EngineRefusedError(reason)
         with translated_errors(device):
             network.cast(DTYPES[precision])

@@ -136,7 +136,11 @@ def _by_export(module: nn.Module, example: tuple[Any, ...]) -> bytes:
     )
     if program is None:
         raise RuntimeError("the exporter gave no program")
-    return bytes(program.model_proto.SerializeToString())
+    exported = bytes(program.model_proto.SerializeToString())
+    # The exporter's own values live on after it (torch 2.14), and with them the weights.
+    for value in program.model.graph.initializers.values():
+        value.const_value = None
+    return exported
 
 
 def _by_tracing(module: nn.Module, example: tuple[Any, ...]) -> bytes:

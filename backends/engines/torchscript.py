@@ -1,6 +1,9 @@
-"""TorchScript, for stacks on which nothing newer compiles: traced once, frozen.
+"""TorchScript, for stacks on which nothing newer compiles: traced once.
 
 Owns: tracing, and the warnings of an interface that PyTorch means to give up. Must not know vendors, models or images.
+
+Not frozen: the constants of a frozen graph outlive it (torch 2.14: twelve loads of 36 MB kept 413 MB). Nor treated with
+optimize_for_inference, which freezes, and made YOLOv8n take three times as long on the CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from backends.backend import BackendError, CompileOptions, EngineRefusedError, E
 from backends.engines.eager import torch_executable
 from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
 
-_NEEDED = ("trace", "freeze")
 _RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the next run.
 
 
@@ -33,12 +35,12 @@ class TorchScriptEngine(Engine):
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """As the contract says; casts and moves `network` in place."""
-        if not all(hasattr(getattr(torch, "jit", None), name) for name in _NEEDED):
+        if not hasattr(getattr(torch, "jit", None), "trace"):
             raise EngineRefusedError(f"PyTorch {torch.__version__} has no TorchScript any more")
         with translated_errors(device):
             network.cast(DTYPES[precision])
             module = cast(nn.Module, network).to(device).eval()
-            # Frozen graphs were faster contiguous on the CPU: docs/performance.md, "The other engines".
+            # Graphs were faster contiguous on the CPU: docs/performance.md, "The other engines".
             on_cpu = torch.device(device).type == "cpu"
             module.to(memory_format=torch.contiguous_format if on_cpu else torch.channels_last)
         # Of the largest size: a size of one might be taken for a dimension that never changes.
@@ -58,7 +60,7 @@ class TorchScriptEngine(Engine):
 
 
 class _Traced:
-    """The frozen graph, which holds the weights as constants."""
+    """The graph, which holds the weights."""
 
     def __init__(self, input_shape: tuple[int, int, int], graph: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
         self.input_shape = input_shape
@@ -79,5 +81,4 @@ def _traced(module: nn.Module, example: Tensor) -> Any:
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", getattr(torch.jit, "TracerWarning", DeprecationWarning))
         trace: Callable[..., Any] = torch.jit.trace  # Some PyTorch's types know it, others do not.
-        # Without optimize_for_inference: on the CPU it made YOLOv8n take three times as long.
-        return torch.jit.freeze(trace(module, (example,), check_trace=False))
+        return trace(module, (example,), check_trace=False)
