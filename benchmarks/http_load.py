@@ -23,6 +23,8 @@ import torch
 
 from app import images
 from app.config import Settings
+from app.gate import compile_options
+from app.probes import Calibration
 from app.service import decode_into
 from backends import choose
 from backends.host import core_count
@@ -160,7 +162,18 @@ class Ceiling:
         self._batch = settings.ladder[-1]
         self._threads = settings.decode_threads or core_count()
         self._executable = choice.backend.load(
-            model.network(), choice.devices[0], settings.engine, settings.precision, settings.ladder
+            model.network(),
+            choice.devices[0],
+            settings.engine,
+            settings.precision,
+            settings.ladder,
+            # What it quantises is kept where the service finds it: both run the same network.
+            options=compile_options(
+                model,
+                None,
+                Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
+                settings.cache_dir.expanduser(),
+            ),
         )
         torch.set_num_threads(1)
         self.engine, self.precision = self._executable.engine, self._executable.precision
