@@ -1,9 +1,11 @@
 """CPU engines side by side: images a second and latency over batch sizes, and what they cost in memory.
 
     python -m benchmarks.cpu_engines --models resnet50 yolov8n --sizes 1 8
+    python -m benchmarks.cpu_engines --sizes 8 --engines inductor onnxruntime eager torchscript
 
 Owns: docs/performance.md, "CPU engines, measured". Weights are random: speed does not depend on them. Variants run
-turn and turn about, so that a disturbance hits all of them; compare within one run only.
+turn and turn about, so that a disturbance hits all of them; compare within one run only. Ratios are to PyTorch as a
+plain script runs it: eager, float32, contiguous.
 """
 
 from __future__ import annotations
@@ -18,51 +20,59 @@ from statistics import median
 
 import numpy as np
 import psutil
+import torch
 
 from backends import EngineRefusedError, Executable
 from backends.backend import Pixels
 from backends.cpu import CpuBackend
+from backends.engines import EagerEngine, compile_first
 from models import open_model, parse_spec
 
 DEVICE = "cpu:0"
+PLAIN = "eager fp32 contiguous"
 
 
 def main() -> None:
     """Print one table a model, then what two models cost each other."""
+    facts = CpuBackend.facts
     parser = argparse.ArgumentParser(description="CPU engines side by side", epilog="--models resnet50 --sizes 1 8")
     parser.add_argument("--models", nargs="+", default=["resnet50", "yolov8n"])
+    parser.add_argument("--engines", nargs="+", default=[*facts.engines, *facts.by_name])
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--alone", action="store_true", help="do not measure what two models cost each other")
     parsed = parser.parse_args()
     backend = CpuBackend(parsed.threads)
     (device,) = backend.devices()
     print(f"{device.name}, {device.details}")
     for name in parsed.models:
-        compare(backend, name, tuple(parsed.sizes), parsed.rounds)
-    if len(parsed.models) > 1:
+        compare(backend, name, parsed.engines, tuple(parsed.sizes), parsed.rounds)
+    if len(parsed.models) > 1 and not parsed.alone:
         in_turn(backend, parsed.models[:2], max(parsed.sizes), parsed.rounds)
 
 
-def compare(backend: CpuBackend, name: str, sizes: tuple[int, ...], rounds: int) -> None:
+def compare(backend: CpuBackend, name: str, engines: list[str], sizes: tuple[int, ...], rounds: int) -> None:
     """Every engine and precision over the batch sizes."""
-    executables: dict[str, Executable] = {}
+    executables: dict[str, Executable] = {PLAIN: plain(name, sizes)}
     shape = open_model(parse_spec(f"{name}:random"), Path()).input_shape
-    print(f"\n{name}: images a second at the median (latency of the batch in ms)")
-    for engine, precision in itertools.product(backend.facts.engines, reversed(backend.facts.precisions)):
-        before = resident(backend)
+    print(f"\n{name}: times as fast as {PLAIN}, images a second at the median (latency of the batch in ms)")
+    for engine, precision in itertools.product(engines, reversed(backend.facts.precisions)):
+        before, started_s = resident(backend), time.perf_counter()
         try:
             executable = load(backend, name, engine, precision, sizes)
         except EngineRefusedError as error:
             print(f"  {engine} {precision}: {error}")
             continue
         executables[f"{engine} {precision}"] = executable
-        print(f"  {engine} {precision} holds {(resident(backend) - before) / 2**20:.0f} MiB")
+        ready_s = time.perf_counter() - started_s
+        print(f"  {engine} {precision}: ready in {ready_s:.0f} s, holds {(resident(backend) - before) / 2**20:.0f} MiB")
     for size in sizes:
         pixels = random_pixels(size, shape)
         times = measure({label: partial(executable.run, pixels) for label, executable in executables.items()}, rounds)
-        cells = (f"{label} {size / seconds:6.1f} ({seconds * 1e3:6.1f})" for label, seconds in times.items())
-        print(f"  batch {size:2}: " + "   ".join(cells), flush=True)
+        for label, seconds in times.items():
+            ratio = times[PLAIN] / seconds
+            print(f"  batch {size:2}: {ratio:5.2f} {label:24} {size / seconds:6.1f} ({seconds * 1e3:6.1f})", flush=True)
     for executable in executables.values():
         executable.close()
 
@@ -79,6 +89,14 @@ def in_turn(backend: CpuBackend, names: list[str], size: int, rounds: int) -> No
     times = measure({**runs, "both": lambda: [run() for run in runs.values()]}, rounds)
     ratio = times["both"] / sum(times[name] for name in names)
     print(f"batches of {size} in turn take {ratio:.2f} times what they take after one of their own")
+
+
+def plain(name: str, sizes: tuple[int, ...]) -> Executable:
+    """PyTorch as a plain script runs it."""
+    network = open_model(parse_spec(f"{name}:random"), Path()).network()
+    network.to(memory_format=torch.contiguous_format)
+    engine = EagerEngine(("fp32",), channels_last=False)
+    return compile_first([engine], network, DEVICE, ("fp32",), sizes)
 
 
 def load(backend: CpuBackend, name: str, engine: str, precision: str, sizes: tuple[int, ...]) -> Executable:
