@@ -18,12 +18,13 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor, nn
 
-from backends import CompileOptions, EngineRefusedError
+from backends import BACKENDS, CompileOptions, EngineRefusedError
 from backends.cpu import CpuBackend
-from backends.cuda import CudaBackend
-from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, TorchScriptEngine, compile_first
+from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, compile_first
 from backends.engines import inductor as inductor_file
 from backends.engines import onnxruntime as onnxruntime_file
+from backends.torch_device import _ENGINES as ENGINES
+from backends.torch_device import TorchBackend
 
 DEVICE = "cpu:0"
 with_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
@@ -91,9 +92,13 @@ class TestByName:
         message = refusal("warp")
         assert all(name in message for name in (*CpuBackend.facts.engines, *CpuBackend.facts.by_name))
 
-    def test_every_engine_of_nvidia_can_be_constructed_by_name(self) -> None:
-        known = {each.name for each in (EagerEngine, InductorEngine, OnnxRuntimeEngine, TorchScriptEngine)}
-        assert {*CudaBackend.facts.engines, *CudaBackend.facts.by_name} <= known
+    def test_every_engine_of_a_device_can_be_constructed_by_name(self) -> None:
+        for backend in BACKENDS:
+            if isinstance(backend, TorchBackend):
+                for name in (*backend.facts.engines, *backend.facts.by_name):
+                    made = ENGINES[name](backend.facts.precisions, True)
+                    assert made.name == name
+                    assert made.precisions
 
     def test_why_an_engine_refused_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
