@@ -186,7 +186,7 @@ def _checked(backend: Backend, device_id: str) -> Row:
     right = (pixels.astype(np.int64) * np.arange(48).reshape(4, 4, 3)).sum(axis=(1, 2, 3))
     try:
         device = next(device for device in backend.devices() if device.id == device_id)
-        executable = backend.load(_WeightedSum(), device_id, "auto", "fp32", (2,))
+        executable = backend.load(_WeightedSum(), device_id, "eager", "fp32", (2,))  # Compiling proves no more here.
         (got,) = executable.run(pixels)
         executable.close()
     except BackendError as error:
@@ -194,4 +194,4 @@ def _checked(backend: Backend, device_id: str) -> Row:
     if not np.array_equal(got, right):
         return Row(device_id, False, f"It computed {got.tolist()} where {right.tolist()} is right.")
     gib = device.memory_bytes / 2**30
-    return Row(device_id, True, f"{device.name}, {gib:.1f} GiB, {executable.engine}, {device.auto_precision}")
+    return Row(device_id, True, f"{device.name}, {gib:.1f} GiB, {device.auto_precision}")

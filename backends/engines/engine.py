@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -196,7 +197,7 @@ def compile_first(
                 continue
             # An engine may cast and move what it is given, and the next one wants it as it was.
             last = engine is able[-1] and precision == precisions[-1]
-            given = network if last else copy.deepcopy(network)
+            given = network if last else _copied(network)
             try:
                 executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
                 executable.refusals, executable.staged = refusals, staged
@@ -213,6 +214,14 @@ def compile_first(
             log.warning("no engine answers rightly in %s on %s: %s", precision, device, refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
+
+
+def _copied(network: Network) -> Network:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # torch_npu 2.13 copies tensors through what PyTorch deprecates, and warns of it.
+        return copy.deepcopy(network)
 
 
 def _ready(
