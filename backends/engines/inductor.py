@@ -2,9 +2,9 @@
 
 Owns: export, compilation, and the compiled packages in the cache directory. Must not know vendors, models or images.
 
-Ahead of time (AOTInductor) and not `torch.compile`, whose graphs hang on code that all networks of a class share, that
-gives up after eight shapes, and whose constants stay in the process for ever. A package goes when its executable does,
-and the next start loads it instead of compiling it.
+Ahead of time (AOTInductor) and not `torch.compile`: as fast, but its graphs hang on code that all networks of a
+class share and that gives up after eight shapes (`recompile_limit`), and its modules with their constants stay in the
+process (`PyCodeCache.modules`). A package goes when its executable does, and the next start loads it.
 """
 
 from __future__ import annotations
