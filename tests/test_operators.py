@@ -236,8 +236,8 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
 def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
     load = CpuBackend.load
 
-    def lacking(*args):
-        executable = load(*args)
+    def lacking(*args, **options):
+        executable = load(*args, **options)
         executable.operators = {"aten::sin": "cpu", "aten::silu": "replaced", "aten::roll": "vendor-cpu"}
         return executable
 
