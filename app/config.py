@@ -139,6 +139,9 @@ class Settings(BaseSettings):
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
     )
+    triton_metrics: bool = Field(
+        False, description="Whether /metrics has Triton's names (nv_inference_*) too, for dashboards made for it"
+    )
     log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
 
     @classmethod
