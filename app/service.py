@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from app.metrics import Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
 from app.workers import WorkerStartError
 from backends import Choice, choose, host, null, simulated
-from models import Model, ModelError, Options, Placement, open_model, parse_spec
+from models import Model, ModelError, Options, PixelModel, Placement, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")
 
@@ -203,32 +203,54 @@ class Service:
 
         Raises ServiceError; cancelled, it gives up its places at once.
         """
-        now_s = time.monotonic()
+        if not isinstance(served.model, PixelModel):
+            raise ServiceError(
+                "INVALID_REQUEST",
+                f"{served.model.name} takes tensors, not images: POST /v2/models/{served.model.name}/infer",
+            )
         count = len(bodies)
-        if now_s >= request.deadline_s:
-            served.metrics.expired["upload"].inc(count)
-            raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the images had arrived")
-        scheduler = self.dispatcher.scheduler
-        try:
-            places = scheduler.reserve(served.model.name, count, request.deadline_s, request.priority, now_s)
-        except (QueueFullError, DeadlineUnreachableError) as error:
-            self._refuse(served, error, count)
-        served.images += count
+        places = self.reserve(served, count, request)
         try:
             if count == 1:
                 results = [await self._image(served, bodies[0], request, places, 0)]
             else:
-                results = await _all_or_nothing(
+                results = await all_or_nothing(
                     [self._image(served, body, request, places, number) for number, body in enumerate(bodies)]
                 )
         finally:
-            served.images -= count
-            if self._drained is not None:
-                self._drained.set()
-            scheduler.release(places)
+            self.settle(served, places)
         if count == 1:
             return results[0]
         return replace(results[-1], predictions=[prediction for each in results for prediction in each.predictions])
+
+    def reserve(self, served: ServedModel, count: int, request: Request) -> Places:
+        """Room in the queue for the `count` images or items of a request; `settle` must follow.
+
+        Raises DEADLINE_EXCEEDED, QUEUE_FULL, DEADLINE_UNREACHABLE.
+        """
+        now_s = time.monotonic()
+        if now_s >= request.deadline_s:
+            served.metrics.expired["upload"].inc(count)
+            raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
+        try:
+            places = self.dispatcher.scheduler.reserve(
+                served.model.name, count, request.deadline_s, request.priority, now_s
+            )
+        except (QueueFullError, DeadlineUnreachableError) as error:
+            self._refuse(served, error, count)
+        served.images += count
+        return places
+
+    def settle(self, served: ServedModel, places: Places) -> None:
+        """The request of these places has ended, however it did."""
+        served.images -= places.images
+        if self._drained is not None:
+            self._drained.set()
+        self.dispatcher.scheduler.release(places)
+
+    async def offload(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function` returns, run in a thread: for what would hold up the event loop."""
+        return await self._decode_pool.run(function, *arguments)
 
     def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:
         retry_after_s = self.dispatcher.retry_after_s(served.model.name)
@@ -259,7 +281,7 @@ class Service:
             stage = "postprocess"
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
-            model: Model = worker.plan.load.models[served.index]
+            model: PixelModel = worker.plan.load.models[served.index]
             if outcome.result is None:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")
@@ -315,13 +337,13 @@ class Service:
         return slot, placement
 
 
-def decode_into(model: Model, body: Encoded, header: images.Header, target: torch.Tensor) -> Placement:
+def decode_into(model: PixelModel, body: Encoded, header: images.Header, target: torch.Tensor) -> Placement:
     """Decode one image and place it in `target`, uint8 `model.input_shape`. Raises InvalidImageError."""
     size = model.decode_size(header.width, header.height)
     return model.preprocess(images.decode(body, header, size), target, header.width, header.height)
 
 
-async def _all_or_nothing(answers: Sequence[Any]) -> list[Any]:
+async def all_or_nothing(answers: Sequence[Any]) -> list[Any]:
     """Gather; the first failure cancels the rest and waits for them, so that nothing is left under way."""
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:

@@ -8,6 +8,7 @@ from models.model import (
     Model,
     ModelError,
     Options,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -15,19 +16,27 @@ from models.model import (
     WeightsError,
     WeightsNotFoundError,
 )
+from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
 
 __all__ = [
     "ARCHITECTURES",
+    "DATATYPES",
+    "InputError",
     "Model",
     "ModelError",
     "ModelSpec",
     "Options",
+    "PixelModel",
     "PixelNetwork",
     "Placement",
     "Task",
+    "TensorModel",
+    "TensorOptions",
+    "TensorSpec",
     "UnknownModelError",
     "WeightsError",
     "WeightsNotFoundError",
+    "datatype_of",
     "open_model",
     "parse_spec",
 ]

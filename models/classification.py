@@ -26,8 +26,8 @@ from torchvision import models as torchvision_models
 
 from models.model import (
     Array,
-    Model,
     Options,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -90,7 +90,7 @@ class ClassificationNetwork(PixelNetwork):
 
 
 @dataclass(frozen=True)
-class Classifier(Model):
+class Classifier(PixelModel):
     """A torchvision classifier with the preprocessing of its published weights.
 
     The shorter side of a picture is resized to `resize_size` with `interpolation` (`bilinear` or `bicubic`), then

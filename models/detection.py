@@ -26,8 +26,8 @@ from torchvision.ops import nms
 from models.coco import COCO_CLASSES
 from models.model import (
     Array,
-    Model,
     Options,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -99,7 +99,7 @@ class DetectionNetwork(PixelNetwork):
 
 
 @dataclass(frozen=True)
-class Detector(Model):
+class Detector(PixelModel):
     """A YOLOv8 detector. `input_shape` must be a multiple of 32 in height and width."""
 
     input_shape: tuple[int, int, int] = INPUT_SHAPE
