@@ -28,13 +28,13 @@ from app.config import Settings, split
 from app.errors import ServiceError
 from app.handover import Handovers
 from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
-from app.probes import Calibration, probes
+from app.probes import calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
 from app.statistics import Statistics
 from app.workers import Events, Plan, Replica, WorkerProcess
 from backends import Choice
-from models import Model, Options
+from models import Model, Options, TensorOptions
 
 log = logging.getLogger("anychip.dispatcher")
 
@@ -56,7 +56,7 @@ class _Waiting:
     """An item's payload: where its pixels are, and who waits for them."""
 
     slot: int
-    options: Options
+    options: Options | TensorOptions
     future: asyncio.Future[Outcome]
 
 
@@ -116,7 +116,7 @@ class Dispatcher:
         gated = self._choice.backend.facts.computes
         tried = tuple(probes(model) for model in models) if gated else ()
         quantised = settings.precision == "int8"
-        calibrations = tuple(Calibration(model, settings.calibrate) for model in models) if quantised else ()
+        calibrations = tuple(calibration(model, settings.calibrate) for model in models) if quantised else ()
         for device in self._devices:
             load = Load(
                 models=models,
@@ -178,8 +178,8 @@ class Dispatcher:
         """Seconds until the queue has drained at the rate the workers show, at least one."""
         return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
 
-    def submit(self, places: Places, slot: int, options: Options, position: int) -> Item:
-        """Queue a decoded image; `outcome` must be awaited, it gives the slot back."""
+    def submit(self, places: Places, slot: int, options: Options | TensorOptions, position: int) -> Item:
+        """Queue an item whose slot is filled; `outcome` must be awaited, it gives the slot back."""
         waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future())
         item = self.scheduler.enqueue(places, waiting, time.monotonic(), position)
         self._dispatch()

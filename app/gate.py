@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from backends import DEFAULTS, CompileOptions, Executable, WrongAnswersError
-from models import Model, Options
+from models import Model, Options, PixelModel, TensorModel
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,15 @@ LIMITS: dict[str, dict[str, dict[str, float]]] = {
         "bf16": {"class": 0.02, "score": 0.1, "box": 0.6, "scale": 0.02, "missed": 0.05},
         "int8": {"class": 0.05, "score": 0.3, "box": 2.0, "scale": 0.04, "missed": 0.1},
     },
+    "infer": {
+        "fp32": {"cosine": 1e-5, "error": 0.01, "scale": 0.002, "different": 0.001},
+        "fp16": {"cosine": 1e-3, "error": 0.05, "scale": 0.005, "different": 0.01},
+        "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
+    },
 }
 _ANCHORS = 100  # Of each picture, those with the highest scores: the others answer nothing.
 _BLOCK = 1 << 20
+_LEAST_SPREAD = 0.01  # Of an output's size.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
 
 
@@ -61,8 +67,8 @@ class Gate:
         limits = LIMITS[self._model.task][executable.precision]
         worst = dict.fromkeys(limits, 0.0)
         for size in executable.batch_sizes:
-            outputs = self._outputs(executable, size)
-            if not all(np.isfinite(output).all() for output in outputs):
+            outputs = self._outputs(executable.run, size)
+            if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
             measured = measures(self._model, self._expected(), outputs)
             for name, limit in limits.items():
@@ -77,17 +83,23 @@ class Gate:
     def _expected(self) -> tuple[Array, ...]:
         if not self._reference:
             network = self._model.network()
+
+            def run(items: Pixels) -> tuple[Array, ...]:
+                return tuple(output.numpy() for output in network(torch.from_numpy(items)))
+
+            # Of tensors item by item: what is taken for a batch may be no such thing in the network.
+            tensors = isinstance(self._model, TensorModel)
             with torch.inference_mode():
-                self._reference = tuple(output.numpy() for output in network(torch.from_numpy(self._probes)))
+                self._reference = self._outputs(run, self._model.batch_sizes((1,))[0] if tensors else len(self._probes))
         return self._reference
 
-    def _outputs(self, executable: Executable, size: int) -> tuple[Array, ...]:
-        """The executable's answers to all probes, `size` at a time; the last batch is filled up from the beginning."""
+    def _outputs(self, run: Callable[[Pixels], tuple[Array, ...]], size: int) -> tuple[Array, ...]:
+        """The answers to all probes, `size` at a time; the last batch is filled up from the beginning."""
         parts: list[tuple[Array, ...]] = []
         count = len(self._probes)
         for first in range(0, count, size):
             rows = np.arange(first, first + size) % count
-            outputs = executable.run(np.ascontiguousarray(self._probes[rows]))
+            outputs = run(np.ascontiguousarray(self._probes[rows]))
             parts.append(tuple(output[: count - first].copy() for output in outputs))
         return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
@@ -118,17 +130,20 @@ def _key(model: Model) -> str:
     with open(model.weights_file, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
-    return f"{model.architecture}-{len(model.labels)}-{digest.hexdigest()}"
+    shape = "x".join(map(str, model.input_shape)) if isinstance(model, TensorModel) else len(model.labels)
+    return f"{model.architecture}-{shape}-{digest.hexdigest()}"
 
 
 def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
     """Errors of outputs [n, ...] against those expected of the same pictures; every one of them, limited or not."""
     if [output.shape for output in outputs] != [output.shape for output in expected]:
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
-    return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
+    if isinstance(model, PixelModel):
+        return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
+    return _tensors(expected, outputs)
 
 
-def _classification(_: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+def _classification(_: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
     """`top1`: pictures whose class is another, of those where the network is sure; `cosine`: 1 - the cosine of the
     logits without their mean, which the softmax does not see; `logit`: the largest error, in standard deviations of the
     picture's logits; `scale`: how much all logits are too large or too small.
@@ -148,7 +163,7 @@ def _classification(_: Model, expected: Sequence[Array], outputs: Sequence[Array
     }
 
 
-def _detection(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+def _detection(model: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
     """On the anchors with the highest scores. `class`: anchors whose class is another, by the share of their score;
     `score`: the largest error of a score; `box`: the largest of a box's side, in strides of its anchor, of anchors that
     would be answered; `scale`: how much all distances are too large or too small; `missed`: detections that the network
@@ -171,7 +186,36 @@ def _detection(model: Model, expected: Sequence[Array], outputs: Sequence[Array]
     }
 
 
-def _missed(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> float:
+def _tensors(expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+    """The worst output of each measure. `cosine`: 1 - the cosine of an item's numbers; `error`: the largest error, in
+    standard deviations of the output over all probes; `scale`: how much all numbers are too large or too small;
+    `different`: whole numbers that are others; 1 where NaN or infinity are in other places.
+    """
+    worst = {"cosine": 0.0, "error": 0.0, "scale": 0.0, "different": 0.0}
+    for wanted, given in zip(expected, outputs, strict=True):
+        floats = wanted.dtype.kind == "f"
+        errors = _of_floats(wanted, given) if floats else {"different": float((wanted != given).mean())}
+        worst = {name: max(value, errors.get(name, 0.0)) for name, value in worst.items()}
+    return worst
+
+
+def _of_floats(expected: Array, output: Array) -> dict[str, float]:
+    wanted, given = (each.astype(np.float64).reshape(len(each), -1) for each in (expected, output))
+    finite = np.isfinite(wanted) & np.isfinite(given)
+    strange = ~finite & (wanted != given) & ~(np.isnan(wanted) & np.isnan(given))
+    wanted[~finite] = given[~finite] = 0
+    # An output that hardly varies is measured by its size: else its last bits would decide.
+    spread = max(float(wanted.std()), _LEAST_SPREAD * float(np.sqrt((wanted**2).mean())))
+    norms = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
+    return {
+        "cosine": float((1 - _divided((wanted * given).sum(1), norms))[norms > 0].max(initial=0.0)),
+        "error": float(_divided(np.abs(wanted - given).max(), spread)),
+        "scale": _scale(wanted, given) if wanted.any() else 0.0,
+        "different": float(strange.any()),
+    }
+
+
+def _missed(model: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> float:
     """Of detections far enough above the threshold that rounding does not decide; in either direction."""
     missed = sure = 0
     for one, other in ((expected, outputs), (outputs, expected)):
@@ -183,7 +227,7 @@ def _missed(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -
     return missed / max(1, sure)
 
 
-def _detections(model: Model, outputs: Sequence[Array], row: int, options: Options) -> list[tuple[int, Array]]:
+def _detections(model: PixelModel, outputs: Sequence[Array], row: int, options: Options) -> list[tuple[int, Array]]:
     from models import Placement
 
     height, width = model.input_shape[:2]

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app import wire
+from app import inference, wire
 from app.dispatcher import ServedModel
 from app.errors import ServiceError
 from app.parameters import read_options, switch, whole
 from app.service import Encoded, Finish, Frame, Request, Service, Timings
 from app.statistics import VERSION
 from app.wire import BYTES, DATATYPES, bad
-from models import Model, Options, OutputSpec, Placement
+from models import Model, Options, OutputSpec, PixelModel, Placement, TensorModel
 
 Array = npt.NDArray[Any]
 
@@ -114,27 +114,35 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request found good: what the service is asked, and what of its answer is sent."""
+    """A request found good: what the service is asked, pictures or a tensor model's arrays, and what is sent of it."""
 
     request: Request
-    items: Sequence[Encoded | Frame]
     outputs: Sequence[Wanted]
+    pictures: Sequence[Encoded | Frame] = ()
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A model as its metadata shows it."""
+    """A model as its metadata shows it; `batched`: the first dimension of every tensor is the batch."""
 
     platform: str
     inputs: tuple[OutputSpec, ...]
     outputs: tuple[OutputSpec, ...]
+    batched: bool = True
 
 
 def signature(model: Model) -> Signature:
-    """What the model takes (one of its inputs a request) and answers with."""
-    height, width, channels = model.input_shape
-    inputs = (OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, height, width, channels)))
-    return Signature("pytorch_module", inputs, (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
+    """What the model takes (of pictures, one of its inputs a request) and answers with."""
+    if isinstance(model, TensorModel):
+        inputs, outputs = (
+            tuple(OutputSpec(spec.name, spec.datatype, spec.wire_shape(model.batched)) for spec in specs)
+            for specs in (model.inputs, model.results)
+        )
+        return Signature(model.platform, inputs, outputs, model.batched)
+    assert isinstance(model, PixelModel)
+    pictures = (OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, *model.input_shape)))
+    return Signature("pytorch_module", pictures, (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
 
 
 def find(service: Service, name: str, version: str = "") -> ServedModel:
@@ -169,8 +177,19 @@ def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
 
 
 def raw(model: Model, content: wire.Buffer) -> Given:
-    """The input of a request that is nothing but a tensor's content: an encoded picture."""
-    return Given(IMAGE, BYTES, (1,), values=[content])
+    """The input of a request that is nothing but a tensor's content: an encoded picture, or the model's only tensor.
+
+    Raises INVALID_REQUEST where that leaves its shape open.
+    """
+    if not isinstance(model, TensorModel):
+        return Given(IMAGE, BYTES, (1,), values=[content])
+    spec = model.inputs[0]
+    known = [length for length, name in zip(spec.shape, spec.named, strict=True) if not name]
+    if len(model.inputs) > 1 or len(known) + 1 < len(spec.shape):
+        raise bad(f"a raw request needs a model with one input and at most one open dimension; {model.name} has more")
+    rest = len(content) // max(1, wire.size_of(known) * spec.dtype.itemsize)
+    shape = tuple(rest if name else length for length, name in zip(spec.shape, spec.named, strict=True))
+    return Given(spec.name, spec.datatype, (1, *shape) if model.batched else shape, content)
 
 
 def checked_id(given: Any) -> str:
@@ -200,7 +219,6 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
     timeout_us = whole(ask.parameters, "timeout", 0, 0, _LONGEST_TIMEOUT_US)
     level = whole(ask.parameters, "priority", 0, 0, PRIORITIES)
     outputs = _outputs(model, ask.outputs)
-    items = _items(model, ask.inputs, service.settings.max_images)
     request = Request(
         read_options(ask.parameters),
         terms.started_s + (timeout_us / 1e6 or terms.timeout_s),
@@ -208,20 +226,34 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
         terms.timings,
         finish=_finisher({wanted.name for wanted in outputs}),
     )
-    return Work(request, items, outputs)
+    if isinstance(model, PixelModel):
+        return Work(request, outputs, pictures=_pictures(model, ask.inputs, service.settings.max_images))
+    arrays = {given.name: _array(given) for given in ask.inputs}
+    if len(arrays) < len(ask.inputs):
+        raise bad("an input is given twice")
+    return Work(request, outputs, arrays=arrays)
 
 
 async def run(service: Service, served: ServedModel, work: Work) -> Answered:
     """Have it computed. Raises ServiceError; cancelled, it gives its places up."""
-    answer = await service.predict(served, work.items, work.request)
-    results = [_result(wanted, [each[wanted.name] for each in answer.predictions], served) for wanted in work.outputs]
-    return Answered(results, service.made_by(answer))
+    if isinstance(served.model, PixelModel):
+        answer = await service.predict(served, work.pictures, work.request)
+        made = {wanted.name: [each[wanted.name] for each in answer.predictions] for wanted in work.outputs}
+        batches: Mapping[str, Array | list[bytes]] = {
+            name: rows if name == PREDICTIONS else wire.stacked(rows) for name, rows in made.items()
+        }
+        made_by = service.made_by(answer)
+    else:
+        names = [wanted.name for wanted in work.outputs]
+        tensors = await inference.infer(service, served, work.arrays, work.request, names)
+        batches, made_by = tensors.outputs, service.made_by(tensors)
+    return Answered([_result(wanted, batches[wanted.name], served) for wanted in work.outputs], made_by)
 
 
 def _finisher(names: set[str]) -> Finish:
     tensors = bool(names - {PREDICTIONS})
 
-    def finish(model: Model, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+    def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         made: dict[str, Any] = dict(model.tensors(outputs, placement, options)) if tensors else {}
         if PREDICTIONS in names:
             made[PREDICTIONS] = orjson.dumps(model.postprocess(outputs, placement, options))
@@ -243,7 +275,7 @@ def _outputs(model: Model, asked: Sequence[Wanted]) -> Sequence[Wanted]:
     return asked or [Wanted(name) for name in known]
 
 
-def _items(model: Model, inputs: Sequence[Given], most: int) -> Sequence[Encoded | Frame]:
+def _pictures(model: PixelModel, inputs: Sequence[Given], most: int) -> Sequence[Encoded | Frame]:
     """The pictures of a request, from whichever input it uses. Raises INVALID_REQUEST."""
     names = [spec.name for spec in signature(model).inputs]
     if len(inputs) != 1:
@@ -251,12 +283,12 @@ def _items(model: Model, inputs: Sequence[Given], most: int) -> Sequence[Encoded
     [given] = inputs
     if given.name not in names:
         raise bad(f"{model.name} has no input {given.name!r}; it takes {' or '.join(names)}")
-    items = (_pictures if given.name == IMAGE else _frames)(model, given)
-    if not items:
+    found: Sequence[Encoded | Frame] = _encoded(given) if given.name == IMAGE else _frames(model, given)
+    if not found:
         raise bad(f"{given.name} is empty: a batch has at least one image")
-    if len(items) > most:
-        raise bad(f"{len(items)} images are more than the {most} a request may hold")
-    return items
+    if len(found) > most:
+        raise bad(f"{len(found)} images are more than the {most} a request may hold")
+    return found
 
 
 def _expect(given: Given, *datatypes: str) -> None:
@@ -266,7 +298,7 @@ def _expect(given: Given, *datatypes: str) -> None:
     raise bad(f"the input {given.name} must be {' or '.join(datatypes)}, not {given.datatype!r}{known}")
 
 
-def _pictures(_: Model, given: Given) -> Sequence[Encoded]:
+def _encoded(given: Given) -> Sequence[Encoded]:
     _expect(given, BYTES)
     # [n, 1] is how clients write it that put a batch in front of a shape, as Triton's do.
     if len(given.shape) not in (1, 2) or given.shape[1:] not in ((), (1,)):
@@ -283,7 +315,7 @@ def _pictures(_: Model, given: Given) -> Sequence[Encoded]:
     return found
 
 
-def _frames(model: Model, given: Given) -> Sequence[Frame]:
+def _frames(model: PixelModel, given: Given) -> Sequence[Frame]:
     _expect(given, "UINT8")
     resized = switch(given.parameters, "resize")
     height, width, channels = model.input_shape
@@ -296,15 +328,16 @@ def _frames(model: Model, given: Given) -> Sequence[Frame]:
 
 
 def _array(given: Given) -> Array:
+    if given.datatype not in DATATYPES:
+        raise bad(f"the input {given.name} cannot be {given.datatype!r}; there is {', '.join(DATATYPES)}")
     if given.content is None:
         return wire.from_values(given.name, given.datatype, given.shape, given.values)
     return wire.from_bytes(given.name, given.datatype, given.shape, given.content)
 
 
-def _result(wanted: Wanted, rows: list[Any], served: ServedModel) -> Result:
-    if wanted.name == PREDICTIONS:
-        return Result(wanted.name, BYTES, (len(rows),), rows)
-    batch = wire.stacked(rows)
+def _result(wanted: Wanted, batch: Array | list[bytes], served: ServedModel) -> Result:
+    if isinstance(batch, list):
+        return Result(wanted.name, BYTES, (len(batch),), batch)
     if not wanted.classification:
         return Result(wanted.name, wire.datatype_of(batch), batch.shape, batch)
     best = np.argsort(-batch.astype(np.float64), axis=1, kind="stable")[:, : wanted.classification]
@@ -314,4 +347,4 @@ def _result(wanted: Wanted, rows: list[Any], served: ServedModel) -> Result:
         for row, indices in enumerate(best)
         for index in indices.tolist()
     ]
-    return Result(wanted.name, BYTES, (len(rows), best.shape[1]), texts)
+    return Result(wanted.name, BYTES, (len(batch), best.shape[1]), texts)

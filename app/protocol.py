@@ -26,10 +26,10 @@ class Load:
     not to be loaded; model i reads pool i of the arena.
 
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
-    shared libraries to load after the vendor's package. `probes`: each model's pictures for the gate, uint8
+    shared libraries to load after the vendor's package. `probes`: each model's items for the gate, uint8
     [n, *input_shape]; none: there is no gate. `calibrations`: who brings each model's pictures for int8, where that is
-    wanted. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds; Ready says whether that
-    left something out.
+    wanted and the model has pictures. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds;
+    Ready says whether that left something out.
     """
 
     models: tuple[Any, ...]
@@ -41,14 +41,17 @@ class Load:
     plugins: tuple[str, ...] = ()
     operator_libraries: tuple[str, ...] = ()
     probes: tuple[Array, ...] = ()
-    calibrations: tuple[Callable[[], Array], ...] = ()
+    calibrations: tuple[Callable[[], Array] | None, ...] = ()
     cache_dir: Path | None = None
     quick: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a batch: pictures in `slots` of pool `model`, each with its own `models.Options`, padded to `batch_size`."""
+    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
+
+    `options`: `models.Options` of pictures, `models.TensorOptions` of tensors.
+    """
 
     batch_id: int
     model: int

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from app.metrics import Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
 from app.statistics import TritonMetrics
 from backends import Choice, choose, host, null, simulated
-from models import Model, ModelError, Options, Placement
+from models import Model, ModelError, Options, PixelModel, Placement
 
 log = logging.getLogger("anychip.service")
 
@@ -73,10 +73,23 @@ class Answer:
     precision: str
 
 
-Finish = Callable[[Model, Sequence[npt.NDArray[Any]], Placement, Options], Any]
+class Computed(Protocol):
+    """An answer of any kind: by which weights, on what."""
+
+    @property
+    def weights(self) -> str: ...  # noqa: D102
+    @property
+    def device(self) -> str: ...  # noqa: D102
+    @property
+    def engine(self) -> str: ...  # noqa: D102
+    @property
+    def precision(self) -> str: ...  # noqa: D102
 
 
-def prediction(model: Model, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
+Finish = Callable[[PixelModel, Sequence[npt.NDArray[Any]], Placement, Options], Any]
+
+
+def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
     """One entry of "predictions"."""
     return model.postprocess(outputs, placement, options)
 
@@ -155,7 +168,7 @@ class Service:
         finally:
             self._watchers.discard(ended)
 
-    def made_by(self, answer: Answer) -> dict[str, str | bool]:
+    def made_by(self, answer: Computed) -> dict[str, str | bool]:
         """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
         made_by: dict[str, str | bool] = {
             "weights": answer.weights,
@@ -243,6 +256,11 @@ class Service:
 
         Raises ServiceError; cancelled, it gives up its places at once.
         """
+        if not isinstance(served.model, PixelModel):
+            raise ServiceError(
+                "INVALID_REQUEST",
+                f"{served.model.name} takes tensors, not images: POST /v2/models/{served.model.name}/infer",
+            )
         count = len(bodies)
         places = self.reserve(served, count, request)
         try:
@@ -319,7 +337,7 @@ class Service:
             stage = "postprocess"
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
-            model: Model = worker.plan.load.models[served.index]
+            model: PixelModel = worker.plan.load.models[served.index]
             if outcome.result is None:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")
@@ -355,6 +373,8 @@ class Service:
 
     async def _place(self, served: ServedModel, frame: Frame) -> tuple[int, Placement]:
         """Put a decoded picture into a slot. Raises QUEUE_FULL."""
+        model = served.model
+        assert isinstance(model, PixelModel)
         height, width, _ = frame.pixels.shape
         slot = served.slots.take()
         target = self.dispatcher.arena.slot(served.index, slot)
@@ -364,9 +384,9 @@ class Service:
         try:
             # A copy: torch wants memory that may be written to, and a body may not.
             pixels = torch.from_numpy(np.array(frame.pixels))
-            out = torch.from_numpy(target).view(served.model.input_shape)
+            out = torch.from_numpy(target).view(model.input_shape)
             placement = await self._decode_pool.decode(
-                served.model.preprocess, pixels, out, width, height, pixels=width * height
+                model.preprocess, pixels, out, width, height, pixels=width * height
             )
         except images.DecodeQueueFullError as error:
             served.slots.give(slot)
@@ -403,7 +423,7 @@ class Service:
         return slot, placement
 
 
-def decode_into(model: Model, body: Encoded, header: images.Header, target: torch.Tensor) -> Placement:
+def decode_into(model: PixelModel, body: Encoded, header: images.Header, target: torch.Tensor) -> Placement:
     """Decode one image and place it in `target`, uint8 `model.input_shape`. Raises InvalidImageError."""
     size = model.decode_size(header.width, header.height)
     return model.preprocess(images.decode(body, header, size), target, header.width, header.height)

@@ -14,26 +14,28 @@ from app.open_inference import NORMAL_PRIORITY, PIXELS, PRIORITIES
 from app.service import Service
 from app.statistics import VERSION
 from app.wire import BYTES, bad
-from models import OutputSpec
+from models import OutputSpec, PixelModel
 
 
 def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
     """A model's configuration as Triton would have it: shapes without the batch, which comes in front."""
     signature = open_inference.signature(served.model)
     settings = service.settings
+    # Of pictures, one input is all a request has. Those that make up their data (load generators) skip what is
+    # optional, and made-up bytes are no pictures.
+    pictures = isinstance(served.model, PixelModel)
+    skipped = {spec.name for spec in signature.inputs if spec.name != PIXELS} if pictures else set()
     return {
         "name": served.model.name,
         "platform": signature.platform,
         "backend": "anychip",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": settings.max_images,
-        # One input is all a request has. Those that make up their data (load generators) skip what is optional, and
-        # made-up bytes are no pictures.
+        "max_batch_size": settings.max_images if signature.batched else 0,
         "input": [
-            {**_tensor(spec), "optional": True} if spec.name != PIXELS and len(signature.inputs) > 1 else _tensor(spec)
+            {**_tensor(spec, signature.batched), **({"optional": True} if spec.name in skipped else {})}
             for spec in signature.inputs
         ],
-        "output": [_tensor(spec) for spec in signature.outputs],
+        "output": [_tensor(spec, signature.batched) for spec in signature.outputs],
         "dynamic_batching": {
             "preferred_batch_size": list(settings.ladder),
             "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
@@ -49,8 +51,8 @@ def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _tensor(spec: OutputSpec) -> dict[str, Any]:
-    dims = list(spec.shape[1:])
+def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
+    dims = list(spec.shape[1:] if batched else spec.shape)
     tensor: dict[str, Any] = {
         "name": spec.name,
         "data_type": "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}",

@@ -159,8 +159,9 @@ class Worker:
         loaded: dict[int, Loaded] = {}
         staged = False
         for index, model in self._models.items():
+            sizes = model.batch_sizes(load.batch_sizes)
             executable = self._backend.load(
-                model.network(), self._device, load.engine, load.precision, load.batch_sizes,
+                model.network(), self._device, load.engine, load.precision, sizes,
                 options=compile_options(
                     model,
                     load.probes[index] if load.probes else None,
@@ -278,7 +279,7 @@ class Worker:
             return self._failed(run, error)
 
     def _gathered(self, run: Run) -> npt.NDArray[np.uint8]:
-        """The pictures of a batch, one after the other, padded with zeros: a buffer that no batch under way uses."""
+        """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses."""
         model, buffers = self._models[run.model], self._buffers[run.model]
         buffers.append(buffers.pop(0))
         buffer = buffers[-1]
@@ -341,7 +342,7 @@ class Worker:
             shapes = [output.shape for output in outputs]
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
         return [
-            model.reduce(outputs, row, options) if _finite(outputs, row) else None
+            model.reduce(outputs, row, options) if model.may_be_infinite or _finite(outputs, row) else None
             for row, options in enumerate(run.options[first : first + size])
         ]
 

@@ -9,6 +9,7 @@ from models.model import (
     ModelError,
     Options,
     OutputSpec,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -16,20 +17,28 @@ from models.model import (
     WeightsError,
     WeightsNotFoundError,
 )
+from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
 
 __all__ = [
     "ARCHITECTURES",
+    "DATATYPES",
+    "InputError",
     "Model",
     "ModelError",
     "ModelSpec",
     "Options",
     "OutputSpec",
+    "PixelModel",
     "PixelNetwork",
     "Placement",
     "Task",
+    "TensorModel",
+    "TensorOptions",
+    "TensorSpec",
     "UnknownModelError",
     "WeightsError",
     "WeightsNotFoundError",
+    "datatype_of",
     "open_model",
     "parse_spec",
 ]

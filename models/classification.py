@@ -26,9 +26,9 @@ from torchvision import models as torchvision_models
 
 from models.model import (
     Array,
-    Model,
     Options,
     OutputSpec,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -91,7 +91,7 @@ class ClassificationNetwork(PixelNetwork):
 
 
 @dataclass(frozen=True)
-class Classifier(Model):
+class Classifier(PixelModel):
     """A torchvision classifier with the preprocessing of its published weights.
 
     The shorter side of a picture is resized to `resize_size` with `interpolation` (`bilinear` or `bicubic`), then

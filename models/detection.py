@@ -26,9 +26,9 @@ from torchvision.ops import nms
 from models.coco import COCO_CLASSES
 from models.model import (
     Array,
-    Model,
     Options,
     OutputSpec,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -100,7 +100,7 @@ class DetectionNetwork(PixelNetwork):
 
 
 @dataclass(frozen=True)
-class Detector(Model):
+class Detector(PixelModel):
     """A YOLOv8 detector. `input_shape` must be a multiple of 32 in height and width."""
 
     input_shape: tuple[int, int, int] = INPUT_SHAPE

@@ -33,7 +33,7 @@ class ModelStatus(BaseModel):
     task: str
     weights: str
     classes: int
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     ready: bool
     served_on: list[ServedOn]
 
