@@ -144,7 +144,8 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
-        async with _listening(Front(create_app(service)), settings) as server:
+        app = create_app(service)
+        async with _listening(Front(app), settings) as server, _listening_for_rpc(app, settings):
             address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
             stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(service.start())
@@ -217,6 +218,23 @@ async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _listening_for_rpc(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
+    if not settings.grpc_port:
+        yield
+        return
+    try:
+        from app.rpc import methods, server
+    except ImportError as error:
+        raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
+    state = app.state
+    served = methods.Methods(state.service, state.repository, state.bodies)
+    async with server.listening(served, state.service, settings) as address:
+        log.info("gRPC at %s", address)
+        yield
 
 
 async def _serve_or_raise(server: Server, settings: Settings) -> None:

@@ -10,6 +10,7 @@ Owns: what a model's inputs and outputs are called, what of them a request means
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,6 +152,11 @@ def find(service: Service, name: str, version: str = "") -> ServedModel:
     if version not in ("", VERSION):
         raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {VERSION}")
     return served
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's metadata in the protocol's form."""
+    return {"name": "anychip", "version": importlib.metadata.version("anychip"), "extensions": list(EXTENSIONS)}
 
 
 def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:

@@ -28,6 +28,11 @@ def read_options(given: Mapping[str, Any]) -> Options:
     )
 
 
+def read_priority(given: Any) -> int:
+    """`X-Priority`: 0 is normal, higher goes first; None where it is not given. Raises INVALID_REQUEST."""
+    return 0 if given is None else whole({"X-Priority": given}, "X-Priority", 0, -100, 100)
+
+
 def number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
     """A finite number from `low` to `high`. Raises INVALID_REQUEST."""
     if name not in given:

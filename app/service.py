@@ -45,6 +45,13 @@ class Timings:
     infer: float = 0.0
     postprocess: float = 0.0
 
+    def header(self) -> str:
+        """As the Server-Timing header: milliseconds of each stage."""
+        return (
+            f"decode;dur={self.decode * 1e3:.3f}, queue;dur={self.queue * 1e3:.3f}, "
+            f"infer;dur={self.infer * 1e3:.3f}, post;dur={self.postprocess * 1e3:.3f}"
+        )
+
     def include(self, seconds: Mapping[str, float]) -> None:
         """Take in another image's stages."""
         for stage, taken in seconds.items():

@@ -5,7 +5,6 @@ Owns: paths and answers' forms. Health is in app.routes.status, inference in app
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -64,9 +63,7 @@ class Statistics(BaseModel):
 @router.get("/v2")
 async def server() -> ServerMetadata:
     """Name, version, extensions."""
-    return ServerMetadata(
-        name="anychip", version=metadata.version("anychip"), extensions=list(open_inference.EXTENSIONS)
-    )
+    return ServerMetadata(**open_inference.server_metadata())
 
 
 # Before the routes of models, as Triton has it: its clients ask here for all of them.
