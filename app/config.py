@@ -142,6 +142,9 @@ class Settings(BaseSettings):
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
     )
+    float_input: bool = Field(
+        False, description="Whether models of pictures also take normalised float tensors; loads each a second time"
+    )
     triton_metrics: bool = Field(
         False, description="Whether /metrics has Triton's names (nv_inference_*) too, for dashboards made for it"
     )

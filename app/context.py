@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.service import Timings
+from app.timings import Timings
 
 
 @dataclass(slots=True)

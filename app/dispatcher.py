@@ -34,7 +34,7 @@ from app.scheduler import Batch, Item, Places, Scheduler
 from app.statistics import Statistics
 from app.workers import Events, Plan, Replica, WorkerProcess
 from backends import Choice
-from models import Model, Options, TensorOptions
+from models import Model, NormalisedModel, Options, TensorOptions
 
 log = logging.getLogger("anychip.dispatcher")
 
@@ -69,10 +69,22 @@ class ServedModel:
         self.slots = FreeSlots(slots)
         self.metrics = ModelMetrics(metrics, model.name)
         self.statistics = Statistics()
+        self.floats: ServedModel | None = None
+        """The form of it that takes normalised tensors, where that is wanted; it counts as this one."""
         self.unloaded = False
         """No worker holds it any more, or will soon; new requests are refused."""
         self.images = 0
         """Images accepted and not yet answered."""
+
+    @property
+    def images_under_way(self) -> int:
+        """Images accepted and not yet answered, in any form."""
+        return self.images + (self.floats.images if self.floats else 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the scheduler calls it, in every form."""
+        return (self.model.name, self.floats.model.name) if self.floats else (self.model.name,)
 
 
 class Dispatcher:
@@ -97,13 +109,17 @@ class Dispatcher:
         self._handovers = Handovers(self.replicas, settings, metrics)
         self._requests = itertools.count(1)
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
-        for served in self.models.values():
-            self._watch(served)
+        for served in list(self.models.values()):
+            if isinstance(served.model, NormalisedModel):
+                shown = self.models[served.model.pictures.name]
+                shown.floats = served
+                served.metrics, served.statistics = shown.metrics, shown.statistics
+            else:
+                self._watch(served)
 
     def _watch(self, served: ServedModel) -> None:
-        name = served.model.name
-        served.metrics.queue_depth.set_function(lambda: self.scheduler.waiting(name))
-        served.metrics.images_in_flight.set_function(lambda: served.images)
+        served.metrics.queue_depth.set_function(lambda: sum(map(self.scheduler.waiting, served.names)))
+        served.metrics.images_in_flight.set_function(lambda: served.images_under_way)
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from backends import DEFAULTS, CompileOptions, Executable, WrongAnswersError
-from models import Model, Options, PixelModel, TensorModel
+from models import Model, NormalisedModel, Options, PixelModel, TensorModel
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,8 @@ def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) 
     """Errors of outputs [n, ...] against those expected of the same pictures; every one of them, limited or not."""
     if [output.shape for output in outputs] != [output.shape for output in expected]:
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
-    if isinstance(model, PixelModel):
+    if isinstance(model, PixelModel | NormalisedModel):
+        model = model.pictures
         return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
     return _tensors(expected, outputs)
 

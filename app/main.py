@@ -27,7 +27,7 @@ from app.docs_page import mount_docs
 from app.edge import Edge
 from app.errors import Code, ServiceError
 from app.repository import Repository
-from app.routes import devices, infer, predict, repository, status, v2
+from app.routes import devices, infer, predict, repository, status, torchserve, v2
 from app.routes.body import BodyBudget
 from app.service import Service
 from app.workers import WorkerStartError
@@ -77,6 +77,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(infer.router)
     app.include_router(repository.router)
     app.include_router(devices.router)
+    app.include_router(torchserve.router)
     mount_docs(app)
     app.add_middleware(Edge, service=service)
     return app

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from app import images
-from models import Model, PixelModel, TensorModel
+from models import Model, NormalisedModel, PixelModel, TensorModel
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -31,6 +31,8 @@ def probes(model: Model) -> Pixels:
     """The pictures that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
     from models.sample import PICTURES
 
+    if isinstance(model, NormalisedModel):
+        return model.items(probes(model.pictures))
     if isinstance(model, TensorModel):
         return model.probes()
     assert isinstance(model, PixelModel)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
 
@@ -26,8 +26,9 @@ from app.errors import ServiceError
 from app.metrics import Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
 from app.statistics import TritonMetrics
+from app.timings import Timings
 from backends import Choice, choose, host, null, simulated
-from models import Model, ModelError, Options, PixelModel, Placement
+from models import Model, ModelError, NormalisedModel, Options, PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
 
@@ -36,36 +37,17 @@ _INLINE_POSTPROCESS_BYTES = 16 * 1024
 """Results up to this size are postprocessed in the event loop: a hop to a thread would cost more than the work."""
 
 
-@dataclass(slots=True)
-class Timings:
-    """Seconds of each stage; of several images, those of the slowest."""
-
-    decode: float = 0.0
-    queue: float = 0.0
-    infer: float = 0.0
-    postprocess: float = 0.0
-
-    def header(self) -> str:
-        """As the Server-Timing header: milliseconds of each stage."""
-        return (
-            f"decode;dur={self.decode * 1e3:.3f}, queue;dur={self.queue * 1e3:.3f}, "
-            f"infer;dur={self.infer * 1e3:.3f}, post;dur={self.postprocess * 1e3:.3f}"
-        )
-
-    def include(self, seconds: Mapping[str, float]) -> None:
-        """Take in another image's stages."""
-        for stage, taken in seconds.items():
-            setattr(self, stage, max(getattr(self, stage), taken))
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture that needs no decoding: uint8 [height, width, 3].
+    """A picture that needs no decoding.
 
-    `placed`: it is the network's input as it is; else it is resized as a decoded picture would be.
+    `placed`: it is the network's input as it is, in whatever type and order; else uint8 [height, width, 3], and resized
+    as a decoded picture would be.
     """
 
-    pixels: npt.NDArray[np.uint8]
+    pixels: npt.NDArray[Any]
+    width: int
+    height: int
     placed: bool = True
 
 
@@ -141,8 +123,10 @@ class Service:
         self.metrics = Metrics()
         self.draining = False
         self.refusing = False
-        self.dispatcher = Dispatcher(settings, self.choice, models, self.metrics)
-        self.models = self.dispatcher.models
+        pictures = [model for model in models if isinstance(model, PixelModel)] if settings.float_input else []
+        forms = [*models, *map(NormalisedModel.of, pictures)]
+        self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics)
+        self.models = {name: self.dispatcher.models[name] for name in names}
         if settings.triton_metrics:
             counted = {name: served.statistics for name, served in self.models.items()}
             pending = self.dispatcher.scheduler.waiting
@@ -169,7 +153,7 @@ class Service:
         ended = asyncio.Event()
         self._watchers.add(ended)
         try:
-            while served.images if served else self.images_under_way():
+            while served.images_under_way if served else self.images_under_way():
                 ended.clear()
                 await ended.wait()
         finally:
@@ -206,7 +190,7 @@ class Service:
 
     def images_under_way(self) -> int:
         """Images accepted and not yet answered."""
-        return sum(served.images for served in self.models.values())
+        return sum(served.images_under_way for served in self.models.values())
 
     def not_ready(self) -> str:
         """Why the service is not ready, in one sentence; empty when it is."""
@@ -263,7 +247,7 @@ class Service:
 
         Raises ServiceError; cancelled, it gives up its places at once.
         """
-        if not isinstance(served.model, PixelModel):
+        if isinstance(served.model, TensorModel):
             raise ServiceError(
                 "INVALID_REQUEST",
                 f"{served.model.name} takes tensors, not images: POST /v2/models/{served.model.name}/infer",
@@ -344,7 +328,7 @@ class Service:
             stage = "postprocess"
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
-            model: PixelModel = worker.plan.load.models[served.index]
+            model: PixelModel = worker.plan.load.models[served.index].pictures
             if outcome.result is None:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")
@@ -380,20 +364,19 @@ class Service:
 
     async def _place(self, served: ServedModel, frame: Frame) -> tuple[int, Placement]:
         """Put a decoded picture into a slot. Raises QUEUE_FULL."""
-        model = served.model
-        assert isinstance(model, PixelModel)
-        height, width, _ = frame.pixels.shape
         slot = served.slots.take()
         target = self.dispatcher.arena.slot(served.index, slot)
         if frame.placed:
-            target[:] = frame.pixels.reshape(-1)
-            return slot, Placement(width, height)
+            target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
+            return slot, Placement(frame.width, frame.height)
+        model = served.model
+        assert isinstance(model, PixelModel)
         try:
             # A copy: torch wants memory that may be written to, and a body may not.
             pixels = torch.from_numpy(np.array(frame.pixels))
             out = torch.from_numpy(target).view(model.input_shape)
             placement = await self._decode_pool.decode(
-                model.preprocess, pixels, out, width, height, pixels=width * height
+                model.preprocess, pixels, out, frame.width, frame.height, pixels=frame.width * frame.height
             )
         except images.DecodeQueueFullError as error:
             served.slots.give(slot)

@@ -17,6 +17,7 @@ from models.model import (
     WeightsError,
     WeightsNotFoundError,
 )
+from models.normalised import NormalisedModel
 from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelSpec",
+    "NormalisedModel",
     "Options",
     "OutputSpec",
     "PixelModel",

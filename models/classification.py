@@ -85,9 +85,9 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 class ClassificationNetwork(PixelNetwork):
     """A torchvision classifier as it is served."""
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor]:
-        """uint8 [n, height, width, 3] -> float32 logits [n, classes]."""
-        return (self.core(self.normalise(pixels)).float(),)
+    def compute(self, normalised: Tensor) -> tuple[Tensor]:
+        """-> float32 logits [n, classes]."""
+        return (self.core(normalised).float(),)
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,11 @@ class Classifier(PixelModel):
             "width": placement.width,
             "height": placement.height,
         }
+
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """`mean` and `std`."""
+        return self.mean, self.std
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:

@@ -44,6 +44,7 @@ INPUT_SHAPE = (640, 640, 3)
 cv2.setNumThreads(1)
 
 _PAD_GREY = 114
+_AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # Mean and standard deviation: the network takes 0..1.
 _MAX_CANDIDATES = 30_000
 _DECODE_OVERSAMPLING = 6
 
@@ -86,15 +87,15 @@ class DetectionNetwork(PixelNetwork):
     core: YOLOv8
 
     def __init__(self, core: YOLOv8, input_shape: tuple[int, int, int] = INPUT_SHAPE) -> None:
-        super().__init__(core, input_shape, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+        super().__init__(core, input_shape, *_AS_IT_IS)
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """uint8 [n, height, width, 3] -> distances, scores, classes.
+    def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> distances, scores, classes.
 
         distances: float32 [n, anchors, 4], left, top, right, bottom in strides; scores: float32 [n, anchors] in 0..1;
         classes: int32 [n, anchors].
         """
-        distances, logits = self.core.distances_and_logits(self.normalise(pixels))
+        distances, logits = self.core.distances_and_logits(normalised)
         best, classes = logits.max(dim=2)
         return distances, best.sigmoid(), classes.to(torch.int32)
 
@@ -201,6 +202,11 @@ class Detector(PixelModel):
             "width": placement.width,
             "height": placement.height,
         }
+
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """None: the network takes pixels in 0..1."""
+        return _AS_IT_IS
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:

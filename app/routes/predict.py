@@ -16,8 +16,8 @@ from app.dispatcher import ServedModel
 from app.errors import ServiceError
 from app.routes.body import BodyBudget, header_number, read_body, read_images, read_query
 from app.routes.interrupt import unless_disconnected
+from app.service import Answer, Service
 from app.service import Request as Ask
-from app.service import Service
 
 router = APIRouter(tags=["predict"])
 
@@ -81,6 +81,17 @@ async def predict(request: Request, model: str) -> Response:
 
 async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str) -> bytes:
     """The JSON that answers a request for `model`. Raises ServiceError, starlette's ClientDisconnect."""
+    answered = await predictions(service, bodies, scope, receive, model)
+    return orjson.dumps({"model": model, "predictions": answered.predictions, **service.made_by(answered)})
+
+
+async def predictions(
+    service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str, *, any_type: bool = False
+) -> Answer:
+    """What was computed for a request. `any_type`: a body of any type that is no form is an image.
+
+    Raises ServiceError, starlette's ClientDisconnect.
+    """
     context: RequestContext = scope["anychip"]
     served = service.find(model)
     context.model = model
@@ -95,11 +106,10 @@ async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Re
     with counted(served):
         body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, ask.deadline_s)
     try:
-        images = await read_images(headers, body, service.settings.max_images)
-        answered = await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
+        images = await read_images(headers, body, service.settings.max_images, any_type=any_type)
+        return await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
     finally:
         bodies.give(len(body))
-    return orjson.dumps({"model": model, "predictions": answered.predictions, **service.made_by(answered)})
 
 
 @contextmanager
