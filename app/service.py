@@ -139,7 +139,7 @@ class Service:
             raise ServiceError("INVALID_REQUEST", f"{name} cannot be loaded: {error}") from None
         old = served.model
         if replace(model, labels=old.labels, weights=old.weights, weights_file=old.weights_file) != old:
-            raise ServiceError("INVALID_REQUEST", f"{name} now wants other pictures than before; restart the service")
+            raise ServiceError("INVALID_REQUEST", f"{name} now wants other inputs than before; restart the service")
         models = [model if each is served else each.model for each in self.models.values()]
         try:
             await self.dispatcher.hand_over(models, "load")
