@@ -68,6 +68,9 @@ class Settings(BaseSettings):
     calibrate: str = Field("", description="Folder of pictures like those to come, which int8 is calibrated on")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="Port of the gRPC service, usually 8001 (needs anychip[grpc]); 0: there is none"
+    )
     batch_sizes: Ladder = Field("1,2,4,8", description="Batch sizes the engines are compiled for, ascending")
     max_wait_ms: float = Field(
         0, ge=0, le=60_000, description="How long an idle device waits for a batch to fill, in milliseconds"
@@ -138,6 +141,9 @@ class Settings(BaseSettings):
     null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
+    )
+    triton_metrics: bool = Field(
+        False, description="Whether /metrics has Triton's names (nv_inference_*) too, for dashboards made for it"
     )
     log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
 

@@ -15,11 +15,3 @@ class RequestContext:
     started_s: float
     model: str = ""
     timings: Timings = field(default_factory=Timings)
-
-    def server_timing(self) -> str:
-        """The Server-Timing header: milliseconds of each stage."""
-        stages = self.timings
-        return (
-            f"decode;dur={stages.decode * 1e3:.3f}, queue;dur={stages.queue * 1e3:.3f}, "
-            f"infer;dur={stages.infer * 1e3:.3f}, post;dur={stages.postprocess * 1e3:.3f}"
-        )

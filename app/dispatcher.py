@@ -31,6 +31,7 @@ from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
 from app.probes import calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
+from app.statistics import Statistics
 from app.workers import Events, Plan, Replica, WorkerProcess
 from backends import Choice
 from models import Model, Options, TensorOptions
@@ -67,6 +68,9 @@ class ServedModel:
         self.model = model
         self.slots = FreeSlots(slots)
         self.metrics = ModelMetrics(metrics, model.name)
+        self.statistics = Statistics()
+        self.unloaded = False
+        """No worker holds it any more, or will soon; new requests are refused."""
         self.images = 0
         """Images accepted and not yet answered."""
 
@@ -162,7 +166,9 @@ class Dispatcher:
 
     def loaded(self, served: ServedModel) -> list[tuple[str, Loaded]]:
         """How each ready worker serves the model, with its device."""
-        return [(worker.device, worker.ready.loaded[served.index]) for worker in self._workers.values() if worker.ready]
+        workers = [(worker.device, worker.ready) for worker in self._workers.values()]
+        loaded = [(device, ready.loaded[served.index]) for device, ready in workers if ready]
+        return [(device, each) for device, each in loaded if each]
 
     def why_not_ready(self) -> str:
         """What is the matter with the replicas that have no worker."""
@@ -193,15 +199,18 @@ class Dispatcher:
             if self.scheduler.discard(item):
                 served.slots.give(item.payload.slot)
 
-    async def hand_over(self, models: Iterable[Model], reason: str) -> None:
-        """Replace every worker, one after the other, by one that serves `models` (same names and order).
+    async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
+        """Replace every worker, one after the other, by one that serves `models`: in the same order, None for one that
+        is to be unloaded. What still waits for such a one is refused.
 
         Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
         """
-        new = {model.name: model for model in models}
-        await self._handovers.to(tuple(new.values()), reason)
-        for name, model in new.items():
-            self.models[name].model = model
+        await self._handovers.to(tuple(models), reason)
+        for (name, served), model in zip(self.models.items(), models, strict=True):
+            if model is not None:
+                served.model = model
+            else:
+                self._refuse_waiting(name, f"{name} was unloaded")
 
     async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
         """Have every worker (of a device) give cached memory back; bytes by worker and rung, once all have.
@@ -297,7 +306,7 @@ class Dispatcher:
         assert worker.ready is not None
         self._workers[worker.id] = worker
         loaded = zip(self.models, worker.ready.loaded, strict=True)
-        self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded})
+        self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded if each})
         self._metrics.worker_up.labels(worker.device).set(1)
         self._describe()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
@@ -312,6 +321,8 @@ class Dispatcher:
         for worker in self._workers.values():
             assert worker.ready is not None
             for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+                if loaded is None:
+                    continue
                 labels = (model.name, worker.device, loaded.engine, loaded.precision, model.weights)
                 self._metrics.model_info.labels(*labels).set(1)
                 for measure, error in loaded.measures.items():
@@ -322,6 +333,7 @@ class Dispatcher:
         if isinstance(message, Done):
             batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=not message.fitted)
             served = self.models[batch.model]
+            served.statistics.batch(len(batch.items), message.infer_s)
             if message.fitted:
                 self.scheduler.limit_batches(worker.id, batch.model, message.fitted, now_s)
                 self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
@@ -373,8 +385,11 @@ class Dispatcher:
     def _replica_broken(self, replica: Replica, reason: str) -> None:
         for name in self.models:
             if not self.expects(name):
-                for item in self.scheduler.discard_all(name):
-                    self._fail(item, ServiceError("NOT_READY", f"no worker is left for {name}", retry_after_s=60))
+                self._refuse_waiting(name, f"no worker is left for {name}")
+
+    def _refuse_waiting(self, name: str, reason: str) -> None:
+        for item in self.scheduler.discard_all(name):
+            self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))
 
     def _report(self, worker: WorkerProcess, stats: Stats) -> None:
         """Memory of a device is what all its workers hold of it; used and total are the device's own."""

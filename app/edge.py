@@ -51,7 +51,7 @@ class Edge:
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", context.request_id.encode()),
-                    (b"server-timing", context.server_timing().encode()),
+                    (b"server-timing", context.timings.header().encode()),
                 ]
                 if self._service.draining:
                     # The client's next request then comes on a new connection, to whoever listens by then.

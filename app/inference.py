@@ -85,12 +85,14 @@ async def infer(
             served.metrics.expired["postprocess"].inc(count)
             raise too_late()
         served.metrics.stage_seconds["postprocess"].observe(now_s - started_s)
+        served.statistics.stages["postprocess"].add(now_s - started_s)
         request.timings.include({"postprocess": now_s - started_s})
     finally:
         service.settle(served, places)
     worker = outcomes[-1].worker
     assert worker.ready is not None
     loaded = worker.ready.loaded[served.index]
+    assert loaded is not None
     weights = worker.plan.load.models[served.index].weights
     return TensorAnswer(collected, weights, worker.device, loaded.engine, loaded.precision)
 
@@ -135,5 +137,6 @@ class _Asked:
         stages = {"decode": packed_s - started_s, "queue": item.dispatched_s - packed_s, "infer": outcome.infer_s}
         for name, seconds in stages.items():
             served.metrics.stage_seconds[name].observe(seconds)
+        served.statistics.image(stages)
         self.request.timings.include(stages)
         return outcome

@@ -22,7 +22,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena.
+    """The first message: what to serve and how. `models` are `models.Model`s, None for one that is
+    not to be loaded; model i reads pool i of the arena.
 
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
     shared libraries to load after the vendor's package. `probes`: each model's items for the gate, uint8
@@ -88,11 +89,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every model is loaded and warm. `staged`: a worker that is given more time may serve some of them faster."""
+    """Every model is loaded and warm; None: one that is not to be.
+
+    `staged`: a worker that is given more time may serve some of them faster.
+    """
 
     device: str
     device_name: str
-    loaded: tuple[Loaded, ...]
+    loaded: tuple[Loaded | None, ...]
     staged: bool = False
 
 

@@ -13,8 +13,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from app import images
@@ -23,9 +25,9 @@ from app.dispatcher import Dispatcher, ServedModel, too_late
 from app.errors import ServiceError
 from app.metrics import Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
-from app.workers import WorkerStartError
+from app.statistics import TritonMetrics
 from backends import Choice, choose, host, null, simulated
-from models import Model, ModelError, Options, PixelModel, Placement, open_model, parse_spec
+from models import Model, ModelError, Options, PixelModel, Placement
 
 log = logging.getLogger("anychip.service")
 
@@ -43,6 +45,13 @@ class Timings:
     infer: float = 0.0
     postprocess: float = 0.0
 
+    def header(self) -> str:
+        """As the Server-Timing header: milliseconds of each stage."""
+        return (
+            f"decode;dur={self.decode * 1e3:.3f}, queue;dur={self.queue * 1e3:.3f}, "
+            f"infer;dur={self.infer * 1e3:.3f}, post;dur={self.postprocess * 1e3:.3f}"
+        )
+
     def include(self, seconds: Mapping[str, float]) -> None:
         """Take in another image's stages."""
         for stage, taken in seconds.items():
@@ -50,21 +59,54 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Predictions in the order of the images, and who made them."""
+class Frame:
+    """A picture that needs no decoding: uint8 [height, width, 3].
 
-    predictions: list[dict[str, Any]]
+    `placed`: it is the network's input as it is; else it is resized as a decoded picture would be.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    placed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `Request.finish` made of each image, in the order of the images, and who computed it."""
+
+    predictions: list[Any]
     weights: str
     device: str
     engine: str
     precision: str
 
 
+class Computed(Protocol):
+    """An answer of any kind: by which weights, on what."""
+
+    @property
+    def weights(self) -> str: ...  # noqa: D102
+    @property
+    def device(self) -> str: ...  # noqa: D102
+    @property
+    def engine(self) -> str: ...  # noqa: D102
+    @property
+    def precision(self) -> str: ...  # noqa: D102
+
+
+Finish = Callable[[PixelModel, Sequence[npt.NDArray[Any]], Placement, Options], Any]
+
+
+def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
+    """One entry of "predictions"."""
+    return model.postprocess(outputs, placement, options)
+
+
 @dataclass(slots=True)
 class Request:
     """What a client asks beside its images. `deadline_s` is in `time.monotonic()`; `timings` are filled in.
 
-    `abandoned`: the client is gone, so that what is cancelled now counts as its doing.
+    `finish`: what is made of what the worker sent for an image; pure, and may run in a thread. `abandoned`: the
+    client is gone, so that what is cancelled now counts as its doing.
     """
 
     options: Options
@@ -72,6 +114,7 @@ class Request:
     priority: int = 0
     timings: Timings = field(default_factory=Timings)
     abandoned: bool = False
+    finish: Finish = prediction
 
     def abandon(self) -> None:
         """The client is gone."""
@@ -100,9 +143,13 @@ class Service:
         self.refusing = False
         self.dispatcher = Dispatcher(settings, self.choice, models, self.metrics)
         self.models = self.dispatcher.models
+        if settings.triton_metrics:
+            counted = {name: served.statistics for name, served in self.models.items()}
+            pending = self.dispatcher.scheduler.waiting
+            self.metrics.registry.register(TritonMetrics(counted, pending))
         self._reads_pixels = self.choice.backend.facts.reads_pixels
         self._background: set[asyncio.Task[None]] = set()
-        self._drained: asyncio.Event | None = None
+        self._watchers: set[asyncio.Event] = set()  # Set whenever a request has ended.
         threads = settings.decode_threads or host.core_count()
         self._decode_pool = images.DecodePool(threads, settings.decode_queue_size)
 
@@ -117,37 +164,28 @@ class Service:
         await self._decode_pool.close()
         await self.dispatcher.stop()
 
-    async def drained(self) -> None:
-        """Until no accepted image waits for its answer."""
-        self._drained = asyncio.Event()
-        while self.images_under_way():
-            self._drained.clear()
-            await self._drained.wait()
-
-    async def load(self, name: str) -> None:
-        """Read a model's weights again and hand over to workers that have them, without losing a request.
-
-        Raises MODEL_NOT_FOUND, INVALID_REQUEST when the weights cannot be read or are of a network with another input,
-        INTERNAL when a worker cannot start with them; the workers not yet replaced then serve on as they did.
-        """
-        served = self.find(name)
-        specs = [parse_spec(spec, self.settings.weights) for spec in self.settings.model_specs]
-        spec = next(spec for spec in specs if spec.name == name)
+    async def drained(self, served: ServedModel | None = None) -> None:
+        """Until no accepted image (of a model, or of any) waits for its answer."""
+        ended = asyncio.Event()
+        self._watchers.add(ended)
         try:
-            model = await asyncio.to_thread(open_model, spec, self.settings.weights_dir)
-        except ModelError as error:
-            raise ServiceError("INVALID_REQUEST", f"{name} cannot be loaded: {error}") from None
-        old = served.model
-        if replace(model, labels=old.labels, weights=old.weights, weights_file=old.weights_file) != old:
-            raise ServiceError("INVALID_REQUEST", f"{name} now wants other inputs than before; restart the service")
-        models = [model if each is served else each.model for each in self.models.values()]
-        try:
-            await self.dispatcher.hand_over(models, "load")
-        except WorkerStartError as error:
-            log.error("%s: no worker could take over: %s", name, error)
-            raise ServiceError(
-                "INTERNAL", f"no worker could take over with the new {name}; the log knows why"
-            ) from None
+            while served.images if served else self.images_under_way():
+                ended.clear()
+                await ended.wait()
+        finally:
+            self._watchers.discard(ended)
+
+    def made_by(self, answer: Computed) -> dict[str, str | bool]:
+        """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
+        made_by: dict[str, str | bool] = {
+            "weights": answer.weights,
+            "device": answer.device,
+            "engine": answer.engine,
+            "precision": answer.precision,
+        }
+        if self.simulated:
+            made_by["simulated"] = True
+        return made_by
 
     def release_in_background(self) -> None:
         """Have every worker give cached memory back; the log says what came of it."""
@@ -161,9 +199,10 @@ class Service:
 
     def count(self, name: str, code: str, seconds: float) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
-        metrics = self.models[name].metrics
-        metrics.answered(code)
-        metrics.request_seconds.observe(seconds)
+        served = self.models[name]
+        served.metrics.answered(code)
+        served.metrics.request_seconds.observe(seconds)
+        served.statistics.request(code, seconds)
 
     def images_under_way(self) -> int:
         """Images accepted and not yet answered."""
@@ -173,8 +212,21 @@ class Service:
         """Why the service is not ready, in one sentence; empty when it is."""
         if self.draining:
             return "the service is shutting down"
-        missing = [name for name in self.models if not self.dispatcher.serves(name)]
+        missing = [
+            name for name, served in self.models.items() if not served.unloaded and not self.dispatcher.serves(name)
+        ]
         return f"no worker is ready for {', '.join(missing)}: {self.dispatcher.why_not_ready()}" if missing else ""
+
+    def model_not_ready(self, served: ServedModel) -> str:
+        """Why the model is not ready, in one sentence; empty when it is."""
+        name = served.model.name
+        if self.draining:
+            return "the service is shutting down"
+        if served.unloaded:
+            return f"{name} is unloaded; POST /v2/repository/models/{name}/load loads it"
+        if not self.dispatcher.serves(name):
+            return f"no worker is ready for {name}: {self.dispatcher.why_not_ready()}"
+        return ""
 
     def find(self, name: str) -> ServedModel:
         """The model of this name. Raises MODEL_NOT_FOUND, naming those that exist."""
@@ -183,12 +235,20 @@ class Service:
             raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {', '.join(self.models)}")
         return served
 
+    def refuse_if_stopping(self) -> None:
+        """Raises DRAINING once nothing new is taken."""
+        if self.refusing:
+            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+
     def admit(self, served: ServedModel, deadline_s: float, priority: int) -> None:
         """Refuse a request of at least one image before its body is read, if it would be refused afterwards.
 
         Raises NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.
         """
         name = served.model.name
+        if served.unloaded:
+            served.metrics.rejected["not_ready"].inc()
+            raise ServiceError("NOT_READY", self.model_not_ready(served), retry_after_s=60)
         if not self.dispatcher.expects(name):
             served.metrics.rejected["not_ready"].inc()
             reason = self.dispatcher.why_not_ready()
@@ -198,8 +258,8 @@ class Service:
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
 
-    async def predict(self, served: ServedModel, bodies: Sequence[Encoded], request: Request) -> Answer:
-        """Predict for encoded images, all or nothing.
+    async def predict(self, served: ServedModel, bodies: Sequence[Encoded | Frame], request: Request) -> Answer:
+        """Predict for encoded images or decoded ones, all or nothing.
 
         Raises ServiceError; cancelled, it gives up its places at once.
         """
@@ -244,8 +304,8 @@ class Service:
     def settle(self, served: ServedModel, places: Places) -> None:
         """The request of these places has ended, however it did."""
         served.images -= places.images
-        if self._drained is not None:
-            self._drained.set()
+        for watcher in self._watchers:
+            watcher.set()
         self.dispatcher.scheduler.release(places)
 
     async def offload(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -262,13 +322,16 @@ class Service:
         raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None
 
     async def _image(
-        self, served: ServedModel, body: Encoded, request: Request, places: Places, position: int
+        self, served: ServedModel, body: Encoded | Frame, request: Request, places: Places, position: int
     ) -> Answer:
         """One image, one of the reserved places, to its prediction."""
         stage = "decode"
         try:
             started_s = time.monotonic()
-            slot, placement = await self._decode(served, body)
+            if isinstance(body, Frame):
+                slot, placement = await self._place(served, body)
+            else:
+                slot, placement = await self._decode(served, body)
             decoded_s = time.monotonic()
             if decoded_s >= request.deadline_s:
                 served.slots.give(slot)
@@ -286,9 +349,11 @@ class Service:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")
             if sum(array.nbytes for array in outcome.result) <= _INLINE_POSTPROCESS_BYTES:
-                prediction = model.postprocess(outcome.result, placement, request.options)
+                finished = request.finish(model, outcome.result, placement, request.options)
             else:
-                prediction = await self._decode_pool.run(model.postprocess, outcome.result, placement, request.options)
+                finished = await self._decode_pool.run(
+                    request.finish, model, outcome.result, placement, request.options
+                )
         except asyncio.CancelledError:
             if request.abandoned:
                 with_worker = stage == "queue" and item.dispatched_s
@@ -306,10 +371,38 @@ class Service:
         }
         for stage, seconds in stages.items():
             served.metrics.stage_seconds[stage].observe(seconds)
+        served.statistics.image(stages)
         request.timings.include(stages)
         assert worker.ready is not None
         loaded = worker.ready.loaded[served.index]
-        return Answer([prediction], model.weights, worker.device, loaded.engine, loaded.precision)
+        assert loaded is not None
+        return Answer([finished], model.weights, worker.device, loaded.engine, loaded.precision)
+
+    async def _place(self, served: ServedModel, frame: Frame) -> tuple[int, Placement]:
+        """Put a decoded picture into a slot. Raises QUEUE_FULL."""
+        model = served.model
+        assert isinstance(model, PixelModel)
+        height, width, _ = frame.pixels.shape
+        slot = served.slots.take()
+        target = self.dispatcher.arena.slot(served.index, slot)
+        if frame.placed:
+            target[:] = frame.pixels.reshape(-1)
+            return slot, Placement(width, height)
+        try:
+            # A copy: torch wants memory that may be written to, and a body may not.
+            pixels = torch.from_numpy(np.array(frame.pixels))
+            out = torch.from_numpy(target).view(model.input_shape)
+            placement = await self._decode_pool.decode(
+                model.preprocess, pixels, out, width, height, pixels=width * height
+            )
+        except images.DecodeQueueFullError as error:
+            served.slots.give(slot)
+            served.metrics.rejected["decode_queue_full"].inc()
+            raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1) from None
+        except BaseException:
+            served.slots.give(slot)
+            raise
+        return slot, placement
 
     async def _decode(self, served: ServedModel, body: Encoded) -> tuple[int, Placement]:
         """Decode one image into a slot. Raises ServiceError; the slot is free again when it does."""

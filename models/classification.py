@@ -27,6 +27,7 @@ from torchvision import models as torchvision_models
 from models.model import (
     Array,
     Options,
+    OutputSpec,
     PixelModel,
     PixelNetwork,
     Placement,
@@ -245,6 +246,15 @@ class Classifier(PixelModel):
             "width": placement.width,
             "height": placement.height,
         }
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """The network's logits, and what softmax makes of them."""
+        return tuple(OutputSpec(name, "FP32", (-1, len(self.labels))) for name in ("logits", "probabilities"))
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """float32 [classes] each."""
+        return {"logits": outputs[0], "probabilities": softmax(outputs[0])}
 
     def _resized_size(self, width: int, height: int) -> tuple[int, int]:
         """(height, width), rounded as torchvision.transforms.functional.resize rounds."""

@@ -27,6 +27,7 @@ from models.coco import COCO_CLASSES
 from models.model import (
     Array,
     Options,
+    OutputSpec,
     PixelModel,
     PixelNetwork,
     Placement,
@@ -184,16 +185,7 @@ class Detector(PixelModel):
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """Detections by descending score, boxes in pixels of the picture as displayed."""
-        distances, scores, classes, indices = outputs
-        centres, strides = _anchors(self.input_shape[0], self.input_shape[1])
-        corners = np.concatenate(
-            (centres[indices] - distances[:, :2], centres[indices] + distances[:, 2:]), axis=1, dtype=np.float32
-        )
-        boxes = corners * strides[indices, None]
-        kept = _suppress(boxes, scores, classes, options.iou_threshold)[: options.max_detections]
-        pad = np.array([placement.pad_x, placement.pad_y] * 2)
-        size = np.array([placement.width, placement.height] * 2)
-        boxes = np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size).round(2)
+        boxes, scores, classes = self._detections(outputs, placement, options)
         return {
             "detections": [
                 {
@@ -203,15 +195,47 @@ class Detector(PixelModel):
                     "box": dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)),
                 }
                 for class_id, score, box in zip(
-                    classes[kept].tolist(),
-                    scores[kept].astype(np.float64).round(5).tolist(),
-                    boxes.tolist(),
-                    strict=True,
+                    classes.tolist(), scores.astype(np.float64).round(5).tolist(), boxes.round(2).tolist(), strict=True
                 )
             ],
             "width": placement.width,
             "height": placement.height,
         }
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """Detections by descending score; of a batch, pictures with fewer are filled up with zeros."""
+        return (
+            OutputSpec("boxes", "FP32", (-1, -1, 4)),
+            OutputSpec("scores", "FP32", (-1, -1)),
+            OutputSpec("classes", "INT32", (-1, -1)),
+            OutputSpec("num_detections", "INT32", (-1,)),
+        )
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """Boxes float32 [k, 4] as x1, y1, x2, y2 in pixels of the picture, scores [k], classes [k], their number []."""
+        boxes, scores, classes = self._detections(outputs, placement, options)
+        return {
+            "boxes": boxes.astype(np.float32),
+            "scores": scores.astype(np.float32, copy=False),
+            "classes": classes.astype(np.int32, copy=False),
+            "num_detections": np.array(len(boxes), np.int32),
+        }
+
+    def _detections(
+        self, outputs: Sequence[Array], placement: Placement, options: Options
+    ) -> tuple[Array, Array, Array]:
+        """Boxes float64 [k, 4] in pixels of the picture as displayed, scores [k] and classes [k] of what remains."""
+        distances, scores, classes, indices = outputs
+        centres, strides = _anchors(self.input_shape[0], self.input_shape[1])
+        corners = np.concatenate(
+            (centres[indices] - distances[:, :2], centres[indices] + distances[:, 2:]), axis=1, dtype=np.float32
+        )
+        boxes = corners * strides[indices, None]
+        kept = _suppress(boxes, scores, classes, options.iou_threshold)[: options.max_detections]
+        pad = np.array([placement.pad_x, placement.pad_y] * 2)
+        size = np.array([placement.width, placement.height] * 2)
+        return np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size), scores[kept], classes[kept]
 
 
 def _size(architecture: str) -> Size:

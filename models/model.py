@@ -71,6 +71,18 @@ class Placement:
     pad_y: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A tensor of an answer, in the words of the Open Inference Protocol.
+
+    `datatype`: FP32, INT32, …; `shape`: of a batch, which is in front, with -1 where a dimension may vary.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
 class PixelNetwork(nn.Module):
     """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
 
@@ -188,6 +200,15 @@ class PixelModel(Model):
     @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """In the server: what `reduce` returned -> one entry of "predictions" (API.md). A pure function."""
+
+    @property
+    @abstractmethod
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """What `tensors` returns, of a batch: the batch's dimension is in front."""
+
+    @abstractmethod
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """In the server: what `reduce` returned -> the answer as tensors of one picture, by the names of `answers`."""
 
 
 def softmax(logits: Array) -> Array:
