@@ -4,6 +4,7 @@ Owns: the names the rest of anychip may use.
 """
 
 from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
+from models.exported import ExportedModel
 from models.model import (
     Model,
     ModelError,
@@ -23,6 +24,7 @@ from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, Te
 __all__ = [
     "ARCHITECTURES",
     "DATATYPES",
+    "ExportedModel",
     "InputError",
     "Model",
     "ModelError",

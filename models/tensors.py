@@ -245,7 +245,10 @@ def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> di
             arrays[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
         else:
             low, high = spec.limits or (0, 255 if spec.datatype == "UINT8" else 1)
-            arrays[spec.name] = generator.integers(low, high, shape, dtype=np.int64, endpoint=True).astype(spec.dtype)
+            numbers = generator.integers(low, high, shape, dtype=np.int64, endpoint=True)
+            if spec.limits in (None, (0, 1)):
+                numbers[..., 0] = 1  # To a mask that hides everything nobody has an answer.
+            arrays[spec.name] = numbers.astype(spec.dtype)
     return arrays
 
 
