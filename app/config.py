@@ -58,7 +58,8 @@ class Settings(BaseSettings):
 
     models: CommaSeparated = Field(
         "resnet50,yolov8n",
-        description="Models to serve: names, or name=architecture:weights (official, sample, random or a path)",
+        description="Models to serve: names, or name=architecture:weights (official, sample, random or a path), "
+        "or name=file.onnx, .pt2, .ts",
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")

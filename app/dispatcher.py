@@ -71,6 +71,8 @@ class ServedModel:
         self.statistics = Statistics()
         self.floats: ServedModel | None = None
         """The form of it that takes normalised tensors, where that is wanted; it counts as this one."""
+        self.signature: tuple[Model, Any] | None = None
+        """What app.open_inference has made of a model, and of which: kept, as every request asks for it."""
         self.unloaded = False
         """No worker holds it any more, or will soon; new requests are refused."""
         self.images = 0

@@ -140,7 +140,13 @@ class Signature:
 
 def signature(served: ServedModel) -> Signature:
     """What the model takes (of pictures, one of its inputs a request) and answers with."""
-    model = served.model
+    if served.signature is None or served.signature[0] is not served.model:
+        served.signature = served.model, _signature(served, served.model)
+    kept: Signature = served.signature[1]
+    return kept
+
+
+def _signature(served: ServedModel, model: Model) -> Signature:
     if isinstance(model, TensorModel):
         inputs, outputs = (
             tuple(OutputSpec(spec.name, spec.datatype, spec.wire_shape(model.batched)) for spec in specs)

@@ -37,6 +37,7 @@ class _Trial:
         self.name, self.graph, self.declared = Path(file).name, graph, declared
         self.beside = f"{Path(file).stem}.tensors.json"
         self.signature: Signature = graph.signature
+        self.least: dict[str, int] = {}  # Lengths of named dimensions that the file takes.
 
     def inputs(self) -> tuple[tuple[TensorSpec, ...], bool, tuple[int, int]]:
         """What the network takes, whether it takes batches, and of which sizes it says so. Raises WeightsError."""
@@ -55,8 +56,8 @@ class _Trial:
             fixed = [name for name, shape in shapes.items() if not shape or isinstance(shape[0], int)]
             if fixed:
                 raise WeightsError(f"the first axis of {fixed[0]} in {self.name} is no batch: its length is fixed.")
-            for first in {shape[0] for shape in shapes.values()}:
-                low, high = self.signature.ranges.get(str(first), sizes)
+            for shape in self.signature.shapes:  # The file's own names, whatever its owner calls them.
+                low, high = self.signature.ranges.get(str(shape[0]), sizes) if shape else sizes
                 sizes = max(sizes[0], low), min(sizes[1], high)
         specs = [
             self._spec(index, name, shapes[name][1:] if batched else shapes[name])
@@ -95,7 +96,8 @@ class _Trial:
         if datatype not in DATATYPES:
             raise WeightsError(f"{name} in {self.name} is {datatype}; {', '.join(DATATYPES)} can be served.")
         lengths, dimensions = [], []
-        for length in shape:
+        own = (self.signature.shapes[index] or ())[-len(shape) :] if shape else ()
+        for axis, length in enumerate(shape):
             if isinstance(length, int):
                 lengths.append(length)
                 dimensions.append("")
@@ -110,6 +112,8 @@ class _Trial:
                 )
             lengths.append(stated if isinstance(stated, int) else stated["at_most"])
             dimensions.append("" if isinstance(stated, int) else str(length))
+            low, _ = self.signature.ranges.get(str(own[axis]), (1, 0)) if own else (1, 0)
+            self.least[str(length)] = max(low, self.least.get(str(length), 1))
         if 0 in lengths:
             raise WeightsError(f"{name} in {self.name} has an axis of length 0.")
         limits = declared.get("range")
@@ -226,8 +230,8 @@ def _dimensions(
     count = len(outputs[0]) if batched else 1
     given = _first(arrays, count)
     for dimension, most in longest.items():
-        length = max(trial.signature.ranges.get(dimension, (1, most))[0], most // 2, 1)
-        if length == most:
+        length = max(trial.least[dimension], most // 2)
+        if length >= most:
             continue
         short, padded = {}, {}
         for spec in inputs:
