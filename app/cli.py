@@ -181,6 +181,16 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
+    from app import workers
+
+    workers.prepare()
+    try:
+        return _serve_models(settings, announce)
+    finally:
+        workers.discard_prepared()
+
+
+def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
     from app.main import serve
     from models import open_model, parse_spec
 

@@ -63,6 +63,7 @@ class CpuBackend(Backend):
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
         # at every batch size fit.
         environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
+        late_environment=True,
     )
 
     def __init__(self, threads: int | None = None) -> None:
