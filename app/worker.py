@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 STATS_INTERVAL_S = 1.0
 BEAT_INTERVAL_S = 0.5
-_LONG_S = 0.025
+_WARM_UP_RUNS = 2
 
 log = logging.getLogger("anychip.worker")
 
@@ -343,13 +344,21 @@ class Worker:
             if not returned or len(self._forced_bytes) > 1:
                 return None
 
-    def _latencies(self, executable: Executable, buffer: npt.NDArray[np.uint8]) -> dict[int, float]:
-        """Seconds a batch of each size takes: the best of several runs, so that a first compilation does not count."""
+    @staticmethod
+    def _latencies(executable: Executable, buffer: npt.NDArray[np.uint8]) -> dict[int, float]:
+        """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
+
+        A first run may compile. Then it takes longer than as many runs of a smaller batch would.
+        """
+        fastest_s = executable.fastest_s
+        least_s = math.inf  # A picture, in batches so far.
         for size in executable.batch_sizes:
-            # The gate has run every size already, the small ones often.
-            for _ in range(1 if executable.fastest_s.get(size, 0.0) > _LONG_S else 2):
+            for _ in range(_WARM_UP_RUNS):
+                if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:
+                    break
                 executable.run(buffer[:size])
-        return dict(executable.fastest_s)
+            least_s = min(least_s, fastest_s[size] / size)
+        return dict(fastest_s)
 
     def _give_back(self, pipe: _Pipe) -> None:
         """After a batch, its answer is on its way: look at the memory and do what the guard says."""

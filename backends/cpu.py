@@ -111,7 +111,7 @@ class CpuBackend(Backend):
             "openvino": OpenVINOEngine(self._threads),
             "onnxruntime": OnnxRuntimeEngine(self._threads),
             "eager": EagerEngine(_FLOATS),
-            "inductor": InductorEngine(_FLOATS),
+            "inductor": InductorEngine((*_FLOATS, "int8")),
             "torchscript": TorchScriptEngine(_FLOATS),
         }
         if engine != "auto" and engine not in engines:

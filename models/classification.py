@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.overrides import TorchFunctionMode
 
 from models.model import (
@@ -346,5 +346,8 @@ def _fuse(core: nn.Module) -> None:
         if before.op != "call_module" or type(modules[before.target]) is not nn.Conv2d or len(before.users) != 1:
             continue
         if calls[node.target] == calls[before.target] == 1:
-            core.set_submodule(before.target, fuse_conv_bn_eval(modules[before.target], modules[node.target]))
+            conv, norm = modules[before.target], modules[node.target]
+            conv.weight, conv.bias = fuse_conv_bn_weights(
+                *(conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+            )
             core.set_submodule(node.target, nn.Identity())
