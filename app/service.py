@@ -24,6 +24,7 @@ from app.errors import ServiceError
 from app.metrics import Exemplar, Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
 from app.tracing import RequestTrace, Tracing
+from app.triton_metrics import TritonMetrics
 from app.workers import WorkerStartError
 from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, Options, Placement, open_model, parse_spec
@@ -101,6 +102,8 @@ class Service:
         if self.simulated:
             log.warning("%s is simulated: the CPU computes its answers", self.choice.backend.name)
         self.metrics = Metrics(enabled=settings.metrics)
+        if settings.metrics and settings.triton_metrics:
+            self.metrics.registry.register(TritonMetrics(self.metrics))
         self.metrics.ready.set_function(lambda: not self.not_ready())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         self.draining = False
