@@ -272,10 +272,11 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Cache releases",
             {
-                "{{instance}} {{device}} rung {{rung}} {{trigger}}": f"{rate('anychip_cache_releases_total', DEVICE, 'instance, device, rung, trigger')} > 0"
+                "{{instance}} {{device}} rung {{rung}} {{trigger}}": increase(
+                    "anychip_cache_releases_total", DEVICE, "instance, device, rung, trigger"
+                )
             },
-            "ops",
-            "The memory guard: 1 collect, 2 caches, 3 another worker in place of this one: that is a leak.",
+            text="The memory guard: 1 collect, 2 caches, 3 another worker in place of this one: that is a leak.",
         ),
         Panel(
             "Bytes returned",
