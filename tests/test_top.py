@@ -8,7 +8,7 @@ import sys
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -22,6 +22,7 @@ PREDICT = "/v1/models/resnet18:predict"
 NULL = ("--models", "resnet18", "--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.001, 9.9), min_size=1, max_size=50), st.floats(0.01, 1))
 def test_a_quantile_lies_in_the_bucket_of_the_real_one(seconds, share):
     bounds = [0.01, 0.1, 0.5, 1, 5, 10, float("inf")]
