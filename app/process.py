@@ -9,12 +9,13 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import logging
+import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
+from app import logs
 from app.arena import Arena
 from app.worker import run
 
@@ -40,7 +41,8 @@ def main(connection: Connection[Any, Any], prepare: bool = False) -> None:
     except (EOFError, ConnectionError):
         return
     os.environ.update(begin.environment)
-    logging.basicConfig(level=begin.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    multiprocessing.current_process().name = begin.name  # Its log lines say so.
+    logs.configure(*begin.log_style)
     _import_libraries()
     run(connection, arena)
 

@@ -164,7 +164,7 @@ class Worker:
                     *(executable.engine, executable.precision, latency_s),
                     dict(executable.refusals),
                     dict(executable.measures),
-                    dict(executable.operators),
+                    *(dict(executable.operators), executable.wrong),
                 )
             )
             errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
@@ -213,7 +213,7 @@ class Worker:
                     return
             except DeviceLostError as error:
                 log.exception("the device is lost")
-                pipe.send(Ended(f"{error}"))
+                pipe.send(Ended(f"{error}", "leaked" if self._leaks else "lost"))
                 return
 
     def _answer(self, pipe: _Pipe, answer: Done | Failed) -> None:
