@@ -130,6 +130,7 @@ BEHAVIOURS = st.builds(
     st.integers(1, MIB),
     st.integers(0, MIB),
     st.integers(0, MIB),
+    st.floats(0, 100_000, allow_nan=False).map(lambda value: round(value, 3)),
     st.lists(FAULTS, max_size=4).map(tuple),
 )
 

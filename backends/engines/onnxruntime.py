@@ -1,6 +1,6 @@
 """ONNX Runtime, on the CPU or through an accelerator's execution provider.
 
-Owns: export to ONNX and the choice of the provider. Must not know vendors, models or images.
+Owns: export to ONNX, running ONNX files, and the choice of the provider. Must not know vendors, models or images.
 
 One session with a free batch dimension serves every batch size: a session a size would hold the weights as often.
 """
@@ -14,12 +14,22 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
-from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels
+from backends.backend import (
+    Array,
+    CompileOptions,
+    EngineRefusedError,
+    Executable,
+    Network,
+    Pixels,
+    TensorNetwork,
+    form_of,
+)
 from backends.engine_cache import EngineCache
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine, first_line
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine, first_line, unpacking
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {
@@ -35,6 +45,7 @@ class OnnxRuntimeEngine(Engine):
     """`threads`: how many cores a session may use where it computes on the CPU."""
 
     name = "onnxruntime"
+    forms = ("pixels", "onnx")
 
     def __init__(self, threads: int, precisions: tuple[str, ...] = ("fp32",)) -> None:
         """`precisions`: fp16 only pays with an accelerator's provider; the CPU's has no half-precision convolutions.
@@ -50,7 +61,13 @@ class OnnxRuntimeEngine(Engine):
         """As the contract says; casts `network` in place."""
         runtime = _runtime()
         provider = _provider(runtime, torch.device(device).type)
-        if precision == "int8":
+        packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
+        if packed is not None and precision != "fp32":
+            raise EngineRefusedError("an ONNX file keeps its own types: choose fp32, which leaves them as they are")
+        exported: str | bytes
+        if packed is not None:
+            exported = packed.file
+        elif precision == "int8":
             exported = _int8(runtime, network, batch_sizes[-1], options)
         else:
             network.cast(DTYPES[precision])
@@ -70,6 +87,8 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
+        if packed is not None:
+            return _PackedExecutable(self.name, device, precision, batch_sizes, packed, session=session)
         if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         executable = _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
@@ -97,6 +116,38 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
             return tuple(self._session.run(None, {self._input: pixels}))
         except Exception as error:
             # What `translated_errors` reads; the text says what kind it is.
+            raise RuntimeError(str(error)) from error
+
+    def _release(self) -> None:
+        self._session = None
+
+
+class _PackedExecutable(CheckedExecutable):
+    """A file's own graph, its inputs taken out of the items' bytes."""
+
+    def __init__(
+        self,
+        engine: str,
+        device: str,
+        precision: str,
+        batch_sizes: tuple[int, ...],
+        network: TensorNetwork,
+        *,
+        session: Any,
+    ) -> None:
+        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+        self._session = session
+        self._inputs, self._batched = unpacking(network), network.batched
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        # The session wants what lies in one piece: of several inputs none does, when the batch is more than one.
+        given = {name: np.ascontiguousarray(take(pixels)) for name, take in self._inputs}
+        try:
+            if self._batched:
+                return tuple(self._session.run(None, given))
+            outputs = self._session.run(None, {name: array[0] for name, array in given.items()})
+            return tuple(np.asarray(output)[None] for output in outputs)
+        except Exception as error:
             raise RuntimeError(str(error)) from error
 
     def _release(self) -> None:
