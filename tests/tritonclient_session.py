@@ -20,7 +20,9 @@ def main() -> None:
 
     given = np.load(file)
     pictures = [given["first"].tobytes(), given["second"].tobytes()]
-    client = triton.InferenceServerClient(url)
+    # Loading and unloading answer when every worker has been replaced.
+    patient = {"connection_timeout": 240, "network_timeout": 240} if transport == "http" else {}
+    client = triton.InferenceServerClient(url, **patient)
     report = {"live": client.is_server_live(), "ready": client.is_server_ready()}
     report["model_ready"] = client.is_model_ready("resnet18"), client.is_model_ready("resnet18", "1")
 

@@ -76,12 +76,10 @@ async def models(request: Request) -> ModelList:
     )
 
 
-@router.api_route(
-    "/predictions/{model}", methods=["POST", "PUT"], openapi_extra=_DOCUMENTATION, response_class=Response
-)
-@router.api_route(
-    "/predictions/{model}/{version}", methods=["POST", "PUT"], openapi_extra=_DOCUMENTATION, response_class=Response
-)
+@router.put("/predictions/{model}", include_in_schema=False)
+@router.put("/predictions/{model}/{version}", include_in_schema=False)
+@router.post("/predictions/{model}", openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predictions(request: Request, model: str, version: str = "") -> Response:
     """Classes with their probabilities, or detections, of one image; of several in one request, a list of these."""
     state = request.app.state
