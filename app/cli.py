@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from app.config import Settings
+from app.config import Settings, split
+from app.doctor import CHECKS, examine
 
 if TYPE_CHECKING:
     from models import Model
@@ -39,6 +40,7 @@ _EXAMPLES = {
     "demo": "anychip demo",
     "predict": "anychip predict yolov8n street.jpg --save drawn/",
     "devices": "anychip devices --json",
+    "doctor": "anychip doctor --device auto --skip port",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "list": "anychip weights list",
     "fetch": "anychip weights fetch resnet50 yolov8n",
@@ -115,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(devices, ("simulate",))
+
+    doctor = add("doctor", _doctor, "Check the environment, one thing after the other; says what to do about failures.")
+    doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -242,6 +249,23 @@ def _devices(parsed: argparse.Namespace) -> int:
         for row in rows:
             print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.detail}")
     return 0 if any(row.ok for row in rows) else 1
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    skip = split(parsed.skip)
+    unknown = [name for name in skip if name not in CHECKS]
+    if unknown:
+        raise CommandError(f"there is no check {unknown[0]!r}; there is {', '.join(CHECKS)}")
+    found = []
+    for check in examine(_settings(parsed), skip):
+        found.append(check)
+        if not parsed.json:
+            print(f"{check.status}  {check.name:14}{check.detail}", flush=True)
+            if check.remedy:
+                print(f"{'':20}-> {check.remedy}", flush=True)
+    if parsed.json:
+        print(json.dumps([vars(check) for check in found], indent=2))
+    return 1 if any(check.status == "FAIL" for check in found) else 0
 
 
 def _weights(parsed: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from backends.backend import (
 )
 from backends.hooks import register_release_hook, run_release_hooks
 from backends.operators import fallback_counts, register_operator_libraries
-from backends.registry import BACKENDS, Choice, choose, report
+from backends.registry import BACKENDS, Choice, choose, device_files, report
 
 __all__ = [
     "BACKENDS",
@@ -44,6 +44,7 @@ __all__ = [
     "Telemetry",
     "WrongAnswersError",
     "choose",
+    "device_files",
     "fallback_counts",
     "register_operator_libraries",
     "register_release_hook",
