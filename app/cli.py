@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -75,11 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.images import ImageError
     from app.probes import CalibrationError
+    from app.tracing import TracingError
     from app.workers import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
-    return CommandError, CalibrationError, WorkerStartError, BackendError, ModelError, ImageError, OSError
+    return CommandError, CalibrationError, TracingError, WorkerStartError, BackendError, ModelError, ImageError, OSError
 
 
 def _complain(message: str) -> int:
@@ -188,12 +188,11 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
+    from app import logs
     from app.main import serve
     from models import open_model, parse_spec
 
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    logs.configure(settings.log_level, settings.log_format)
     models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
     serving = serve(settings, models, announce)
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 
@@ -71,8 +71,8 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `measures`: the
-    gate's errors against float32; `operators`: those the device lacks, and what runs in their place
-    (backends.Executable).
+    gate's errors against float32; `operators`: those the device lacks, and what runs in their place; `wrong`: engines
+    and precisions that the gate refused (backends.Executable).
     """
 
     engine: str
@@ -81,6 +81,7 @@ class Loaded:
     refusals: Mapping[str, str] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
+    wrong: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The worker cannot start, or its device is lost; `reason` is one plain sentence. Its process ends after this."""
+    """The worker cannot start, its device is lost, or it leaks and has no memory left; `reason` is one plain sentence.
+    Its process ends after this.
+    """
 
     reason: str
+    kind: Literal["lost", "leaked"] = "lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,10 @@ class Scheduler:
         """Items in the model's queue, reservations not included."""
         return self._queues[model].depth
 
+    def reserved(self, model: str) -> int:
+        """Places of the model's queue that are held for items on their way to it."""
+        return self._queues[model].reserved
+
     def in_flight(self, model: str) -> int:
         """Items with workers."""
         return sum(

@@ -21,8 +21,10 @@ from app import images
 from app.config import Settings
 from app.dispatcher import Dispatcher, ServedModel, too_late
 from app.errors import ServiceError
-from app.metrics import Metrics
+from app.metrics import Exemplar, Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
+from app.tracing import RequestTrace, Tracing
+from app.triton_metrics import TritonMetrics
 from app.workers import WorkerStartError
 from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, Options, Placement, open_model, parse_spec
@@ -64,7 +66,8 @@ class Answer:
 class Request:
     """What a client asks beside its images. `deadline_s` is in `time.monotonic()`; `timings` are filled in.
 
-    `abandoned`: the client is gone, so that what is cancelled now counts as its doing.
+    `abandoned`: the client is gone, so that what is cancelled now counts as its doing. `trace`: where its stages are
+    recorded; `exemplar`: what its measurements are labelled with.
     """
 
     options: Options
@@ -72,6 +75,8 @@ class Request:
     priority: int = 0
     timings: Timings = field(default_factory=Timings)
     abandoned: bool = False
+    trace: RequestTrace | None = None
+    exemplar: Exemplar | None = None
 
     def abandon(self) -> None:
         """The client is gone."""
@@ -81,12 +86,13 @@ class Request:
 class Service:
     """Models served by workers. Made, started and stopped inside one running event loop."""
 
-    def __init__(self, settings: Settings, models: Sequence[Model]) -> None:
+    def __init__(self, settings: Settings, models: Sequence[Model], tracing: Tracing | None = None) -> None:
         """Raises BackendUnavailableError when no device fits `settings.device`, ModelError for models of one name."""
         names = [model.name for model in models]
         if len(set(names)) < len(names):
             raise ModelError(f"two models have one name: {', '.join(sorted(names))}")
         self.settings = settings
+        self.tracing = tracing
         if settings.null:
             null.configure(settings.null)
         if settings.simulate:
@@ -95,10 +101,14 @@ class Service:
         self.simulated = self.choice.simulated
         if self.simulated:
             log.warning("%s is simulated: the CPU computes its answers", self.choice.backend.name)
-        self.metrics = Metrics()
+        self.metrics = Metrics(enabled=settings.metrics)
+        if settings.metrics and settings.triton_metrics:
+            self.metrics.registry.register(TritonMetrics(self.metrics))
+        self.metrics.ready.set_function(lambda: not self.not_ready())
+        self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         self.draining = False
         self.refusing = False
-        self.dispatcher = Dispatcher(settings, self.choice, models, self.metrics)
+        self.dispatcher = Dispatcher(settings, self.choice, models, self.metrics, tracing)
         self.models = self.dispatcher.models
         self._reads_pixels = self.choice.backend.facts.reads_pixels
         self._background: set[asyncio.Task[None]] = set()
@@ -159,11 +169,9 @@ class Service:
         for worker, returned in (await self.dispatcher.release()).items():
             log.info("%s gave back %d bytes", worker, sum(returned.values()))
 
-    def count(self, name: str, code: str, seconds: float) -> None:
+    def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
-        metrics = self.models[name].metrics
-        metrics.answered(code)
-        metrics.request_seconds.observe(seconds)
+        self.models[name].metrics.answered(code, seconds, exemplar)
 
     def images_under_way(self) -> int:
         """Images accepted and not yet answered."""
@@ -244,8 +252,10 @@ class Service:
     ) -> Answer:
         """One image, one of the reserved places, to its prediction."""
         stage = "decode"
+        started_s = time.monotonic()
+        begun = [("decode", started_s)]  # Each stage lasts until the next one begins.
+        batch = None
         try:
-            started_s = time.monotonic()
             slot, placement = await self._decode(served, body)
             decoded_s = time.monotonic()
             if decoded_s >= request.deadline_s:
@@ -253,10 +263,15 @@ class Service:
                 served.metrics.expired["decode"].inc()
                 raise too_late()
             stage = "queue"
-            item = self.dispatcher.submit(places, slot, request.options, position)
+            begun.append((stage, decoded_s))
+            item = self.dispatcher.submit(places, slot, request.options, position, request.trace)
             outcome = await self.dispatcher.outcome(served, item)
             answered_s = time.monotonic()
             stage = "postprocess"
+            # Whatever the device did not take was waiting, in our queue or in front of the worker.
+            infer_begun_s = max(decoded_s, answered_s - outcome.infer_s)
+            begun += [("infer", infer_begun_s), ("post", answered_s)]
+            batch = outcome.batch
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
             model: Model = worker.plan.load.models[served.index]
@@ -272,18 +287,22 @@ class Service:
                 with_worker = stage == "queue" and item.dispatched_s
                 served.metrics.cancelled["infer" if with_worker else stage].inc()
             raise
+        finally:
+            if request.trace is not None:
+                request.trace.stages(begun, time.monotonic(), position, batch)
         now_s = time.monotonic()
         if now_s >= request.deadline_s:
             served.metrics.expired["postprocess"].inc()
             raise too_late()
         stages = {
             "decode": decoded_s - started_s,
-            "queue": item.dispatched_s - decoded_s,
+            "queue": infer_begun_s - decoded_s,
             "infer": outcome.infer_s,
             "postprocess": now_s - answered_s,
         }
         for stage, seconds in stages.items():
-            served.metrics.stage_seconds[stage].observe(seconds)
+            served.metrics.stage_seconds[stage].observe(seconds, request.exemplar)
+        served.metrics.deadline_slack.observe(request.deadline_s - now_s)
         request.timings.include(stages)
         assert worker.ready is not None
         loaded = worker.ready.loaded[served.index]

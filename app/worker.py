@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from app import logs
 from app.arena import Arena
 from app.guard import CACHE, COLLECT, HAND_OVER, Guard, Level, Step
 from app.protocol import (
@@ -59,7 +60,7 @@ log = logging.getLogger("anychip.worker")
 Result = tuple[npt.NDArray[Any], ...] | None
 
 
-def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[str, str], log_level: str) -> None:
+def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[str, str], style: logs.Style) -> None:
     """The process: ends when told to, or when the server's end of the pipe is gone, however the server ended."""
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -68,7 +69,7 @@ def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[st
     with contextlib.suppress(OSError, AttributeError):  # Linux: dies with the server even inside a hung driver call.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(environment)
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(*style)
     run(connection, arena)
 
 
@@ -180,7 +181,7 @@ class Worker:
                     *(executable.engine, executable.precision, latency_s),
                     dict(executable.refusals),
                     dict(executable.measures),
-                    dict(executable.operators),
+                    *(dict(executable.operators), executable.wrong),
                 )
             )
             errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
@@ -229,7 +230,7 @@ class Worker:
                     return
             except DeviceLostError as error:
                 log.exception("the device is lost")
-                pipe.send(Ended(f"{error}"))
+                pipe.send(Ended(f"{error}", "leaked" if self._leaks else "lost"))
                 return
 
     def _answer(self, pipe: _Pipe, answer: Done | Failed) -> None:

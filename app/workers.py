@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from app import logs
 from app import worker as worker_process
 from app.arena import Arena
 from app.protocol import Beat, Done, Ended, Failed, Load, Ready, Run, Stop
@@ -49,7 +50,7 @@ class Plan:
     start_timeout_s: float = 600.0
     batch_timeout_s: float = 30.0
     heartbeat_timeout_s: float = 10.0
-    log_level: str = "info"
+    log_style: logs.Style = ("info", "auto")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Events:
     """Who hears what.
 
     `gone`: once for each worker that was ready, with the reason. `died`: a replica lost its worker, with the kind of
-    death: "died", "hung" or "start" (it was never ready). `broken`: a replica is given up for a while, with the reason.
+    death: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready). `broken`: a replica is
+    given up for a while, with the reason.
     """
 
     ready: Callable[[WorkerProcess], None]
@@ -83,7 +85,7 @@ class WorkerProcess:
         self.plan = plan
         self.ready: Ready | None = None
         self.answered = False
-        self.hung = False
+        self.end = "died"
         self.retiring = False
         self.drained = asyncio.Event()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -142,7 +144,7 @@ class WorkerProcess:
         ours, theirs = context.Pipe(duplex=True)
         process = context.Process(
             target=worker_process.main,
-            args=(theirs, self._arena, dict(self.plan.environment), self.plan.log_level),
+            args=(theirs, self._arena, dict(self.plan.environment), self.plan.log_style),
             name=self.id,
             daemon=True,  # Should the server end in disorder, multiprocessing's own exit hook kills it too.
         )
@@ -186,7 +188,7 @@ class WorkerProcess:
                 self._hung(f"nothing was heard of it for {now_s - self._heard_s:.1f} s")
 
     def _hung(self, reason: str) -> None:
-        self.hung = True
+        self.end = "hung"
         self.kill(f"it hung: {reason}")
 
     def _readable(self) -> None:
@@ -209,6 +211,7 @@ class WorkerProcess:
             self.ready = message
             self._started.set_result(message)
         elif isinstance(message, Ended):
+            self.end = message.kind
             self._close(message.reason)
         else:
             if isinstance(message, Done | Failed):
@@ -329,7 +332,7 @@ class Replica:
                         self._current = None
                         if worker.answered:
                             self._deaths = 0
-                        self._died(reason, "hung" if worker.hung else "died")
+                        self._died(reason, worker.end)
             await self._pause()
 
     def _died(self, reason: str, kind: str) -> None:

@@ -156,7 +156,8 @@ class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
     Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it, `measures` what the gate measured. `staged`: engines
+    `refusals` why engines that were preferred did not take it, `wrong` those of them, with the precision, whose answers
+    the gate found wrong, `measures` what the gate measured. `staged`: engines
     that take long were left out (CompileOptions.quick). `operators`: those that the device lacks, and who stands in:
     `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's own choice. `depth`: how
     many batches may be under way at once; where it is 1, `start` returns when the batch is done.
@@ -166,6 +167,7 @@ class Executable(ABC):
     precision: str
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
+    wrong: tuple[tuple[str, str], ...] = ()
     measures: Mapping[str, float] = MappingProxyType({})
     staged: bool = False
     operators: Mapping[str, str] = MappingProxyType({})

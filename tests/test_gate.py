@@ -248,4 +248,5 @@ async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(
         assert 'anychip_precision_error{device="cpu:0",measure="logit",model="resnet50"}' in text
     with running(tmp_path, *options) as service:
         assert served(service)["precision"] == "int8"
-        assert 'reason="compiled"' not in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 0.0' in text

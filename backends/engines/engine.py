@@ -182,6 +182,7 @@ def compile_first(
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
+    lied: list[tuple[str, str]] = []
     staged = False
     for precision in precisions:
         wrong = False
@@ -200,12 +201,14 @@ def compile_first(
             given = network if last else _copied(network)
             try:
                 executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
-                executable.refusals, executable.staged = refusals, staged
+                executable.refusals, executable.wrong, executable.staged = refusals, tuple(lied), staged
                 return executable
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
-                wrong = wrong or isinstance(error, WrongAnswersError)
+                if isinstance(error, WrongAnswersError):
+                    wrong = True
+                    lied.append((engine.name, precision))
                 refusals[name] = str(error)
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
         if not wrong:
