@@ -46,7 +46,10 @@ class Cluster:
         self._process = psutil.Process(process.pid)
 
     def processes(self):
-        return self._process.children(recursive=True)
+        try:
+            return self._process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
     def replicas(self):
         found = []
