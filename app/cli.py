@@ -40,6 +40,7 @@ _EXAMPLES = {
     "predict": "anychip predict yolov8n street.jpg --save drawn/",
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
+    "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "list": "anychip weights list",
     "fetch": "anychip weights fetch resnet50 yolov8n",
@@ -74,12 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.images import ImageError
     from app.probes import CalibrationError
+    from app.top import TopError
     from app.tracing import TracingError
     from app.workers import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
-    return CommandError, CalibrationError, TracingError, WorkerStartError, BackendError, ModelError, ImageError, OSError
+    return (
+        CommandError,
+        CalibrationError,
+        TopError,
+        TracingError,
+        WorkerStartError,
+        BackendError,
+        ModelError,
+        ImageError,
+        OSError,
+    )
 
 
 def _complain(message: str) -> int:
@@ -122,6 +134,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
+
+    top = add("top", _top, "Devices, queues and rates of a running service, live.")
+    top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
+    top.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)")
+    top.add_argument("--once", action="store_true", help="print what one interval shows, and end")
+    top.add_argument("--json", action="store_true", help="print what the service says now as JSON, and end")
 
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -265,6 +283,20 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps([vars(check) for check in found], indent=2))
     return 1 if any(check.status == "FAIL" for check in found) else 0
+
+
+def _top(parsed: argparse.Namespace) -> None:
+    import httpx
+
+    from app import top
+
+    if not parsed.interval_s > 0:
+        raise CommandError("--interval-s must be more than 0")
+    if parsed.json:
+        with httpx.Client(base_url=parsed.url) as client:
+            print(json.dumps(top.ask(client), indent=2))
+    else:
+        top.watch(parsed.url, parsed.interval_s, once=parsed.once)
 
 
 def _weights(parsed: argparse.Namespace) -> int:

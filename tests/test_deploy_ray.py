@@ -77,8 +77,8 @@ def cluster(tmp_path_factory):
     [application] = config["applications"]
     application["args"] = {"accelerator": "CPU", "settings": {**SETTINGS, "cache_dir": str(folder / "cache")}}
     [deployment] = application["deployments"]
-    del deployment["autoscaling_config"]
-    deployment.update(num_replicas=2, ray_actor_options={"num_cpus": 0.1})
+    deployment["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
+    deployment.update(ray_actor_options={"num_cpus": 0.1})
     path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     short = f"/tmp/ray-{uuid.uuid4().hex[:8]}"  # It has sockets in it, whose names have a limit.
@@ -110,7 +110,7 @@ def cluster(tmp_path_factory):
         started = made.processes()
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(60)
+            process.wait(120)
         finally:
             process.kill()
             process.wait()

@@ -570,3 +570,15 @@ def test_a_freeze_stops_the_process_until_it_is_continued(child: subprocess.Pope
     assert child.returncode == 0
     assert said[-1] == "cleaned up"
     assert {"answered 1", "answered 2"} <= set(said)
+
+
+def test_told_its_power_it_says_how_much_energy_that_was_and_how_busy_it_is() -> None:
+    backend = NullBackend()
+    executable = loaded("power_w=200,delay_ms=5", (1,), backend)
+    first = backend.telemetry(DEVICE)
+    for _ in range(4):
+        executable.run(batch(GREY))
+    second = backend.telemetry(DEVICE)
+    assert (second.power_watts, second.temperature_celsius) == (200, 50)
+    assert second.energy_joules - first.energy_joules >= 200 * 4 * 0.005
+    assert 0 < second.utilization_ratio <= 1
