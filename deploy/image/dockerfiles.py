@@ -69,7 +69,7 @@ FLAVOURS = {
     ),
     "dcu": Flavour(
         title="Hygon DCUs",
-        base="image.sourcefind.cn:5000/dcu/admin/base/pytorch:2.4.1-ubuntu22.04-dtk25.04-py3.10-fixpy",
+        base="harbor.sourcefind.cn:5443/dcu/admin/base/pytorch:2.7.1-ubuntu22.04-dtk26.04-py3.10",
         about="The vendor's build of torch on DTK. It can be imported only where the driver's /opt/hyhal is mounted,\n"
         "# so nothing that imports it runs while this is built.",
         vendor_environment="/opt/dtk/env.sh",
