@@ -28,7 +28,15 @@ yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = sorted((ROOT / "models" / "sample" / "pictures").glob("*.jpg"))
 JPEG = {"Content-Type": "image/jpeg"}
-SETTINGS = {"models": "resnet50,yolov8n", "weights": "sample", "device": "cpu", "engine": "eager", "precision": "fp32"}
+SETTINGS = {
+    "models": "resnet50,yolov8n",
+    "weights": "sample",
+    "device": "cpu",
+    "engine": "eager",
+    "precision": "fp32",
+    "batch_sizes": "1",
+    "heartbeat_timeout_s": 120,  # Of a machine that does much else.
+}
 WAIT_S = 120
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")
 
@@ -125,7 +133,7 @@ def cluster(tmp_path_factory):
 @pytest.mark.deploy
 @pytest.mark.timeout(900)
 def test_answers_are_those_of_the_plain_service(cluster, tmp_path):
-    options = ("--models", SETTINGS["models"], "--weights", "sample", "--device", "cpu")
+    options = ("--models", SETTINGS["models"], "--weights", "sample", "--device", "cpu", "--batch-sizes", "1")
     through_ray = [predict(cluster.url, picture) for picture in PICTURES]
     with running(tmp_path, *options) as service:
         plain = [predict(service.url, picture) for picture in PICTURES]
