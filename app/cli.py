@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -206,10 +207,22 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
+    from app import workers
+
+    workers.prepare()
+    try:
+        return _serve_models(settings, announce)
+    finally:
+        workers.discard_prepared()
+
+
+def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
+    gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
     from app import logs
     from app.main import serve
     from models import open_model, parse_spec
 
+    gc.enable()
     logs.configure(settings.log_level, settings.log_format)
     models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
     serving = serve(settings, models, announce)

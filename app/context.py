@@ -41,6 +41,11 @@ class RequestContext:
             if int(found[2], 16) & 1:  # Recorded by whoever asked.
                 self.exemplar = {"trace_id": found[1].decode()}
 
+    def attributes(self) -> dict[str, str]:
+        """What a trace says of the request; only what is known."""
+        known = {"anychip.request_id": self.request_id, "http.route": self.route, "anychip.model": self.model}
+        return {name: value for name, value in known.items() if value}
+
     def server_timing(self) -> str:
         """The Server-Timing header: milliseconds of each stage."""
         stages = self.timings

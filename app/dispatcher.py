@@ -34,7 +34,7 @@ from app.probes import Calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
 from app.tracing import RequestTrace, Tracing
-from app.workers import Events, Plan, Replica, WorkerProcess
+from app.workers import Events, Plan, Replica, WorkerProcess, discard_prepared
 from backends import Choice
 from models import Model, Options
 
@@ -150,6 +150,7 @@ class Dispatcher:
             plan = Plan(
                 load,
                 self._choice.backend.facts.variables(os.environ, settings.cache_dir.expanduser()),
+                takes_prepared=self._choice.backend.facts.late_environment,
                 start_timeout_s=settings.start_timeout_s,
                 batch_timeout_s=settings.batch_timeout_s,
                 heartbeat_timeout_s=settings.heartbeat_timeout_s,
@@ -157,6 +158,7 @@ class Dispatcher:
             )
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
+        discard_prepared()
 
     async def stop(self) -> None:
         """Stop every worker; what is still under way has no outcome. Idempotent."""

@@ -49,12 +49,15 @@ class Edge:
         logs.request_id.set(context.request_id)
         logs.trace_id.set(context.exemplar["trace_id"] if context.exemplar else "")
         scope["anychip"] = context
-        status = 0
+        status, code = 0, "OK"
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                context.route = context.route or getattr(scope.get("route"), "path", "")
+                if context.trace is not None:
+                    context.trace.describe({**context.attributes(), "anychip.code": code})
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", context.request_id.encode()),
@@ -67,7 +70,6 @@ class Edge:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
-        code = "OK"
         try:
             await self._app(scope, receive, answer)
         except ClientDisconnect:
@@ -97,11 +99,8 @@ class Edge:
             service.count(context.model, code, seconds, context.exemplar)
         elif code in MODELLESS:
             service.metrics.requests.labels("", code).inc()
-        route = context.route or getattr(scope.get("route"), "path", "")
         if context.trace is not None:
-            about = {"anychip.request_id": context.request_id, "http.route": route, "anychip.model": context.model}
-            name = f"{scope['method']} {route}".rstrip()
-            context.trace.end(name, status, code, {key: value for key, value in about.items() if value})
+            context.trace.end(f"{scope['method']} {context.route}".rstrip(), status, code)
         if service.settings.log_requests:
             # Without the query: it is the client's, and may hold what nobody should read.
             fields = {"method": scope["method"], "path": scope["path"], "status": status, "code": code}

@@ -195,7 +195,7 @@ class ModelMetrics:
 
     def answered(self, code: str, seconds: float, exemplar: Exemplar | None) -> None:
         """Count a request that ended with `code`, "OK" or an error's; `exemplar` names its trace."""
-        self._requests[code].inc()
+        (self._requests.get(code) or self._metrics.requests.labels(self._model, code)).inc()
         self.request_seconds.observe(seconds, exemplar)
 
     def batch(self, device: str) -> tuple[Histogram, Counter]:

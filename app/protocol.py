@@ -2,13 +2,13 @@
 
 Owns: the messages, nothing else. They are small: pixels travel through the arena, outputs are already reduced.
 
-    server ─► Load, Run, Release, Stop
+    server ─► Begin, Load, Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,17 +16,28 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from app.guard import Limits
+from app.logs import Style
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """To the process, before all else: what it should know before it loads any library. The arena's handle follows."""
+
+    name: str
+    environment: Mapping[str, str]
+    log_style: Style
+    pools: tuple[Any, ...]  # app.arena.Pool
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """The first message: what to serve and how. `models` are `models.Model`s; model i reads pool i of the arena.
+    """To the worker, before all else: what to serve and how. Model i (`models.Model`) reads pool i of the arena.
 
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
     shared libraries to load after the vendor's package. `probes`: each model's pictures for the gate, uint8
-    [n, *input_shape]; none: there is no gate. `calibrations`: who brings each model's pictures for int8, where that is
+    [n, *input_shape]; none: there is no gate. `calibrations`: each model's `app.probes.Calibration`, where int8 is
     wanted. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds; Ready says whether that
     left something out.
     """
@@ -40,7 +51,7 @@ class Load:
     plugins: tuple[str, ...] = ()
     operator_libraries: tuple[str, ...] = ()
     probes: tuple[Array, ...] = ()
-    calibrations: tuple[Callable[[], Array], ...] = ()
+    calibrations: tuple[Any, ...] = ()
     cache_dir: Path | None = None
     quick: bool = False
 

@@ -27,12 +27,16 @@ class Times(BaseModel):
 
 
 class ModelStats(BaseModel):
-    """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: those that happened."""
+    """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: those that happened.
+
+    `images` were answered; `images_computed` may have been in vain, or twice.
+    """
 
     model: str
     ready: bool
     requests: dict[str, int]
     images: int
+    images_computed: int
     batches: int
     padding: int
     queue_depth: int
@@ -148,6 +152,7 @@ def _model(samples: _Samples, name: str, *, ready: bool) -> ModelStats:
         ready=ready,
         requests=counts("code", "requests_total"),
         images=samples.total("anychip_stage_seconds_count", model=name, stage="postprocess"),
+        images_computed=total("batch_size_sum"),
         batches=total("batch_size_count"),
         padding=total("batch_padding_total"),
         queue_depth=total("queue_depth"),

@@ -18,7 +18,7 @@ from rich.text import Text
 
 Stats = Mapping[str, Any]
 _TIMEOUT_S = 5.0
-_NO_ANSWER = ("OK", "CANCELLED")
+_NO_ERRORS = ("OK", "CANCELLED")
 
 
 class TopError(Exception):
@@ -58,70 +58,82 @@ def run(url: str, interval_s: float, *, once: bool, console: Console, pause: Cal
 
 
 def screen(before: Stats, now: Stats) -> RenderableType:
-    """All of it; rates are those between the two."""
+    """All of it; rates are those between the two. It fits 80 columns."""
     state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
     simulated = ", simulated devices" if now["simulated"] else ""
     head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state)
-    return Group(head, Text(), _models(before, now), Text(), _devices(before, now))
-
-
-def _models(before: Stats, now: Stats) -> Table:
-    table = _table("model", "requests/s", "errors/s", "images/s", "p50 ms", "p99 ms", "queue", "in flight", "batch",
-                   "padding", *(f"{stage} ms" for stage in ("decode", "queue", "infer", "post")))  # fmt: skip
     elapsed_s = now["uptime_s"] - before["uptime_s"]
-    then = {model["model"]: model for model in before["models"]}
-    for model in now["models"]:
-        past = then.get(model["model"], model)
+    models = _pairs("model", before["models"], now["models"])
+    devices = _pairs("device", before["devices"], now["devices"])
+    tables = (_traffic(models, elapsed_s), _stages(models), _devices(devices, elapsed_s), _workers(devices))
+    return Group(head, *(part for table in tables for part in (Text(), table)))
+
+
+def _pairs(name: str, before: list[Stats], now: list[Stats]) -> list[tuple[Stats, Stats]]:
+    """Then and now; what is new is compared with itself."""
+    then = {each[name]: each for each in before}
+    return [(then.get(each[name], each), each) for each in now]
+
+
+def _traffic(models: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
+    table = _table("model", "req/s", "errors/s", "images/s", "p50 ms", "p99 ms", "queue", "batch", "padding")
+    for past, model in models:
         requests = {code: count - past["requests"].get(code, 0) for code, count in model["requests"].items()}
-        errors = sum(count for code, count in requests.items() if code not in _NO_ANSWER)
-        images, batches = model["images"] - past["images"], model["batches"] - past["batches"]
-        padding = model["padding"] - past["padding"]
-        taken = {
-            le: count - past["request_seconds"]["buckets"].get(le, 0)
-            for le, count in model["request_seconds"]["buckets"].items()
-        }
-        waiting = model["queue_depth"] + model["queue_reserved"]
+        errors = sum(count for code, count in requests.items() if code not in _NO_ERRORS)
+        computed, padding = (model[name] - past[name] for name in ("images_computed", "padding"))
+        then = past["request_seconds"]["buckets"]
+        taken = {le: count - then.get(le, 0) for le, count in model["request_seconds"]["buckets"].items()}
+        waiting, limit = model["queue_depth"] + model["queue_reserved"], model["queue_limit"]
         table.add_row(
             Text(model["model"], "" if model["ready"] else "red"),
             _rate(sum(requests.values()), elapsed_s),
             Text(_rate(errors, elapsed_s), "red" if errors else ""),
-            _rate(images, elapsed_s),
+            _rate(model["images"] - past["images"], elapsed_s),
             *(_ms(quantile(share, taken)) for share in (0.5, 0.99)),
-            Text(f"{waiting}/{model['queue_limit']}", "red" if waiting > 0.8 * model["queue_limit"] else ""),
-            str(model["images_in_flight"]),
-            _ratio(images, batches, "{:.1f}"),
-            _ratio(padding, padding + images, "{:.0%}"),
-            *(
-                _ms(_mean(past["stage_seconds"][stage], model["stage_seconds"][stage]))
-                for stage in ("decode", "queue", "infer", "postprocess")
-            ),
+            Text(f"{waiting}/{limit}", "red" if waiting > 0.8 * limit else ""),
+            _ratio(computed, model["batches"] - past["batches"], "{:.1f}"),
+            _ratio(padding, padding + computed, "{:.0%}"),
         )
     return table
 
 
-def _devices(before: Stats, now: Stats) -> Table:
-    table = _table("device", "vendor", "workers", "busy", "memory", "reserved", "power", "temp.", "images/s",
-                   "images/J", "restarts", "hand-overs", "releases")  # fmt: skip
-    elapsed_s = now["uptime_s"] - before["uptime_s"]
-    then = {device["device"]: device for device in before["devices"]}
-    for device in now["devices"]:
-        past = then.get(device["device"], device)
+def _stages(models: list[tuple[Stats, Stats]]) -> Table:
+    stages = ("decode", "queue", "infer", "postprocess")
+    table = _table("model", "in flight", *(f"{stage} ms" for stage in stages))
+    for past, model in models:
+        means = (_ms(_mean(past["stage_seconds"][stage], model["stage_seconds"][stage])) for stage in stages)
+        table.add_row(model["model"], str(model["images_in_flight"]), *means)
+    return table
+
+
+def _devices(devices: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
+    table = _table("device", "busy", "used GiB", "reserved", "power", "temp.", "images/s", "images/J")
+    for past, device in devices:
         memory, images = device["memory_bytes"], device["images"] - past["images"]
-        joules = None
-        if device["energy_joules"] is not None and past["energy_joules"] is not None:
-            joules = device["energy_joules"] - past["energy_joules"]
-        restarts = sum(device["restarts"].values())
+        known = None not in (device["energy_joules"], past["energy_joules"])
+        joules = device["energy_joules"] - past["energy_joules"] if known else None
         table.add_row(
             device["device"],
-            device["vendor"],
-            Text(str(device["workers"]), "" if device["up"] else "bold red"),
             _known(device["utilization_ratio"], "{:.0%}"),
-            f"{_gib(memory['used'])} of {_gib(memory['total'])} GiB",
+            f"{_gib(memory['used'])}/{_gib(memory['total'])}",
             _gib(memory["reserved"]),
             _known(device["power_watts"], "{:.0f} W"),
             _known(device["temperature_celsius"], "{:.0f} °C"),
             _rate(images, elapsed_s),
             _ratio(images, joules, "{:.2f}"),
+        )
+    return table
+
+
+def _workers(devices: list[tuple[Stats, Stats]]) -> Table:
+    table = _table("device", "vendor", "workers", "host GiB", "restarts", "hand-overs", "releases")
+    for _, device in devices:
+        restarts = sum(device["restarts"].values())
+        table.add_row(
+            device["device"],
+            device["vendor"],
+            Text(str(device["workers"]), "" if device["up"] else "bold red"),
+            _gib(device["worker_resident_bytes"]),
             Text(str(restarts), "red" if restarts else ""),
             str(sum(device["handovers"].values())),
             str(sum(device["cache_releases"].values())),

@@ -158,14 +158,18 @@ class RequestTrace:
             )
             span.end(_epoch_ns(stage_end_s))
 
-    def end(self, name: str, status: int, code: str, attributes: Mapping[str, str]) -> None:
+    def describe(self, attributes: Mapping[str, str]) -> None:
+        """Say more of the request, at the latest when its answer begins: FastAPI's span ends with the answer."""
+        self._span.set_attributes(attributes)
+
+    def end(self, name: str, status: int, code: str) -> None:
         """The request, by its method and route, is answered with an HTTP status, 0 where nobody was left to answer.
 
         `code`: "OK" or an error's.
         """
-        self._span.set_attributes({"anychip.code": code, **attributes})
         if not self._owned:
             return
+        self._span.set_attribute("anychip.code", code)
         self._span.update_name(name)
         if status:
             self._span.set_attribute("http.response.status_code", status)

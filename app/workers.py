@@ -4,7 +4,7 @@
         └─ WorkerProcess: one process, from spawn to death
 
 Owns: starting, watching, replacing and stopping workers, and the pipes to them. Must not know what a batch is for.
-Everything here runs in the event loop's thread: workers also die with the thread that started them (see worker.main).
+Everything here runs in the event loop's thread: workers also die with the thread that started them (see app.process).
 
 One way of replacing a worker serves every need: start another, let it load and warm, swap, drain the old one, stop it.
 After a crash there is no old one left to drain. A worker that dies before it has answered anything counts against its
@@ -28,9 +28,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from app import logs
-from app import worker as worker_process
+from app import process as worker_process
 from app.arena import Arena
-from app.protocol import Beat, Done, Ended, Failed, Load, Ready, Run, Stop
+from app.protocol import Beat, Begin, Done, Ended, Failed, Load, Ready, Run, Stop
 
 log = logging.getLogger("anychip.workers")
 
@@ -43,10 +43,14 @@ _WATCH_INTERVAL_S = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker is to serve: the first message, the environment its process starts with, and its limits."""
+    """What a worker is to serve: the first message, the environment of its process, and its limits.
+
+    `takes_prepared`: the environment may come when the libraries are loaded already.
+    """
 
     load: Load
     environment: Mapping[str, str] = field(default_factory=dict)
+    takes_prepared: bool = False
     start_timeout_s: float = 600.0
     batch_timeout_s: float = 30.0
     heartbeat_timeout_s: float = 10.0
@@ -72,6 +76,53 @@ class Events:
 
 class WorkerStartError(Exception):
     """A worker could not start; the message is its own sentence."""
+
+
+class _Spawned:
+    """A process that waits for its first message, and our end of the pipe to it."""
+
+    def __init__(self, name: str, prepare: bool = False) -> None:
+        """Raises OSError."""
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe(duplex=True)
+        # Should the server end in disorder, multiprocessing's own exit hook kills a daemon, too.
+        self.process = context.Process(target=worker_process.main, args=(theirs, prepare), name=name, daemon=True)
+        try:
+            self.process.start()
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()  # Ours would keep the pipe open after the process's death.
+
+
+_prepared: list[_Spawned] = []
+
+
+def prepare() -> None:
+    """Start a process for the first worker: while this one imports torch and what else it needs, that one does too.
+
+    Whoever calls it calls `discard_prepared` in the end.
+    """
+    _prepared.append(_Spawned("prepared", prepare=True))
+
+
+def discard_prepared() -> None:
+    """End the process that no worker has taken, if there is one."""
+    while _prepared:
+        spawned = _prepared.pop()
+        spawned.connection.close()
+        spawned.process.kill()
+        spawned.process.join()
+
+
+def _taken() -> _Spawned | None:
+    while _prepared:
+        spawned = _prepared.pop()
+        if spawned.process.is_alive():
+            return spawned
+        spawned.connection.close()
+    return None
 
 
 class WorkerProcess:
@@ -140,18 +191,16 @@ class WorkerProcess:
     async def _live(self) -> None:
         """The process from spawn to death."""
         loop = asyncio.get_running_loop()
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=True)
-        process = context.Process(
-            target=worker_process.main,
-            args=(theirs, self._arena, dict(self.plan.environment), self.plan.log_style),
-            name=self.id,
-            daemon=True,  # Should the server end in disorder, multiprocessing's own exit hook kills it too.
-        )
-        self._connection, self._process = ours, process
         try:
-            process.start()
-            theirs.close()  # Ours would keep the pipe open after the worker's death.
+            taken = (_taken() if self.plan.takes_prepared else None) or _Spawned(self.id)
+        except Exception as error:
+            log.exception("%s: its process could not be started", self.id)
+            self.ended.set_result(f"its process could not be started: {error}")
+            return
+        ours, process = self._connection, self._process = taken.connection, taken.process
+        try:
+            ours.send(Begin(self.id, dict(self.plan.environment), self.plan.log_style, self._arena.pools))
+            self._arena.send(ours, process.pid or 0)
             ours.send(self.plan.load)
             loop.add_reader(ours.fileno(), self._readable)
             os.set_blocking(ours.fileno(), True)  # uvloop has unset it, and a Connection reads whole messages only.
@@ -162,8 +211,8 @@ class WorkerProcess:
                 timer.cancel()
                 loop.remove_reader(ours.fileno())
         except Exception as error:
-            log.exception("%s: its process could not be started", self.id)
-            reason = f"its process could not be started: {error}"
+            log.exception("%s: its process could not be begun", self.id)
+            reason = f"its process could not be begun: {error}"
         self._connection = None
         ours.close()
         await _bury(process)

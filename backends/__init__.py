@@ -17,8 +17,10 @@ from backends.backend import (
     Probe,
     Started,
     Telemetry,
+    Unbuilt,
     WrongAnswersError,
 )
+from backends.engine_cache import EngineCache
 from backends.hooks import register_release_hook, run_release_hooks
 from backends.operators import fallback_counts, register_operator_libraries
 from backends.registry import BACKENDS, Choice, choose, device_files, report
@@ -33,6 +35,7 @@ __all__ = [
     "CompileOptions",
     "Device",
     "DeviceLostError",
+    "EngineCache",
     "EngineRefusedError",
     "Executable",
     "Facts",
@@ -42,6 +45,7 @@ __all__ = [
     "Probe",
     "Started",
     "Telemetry",
+    "Unbuilt",
     "WrongAnswersError",
     "choose",
     "device_files",

@@ -63,6 +63,7 @@ class CpuBackend(Backend):
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
         # at every batch size fit.
         environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
+        late_environment=True,
     )
 
     def __init__(self, threads: int | None = None) -> None:
@@ -110,7 +111,7 @@ class CpuBackend(Backend):
             "openvino": OpenVINOEngine(self._threads),
             "onnxruntime": OnnxRuntimeEngine(self._threads),
             "eager": EagerEngine(_FLOATS),
-            "inductor": InductorEngine(_FLOATS),
+            "inductor": InductorEngine((*_FLOATS, "int8")),
             "torchscript": TorchScriptEngine(_FLOATS),
         }
         if engine != "auto" and engine not in engines:

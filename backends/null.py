@@ -112,6 +112,7 @@ class NullBackend(Backend):
             reads_pixels = True
         return Facts(
             vendor="null",
+            late_environment=True,
             device_type="null",
             engines=(_NullEngine.name,),
             precisions=_NullEngine.precisions,

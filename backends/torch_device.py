@@ -35,6 +35,7 @@ from backends.backend import (
     Network,
     Probe,
     Telemetry,
+    built,
     precisions_from,
 )
 from backends.engines import (
@@ -128,7 +129,7 @@ class TorchBackend(Backend):
         if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         if self._static_shapes:
-            fixed_shapes(cast(nn.Module, network), network.input_shape)
+            fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
         names = self.facts.engines if engine == "auto" else (engine,)
         engines = [_ENGINES[name](self.facts.precisions, self._channels_last) for name in names]

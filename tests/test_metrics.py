@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -70,6 +70,7 @@ def test_memory_of_a_device_is_that_of_all_its_workers_and_used_is_the_devices_o
     assert math.isnan(value(metrics, "anychip_device_utilization_ratio", device="npu:0", vendor="ascend"))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
 def test_energy_counts_on_when_a_worker_begins_anew(readings):
     """Whatever the device's counters say: what is shown never falls, and of one worker it is the whole difference."""
@@ -103,6 +104,7 @@ def test_releases_count_rungs_and_their_bytes():
     assert value(metrics, "anychip_cache_released_bytes_total", device="npu:0", rung="2") == 500
 
 
+@settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)), max_size=6))
 def test_states_show_what_is_so_now_and_nothing_else(history):
     metrics = Metrics()

@@ -149,17 +149,16 @@ def _counting(request: Request) -> Service:
     return service
 
 
-# Not a coroutine either.
-@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
-def stats(request: Request) -> Stats:
-    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
-    return snapshot(_counting(request))
-
-
-# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop.
+# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop. The same below.
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request) -> Any:
     """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
     service = _counting(request)
     content, content_type = service.metrics.render(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
+
+
+@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
+def stats(request: Request) -> Stats:
+    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
+    return snapshot(_counting(request))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from backends.backend import (
     Pixels,
     Started,
     WrongAnswersError,
+    built,
 )
 
 log = logging.getLogger(__name__)
@@ -74,12 +76,14 @@ class Engine(ABC):
     """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache).
 
     `takes`: how long making a network ready takes the first time, all batch sizes together. Whoever starts the service
-    may serve with an engine of seconds while one of minutes still compiles.
+    may serve with an engine of seconds while one of minutes still compiles. `only_reads`: it leaves the network as it
+    was, and takes one that is Unbuilt.
     """
 
     name: str
     precisions: tuple[str, ...]
     takes: Literal["seconds", "minutes"] = "seconds"
+    only_reads = False
 
     @abstractmethod
     def compile(
@@ -110,6 +114,7 @@ class CheckedExecutable(Executable):
         self.engine = engine
         self.precision = precision
         self.batch_sizes = batch_sizes
+        self.fastest_s: dict[int, float] = {}
         self._device = device
         self._input_shape = input_shape
         self._closed = False
@@ -125,9 +130,13 @@ class CheckedExecutable(Executable):
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """As the contract says. Raises ValueError for pixels of another type, layout, shape or batch size."""
         self._check(pixels)
+        started_s = time.perf_counter()
         with translated_errors(self._device):
             # Engines share this memory with their runtimes, which take writable memory only.
-            return self._execute(np.require(pixels, requirements="W"))
+            outputs = self._execute(np.require(pixels, requirements="W"))
+        taken_s = time.perf_counter() - started_s
+        self.fastest_s[len(pixels)] = min(taken_s, self.fastest_s.get(len(pixels), taken_s))
+        return outputs
 
     def _check(self, pixels: Pixels) -> None:
         if self._closed:
@@ -172,7 +181,7 @@ def compile_first(
     options: CompileOptions = DEFAULTS,
     completed: Callable[[Callable[[], Executable]], Executable] = lambda attempt: attempt(),
 ) -> Executable:
-    """The network on the first engine that takes it and passes the gate, every batch size run once.
+    """The network on the first engine that takes it and passes the gate, which runs every batch size.
 
     `precisions`: the one that is wanted, and those to step up to when engines have it and answer wrongly in it.
     `completed` calls what it is given, and may call it again once it has removed the reason of its failure.
@@ -198,7 +207,7 @@ def compile_first(
                 continue
             # An engine may cast and move what it is given, and the next one wants it as it was.
             last = engine is able[-1] and precision == precisions[-1]
-            given = network if last else _copied(network)
+            given = network if engine.only_reads else built(network) if last else _copied(built(network))
             try:
                 executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
                 executable.refusals, executable.wrong, executable.staged = refusals, tuple(lied), staged
@@ -232,8 +241,6 @@ def _ready(
 ) -> Executable:
     executable = engine.compile(network, device, precision, sizes, options)
     try:
-        for size in sizes:
-            executable.run(np.zeros((size, *network.input_shape), dtype=np.uint8))
         executable.measures = options.gate(executable)
     except BaseException:
         executable.close()

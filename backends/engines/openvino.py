@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels
+from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels, built
 from backends.engine_cache import EngineCache
 from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors
 
@@ -33,6 +33,7 @@ class OpenVINOEngine(Engine):
 
     name = "openvino"
     precisions = tuple(_HINTS)
+    only_reads = True
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -65,13 +66,15 @@ class OpenVINOEngine(Engine):
                 )
                 for streams in sorted(set(stream_counts.values()))
             }
-            return _OpenVINOExecutable(
+            executable = _OpenVINOExecutable(
                 self.name,
                 device,
                 precision,
                 network.input_shape,
                 {size: compiled[streams] for size, streams in stream_counts.items()},
             )
+            executable.version = openvino.__version__
+            return executable
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Quantising takes its time, unless it has been done."""
@@ -149,7 +152,7 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
     kept = cache.get(**parts) if cache else None
     if kept is not None:
         return core.read_model(kept / "model.xml")
-    model = _convert(network)
+    model = _convert(built(network))
     if precision == "int8":
         assert options.calibration is not None
         model = _quantised(model, options.calibration())
@@ -165,7 +168,7 @@ def _cache(options: CompileOptions) -> EngineCache | None:
 def _parts(network: Network, precision: str, options: CompileOptions) -> dict[str, object]:
     import openvino
 
-    quantised = _nncf_version() if precision == "int8" else ""
+    quantised = f"{_nncf_version()} {options.calibration_key}" if precision == "int8" else ""
     return {
         "engine": "openvino",
         "version": openvino.__version__,
