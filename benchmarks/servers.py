@@ -61,9 +61,9 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 @contextlib.contextmanager
-def service(models: str, *options: str) -> Iterator[Server]:
-    """`anychip serve` with the given options."""
-    command = [sys.executable, "-m", "app", "serve", "--models", models, "--port", "0", *options]
+def service(models: str, *options: str, module: str = "app") -> Iterator[Server]:
+    """`anychip serve` with the given options; `module` is what is run for it."""
+    command = [sys.executable, "-m", module, "serve", "--models", models, "--port", "0", *options]
     with _process(command, _STOP_LIMIT_S, stdout=subprocess.PIPE, text=True) as process:
         limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
         limit.start()

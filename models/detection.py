@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.ops import nms
 
 from models.coco import COCO_CLASSES
 from models.model import (
@@ -35,6 +34,7 @@ from models.model import (
     UnknownModelError,
     WeightsError,
 )
+from models.vision import torchvision
 from models.yolov8 import BOX_CHANNELS, SIZES, Detect, Size, YOLOv8, anchors, size_of
 
 ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
@@ -265,7 +265,9 @@ def _suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float)
     if len(boxes) == 0:
         return np.empty(0, np.int64)
     places = boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)
-    kept: Array = nms(torch.from_numpy(places), torch.from_numpy(scores).double(), iou_threshold).numpy()
+    kept: Array = torchvision.ops.nms(
+        torch.from_numpy(places), torch.from_numpy(scores).double(), iou_threshold
+    ).numpy()
     return kept
 
 

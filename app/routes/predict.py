@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from app.service import Answer, Service
 from app.service import Request as Ask
 
 router = APIRouter(tags=["predict"])
+ROUTE = "/v1/models/{model}:predict"
 
 _IMAGE = {"schema": {"type": "string", "format": "binary"}}
 _INSTANCES = {
@@ -71,7 +73,7 @@ _DOCUMENTATION: dict[str, Any] = {
 }
 
 
-@router.post("/v1/models/{model}:predict", openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predict(request: Request, model: str) -> Response:
     """Classify or detect in one image (raw bytes) or several (multipart/form-data, JSON)."""
     state = request.app.state
@@ -95,16 +97,25 @@ async def predictions(
     context: RequestContext = scope["anychip"]
     served = service.find(model)
     context.model = model
+    context.route = ROUTE
     service.refuse_if_stopping()
     headers = dict(scope["headers"])
     options, timeout_ms = read_query(scope["query_string"])
     if timeout_ms is None:
         timeout_ms = header_number(headers, "X-Timeout-Ms", service.settings.timeout_ms, 1e-3, 1e9)
     priority = int(header_number(headers, "X-Priority", 0, -100, 100))
-    ask = Ask(options, context.started_s + timeout_ms / 1e3, priority, context.timings)
+    ask = Ask(
+        options,
+        context.started_s + timeout_ms / 1e3,
+        priority,
+        context.timings,
+        trace=context.trace,
+        exemplar=context.exemplar,
+    )
     service.admit(served, ask.deadline_s, priority)
     with counted(served):
         body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, ask.deadline_s)
+    served.metrics.stage_seconds["upload"].observe(time.monotonic() - context.started_s, context.exemplar)
     try:
         images = await read_images(headers, body, service.settings.max_images, any_type=any_type)
         return await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
