@@ -131,7 +131,7 @@ class _PackedExecutable(CheckedExecutable):
         try:
             if self._batched:
                 return tuple(self._session.run(None, given))
-            outputs = self._session.run(None, {name: array[0] for name, array in given.items()})
+            outputs = self._session.run(None, {name: array.reshape(array.shape[1:]) for name, array in given.items()})
             return tuple(np.asarray(output)[None] for output in outputs)
         except Exception as error:
             raise RuntimeError(str(error)) from error
