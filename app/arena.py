@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Pool:
 
 
 class Arena:
-    """Shared memory in pools of slots. Pickled (only while a child process is spawned) it maps the same memory."""
+    """Shared memory in pools of slots. A child process is sent the descriptor, and maps the same memory."""
 
     def __init__(self, pools: Sequence[tuple[int, int]]) -> None:
         """`pools`: (bytes a slot, slots) of each pool. The system gives memory when a slot is first used."""
@@ -43,21 +44,25 @@ class Arena:
             stride = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             layout.append(Pool(slot_bytes, count, offset, stride))
             offset += stride * count
-        self.pools = tuple(layout)
-        self._fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, offset)
-        self._map()
+        fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC)
+        os.ftruncate(fd, offset)
+        self._map(tuple(layout), fd)
 
-    def _map(self) -> None:
-        self._memory: npt.NDArray[np.uint8] | None = np.frombuffer(mmap.mmap(self._fd, 0), dtype=np.uint8)
+    @classmethod
+    def received(cls, pools: tuple[Pool, ...], connection: Connection[Any, Any]) -> Arena:
+        """The arena that the other end has sent. Raises EOFError."""
+        arena = cls.__new__(cls)
+        arena._map(pools, reduction.recv_handle(connection))
+        return arena
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"pools": self.pools, "fd": reduction.DupFd(self._fd)}
+    def send(self, connection: Connection[Any, Any], pid: int) -> None:
+        """To the process at the other end, beside the messages. Raises OSError."""
+        reduction.send_handle(connection, self._fd, pid)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.pools = state["pools"]
-        self._fd = state["fd"].detach()
-        self._map()
+    def _map(self, pools: tuple[Pool, ...], fd: int) -> None:
+        self.pools = pools
+        self._fd = fd
+        self._memory: npt.NDArray[np.uint8] | None = np.frombuffer(mmap.mmap(fd, 0), dtype=np.uint8)
 
     def slot(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.config import Settings
+from app.config import Settings, split
+from app.doctor import CHECKS, examine
 
 _SETTINGS_OF_PREDICT = (
     "weights",
@@ -36,6 +37,8 @@ _EXAMPLES = {
     "demo": "anychip demo",
     "predict": "anychip predict yolov8n street.jpg --save drawn/",
     "devices": "anychip devices --json",
+    "doctor": "anychip doctor --device auto --skip port",
+    "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "list": "anychip weights list",
     "fetch": "anychip weights fetch resnet50 yolov8n",
@@ -70,11 +73,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.images import ImageError
     from app.probes import CalibrationError
+    from app.top import TopError
+    from app.tracing import TracingError
     from app.workers import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
-    return CommandError, CalibrationError, WorkerStartError, BackendError, ModelError, ImageError, OSError
+    return (
+        CommandError,
+        CalibrationError,
+        TopError,
+        TracingError,
+        WorkerStartError,
+        BackendError,
+        ModelError,
+        ImageError,
+        OSError,
+    )
 
 
 def _complain(message: str) -> int:
@@ -112,6 +127,17 @@ def _parser() -> argparse.ArgumentParser:
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(devices, ("simulate",))
+
+    doctor = add("doctor", _doctor, "Check the environment, one thing after the other; says what to do about failures.")
+    doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
+
+    top = add("top", _top, "Devices, queues and rates of a running service, live.")
+    top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
+    top.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)")
+    top.add_argument("--once", action="store_true", help="print what one interval shows, and end")
+    top.add_argument("--json", action="store_true", help="print what the service says now as JSON, and end")
 
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -178,12 +204,23 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
+    from app import workers
+
+    workers.prepare()
+    try:
+        return _serve_models(settings, announce)
+    finally:
+        workers.discard_prepared()
+
+
+def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
+    gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
+    from app import logs
     from app.main import serve
     from models import open_model, parse_spec
 
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
+    gc.enable()
+    logs.configure(settings.log_level, settings.log_format)
     models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
     serving = serve(settings, models, announce)
     try:
@@ -241,6 +278,37 @@ def _devices(parsed: argparse.Namespace) -> int:
         for row in rows:
             print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.detail}")
     return 0 if any(row.ok for row in rows) else 1
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    skip = split(parsed.skip)
+    unknown = [name for name in skip if name not in CHECKS]
+    if unknown:
+        raise CommandError(f"there is no check {unknown[0]!r}; there is {', '.join(CHECKS)}")
+    found = []
+    for check in examine(_settings(parsed), skip):
+        found.append(check)
+        if not parsed.json:
+            print(f"{check.status}  {check.name:14}{check.detail}", flush=True)
+            if check.remedy:
+                print(f"{'':20}-> {check.remedy}", flush=True)
+    if parsed.json:
+        print(json.dumps([vars(check) for check in found], indent=2))
+    return 1 if any(check.status == "FAIL" for check in found) else 0
+
+
+def _top(parsed: argparse.Namespace) -> None:
+    import httpx
+
+    from app import top
+
+    if not parsed.interval_s > 0:
+        raise CommandError("--interval-s must be more than 0")
+    if parsed.json:
+        with httpx.Client(base_url=parsed.url) as client:
+            print(json.dumps(top.ask(client), indent=2))
+    else:
+        top.watch(parsed.url, parsed.interval_s, once=parsed.once)
 
 
 def _weights(parsed: argparse.Namespace) -> int:

@@ -143,9 +143,21 @@ class Settings(BaseSettings):
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
     )
-    triton_metrics: bool = Field(
-        False, description="Whether /metrics has Triton's names (nv_inference_*) too, for dashboards made for it"
+    float_input: bool = Field(
+        False, description="Whether models of pictures also take normalised float tensors; loads each a second time"
     )
+    metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
+    triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")
+    trace_endpoint: str = Field(
+        "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs anychip[traces]"
+    )
+    trace_ratio: float = Field(
+        0.1, ge=0, le=1, description="Share of requests to trace; those whose client traces them are traced anyway"
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="Form of log lines: json, text, or auto, which is text on a terminal and json elsewhere"
+    )
+    log_requests: bool = Field(False, description="One log line a request")
     log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
 
     @classmethod

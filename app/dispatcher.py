@@ -19,22 +19,28 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from app import logs
 from app.arena import Arena, FreeSlots
 from app.config import Settings, split
+from app.device_metrics import DeviceMetrics, ServedStates
 from app.errors import ServiceError
 from app.handover import Handovers
-from app.metrics import MEMORY_KINDS, Metrics, ModelMetrics
+from app.metrics import Metrics, ModelMetrics
 from app.probes import calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
 from app.statistics import Statistics
-from app.workers import Events, Plan, Replica, WorkerProcess
+from app.tracing import RequestTrace, Tracing
+from app.workers import Events, Plan, Replica, WorkerProcess, discard_prepared
 from backends import Choice
-from models import Model, Options, TensorOptions
+from models import Model, NormalisedModel, Options, TensorOptions
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
 
 log = logging.getLogger("anychip.dispatcher")
 
@@ -44,20 +50,25 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a worker made of one image: what `Model.reduce` returned, None where the network computed NaN."""
+    """What a worker made of one image: what `Model.reduce` returned, None where the network computed NaN. `batch`: the
+    span of its batch, where it is traced.
+    """
 
     result: tuple[Array, ...] | None
     worker: WorkerProcess
     infer_s: float
+    batch: SpanContext | None = None
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """An item's payload: where its pixels are, and who waits for them."""
+    """An item's payload: where its pixels are, and who waits for them. `request_id` is for the log."""
 
     slot: int
     options: Options | TensorOptions
     future: asyncio.Future[Outcome]
+    request_id: str
+    trace: RequestTrace | None
 
 
 class ServedModel:
@@ -69,16 +80,32 @@ class ServedModel:
         self.slots = FreeSlots(slots)
         self.metrics = ModelMetrics(metrics, model.name)
         self.statistics = Statistics()
+        self.floats: ServedModel | None = None
+        """The form of it that takes normalised tensors, where that is wanted; it counts as this one."""
+        self.signature: tuple[Model, Any] | None = None
+        """What app.open_inference has made of a model, and of which: kept, as every request asks for it."""
         self.unloaded = False
         """No worker holds it any more, or will soon; new requests are refused."""
         self.images = 0
         """Images accepted and not yet answered."""
 
+    @property
+    def images_under_way(self) -> int:
+        """Images accepted and not yet answered, in any form."""
+        return self.images + (self.floats.images if self.floats else 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the scheduler calls it, in every form."""
+        return (self.model.name, self.floats.model.name) if self.floats else (self.model.name,)
+
 
 class Dispatcher:
     """Models on workers. Made, started and stopped inside one running event loop."""
 
-    def __init__(self, settings: Settings, choice: Choice, models: Sequence[Model], metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, choice: Choice, models: Sequence[Model], metrics: Metrics, tracing: Tracing | None
+    ) -> None:
         devices = [device for device in choice.devices for _ in range(settings.workers_per_device)]
         # Two batches a worker, and twice as many workers while they hand over.
         in_flight = 2 * settings.ladder[-1] * 2 * len(devices)
@@ -91,19 +118,27 @@ class Dispatcher:
         self._choice = choice
         self._devices = devices
         self._metrics = metrics
-        self._stats: dict[WorkerProcess, Stats] = {}
+        self._tracing = tracing
+        self._device_metrics = {device: DeviceMetrics(metrics, device, choice.vendor) for device in choice.devices}
+        self._served_states = ServedStates(metrics)
         self._workers: dict[str, WorkerProcess] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._handovers = Handovers(self.replicas, settings, metrics)
         self._requests = itertools.count(1)
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
-        for served in self.models.values():
-            self._watch(served)
+        for served in list(self.models.values()):
+            if isinstance(served.model, NormalisedModel):
+                shown = self.models[served.model.pictures.name]
+                shown.floats = served
+                served.metrics, served.statistics = shown.metrics, shown.statistics
+            else:
+                self._watch(served)
 
     def _watch(self, served: ServedModel) -> None:
-        name = served.model.name
-        served.metrics.queue_depth.set_function(lambda: self.scheduler.waiting(name))
-        served.metrics.images_in_flight.set_function(lambda: served.images)
+        served.metrics.queue_depth.set_function(lambda: sum(map(self.scheduler.waiting, served.names)))
+        served.metrics.queue_reserved.set_function(lambda: sum(map(self.scheduler.reserved, served.names)))
+        served.metrics.queue_limit.set(self._settings.queue_size * len(served.names))
+        served.metrics.images_in_flight.set_function(lambda: served.images_under_way)
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
@@ -135,14 +170,15 @@ class Dispatcher:
             plan = Plan(
                 load,
                 self._choice.backend.facts.variables(os.environ, settings.cache_dir.expanduser()),
+                takes_prepared=self._choice.backend.facts.late_environment,
                 start_timeout_s=settings.start_timeout_s,
                 batch_timeout_s=settings.batch_timeout_s,
                 heartbeat_timeout_s=settings.heartbeat_timeout_s,
-                log_level=settings.log_level,
+                log_style=(settings.log_level, settings.log_format),
             )
-            self._metrics.worker_up.labels(device).set(0)
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
+        discard_prepared()
 
     async def stop(self) -> None:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
@@ -178,9 +214,16 @@ class Dispatcher:
         """Seconds until the queue has drained at the rate the workers show, at least one."""
         return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
 
-    def submit(self, places: Places, slot: int, options: Options | TensorOptions, position: int) -> Item:
+    def submit(
+        self,
+        places: Places,
+        slot: int,
+        options: Options | TensorOptions,
+        position: int,
+        trace: RequestTrace | None = None,
+    ) -> Item:
         """Queue an item whose slot is filled; `outcome` must be awaited, it gives the slot back."""
-        waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
         item = self.scheduler.enqueue(places, waiting, time.monotonic(), position)
         self._dispatch()
         return item
@@ -231,9 +274,7 @@ class Dispatcher:
         return {worker.id: each for worker, each in zip(workers, returned, strict=True)}
 
     def _released(self, worker: WorkerProcess, message: Released) -> None:
-        for rung, returned in message.returned.items():
-            self._metrics.cache_releases.labels(worker.device, rung, message.trigger).inc()
-            self._metrics.cache_released_bytes.labels(worker.device, rung).inc(returned)
+        self._device_metrics[worker.device].released(message)
         future = self._releases.get((worker, message.request))
         if future is not None and not future.done():
             future.set_result(dict(message.returned))
@@ -296,7 +337,10 @@ class Dispatcher:
             if item.payload.future.done():  # The client left, or its deadline passed.
                 self.models[item.model].slots.give(item.payload.slot)
             elif suspects and item.alone:
-                log.error("an image for %s failed twice, the second time alone: %s", item.model, reason)
+                log.error(
+                    "an image for %s failed twice, the second time alone: %s", item.model, reason,
+                    extra={"request_id": item.payload.request_id},
+                )  # fmt: skip
                 self._fail(item, ServiceError("INFERENCE_FAILED", "the model could not answer"))
             else:
                 self.models[item.model].metrics.retried.inc()
@@ -307,26 +351,12 @@ class Dispatcher:
         self._workers[worker.id] = worker
         loaded = zip(self.models, worker.ready.loaded, strict=True)
         self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded if each})
-        self._metrics.worker_up.labels(worker.device).set(1)
-        self._describe()
+        self._device_metrics[worker.device].ready()
+        self._served_states.show(self._workers.values())
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch()
         if worker.ready.staged:
             self._handovers.compile(worker)
-
-    def _describe(self) -> None:
-        """Say in the metrics who serves what now."""
-        self._metrics.model_info.clear()
-        self._metrics.precision_error.clear()
-        for worker in self._workers.values():
-            assert worker.ready is not None
-            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
-                if loaded is None:
-                    continue
-                labels = (model.name, worker.device, loaded.engine, loaded.precision, model.weights)
-                self._metrics.model_info.labels(*labels).set(1)
-                for measure, error in loaded.measures.items():
-                    self._metrics.precision_error.labels(model.name, worker.device, measure).set(error)
 
     def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
         now_s = time.monotonic()
@@ -337,23 +367,47 @@ class Dispatcher:
             if message.fitted:
                 self.scheduler.limit_batches(worker.id, batch.model, message.fitted, now_s)
                 self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
+            span = self._traced(batch, worker, message, now_s)
             for item in batch.items:
                 served.slots.give(item.payload.slot)
             self._finished(worker)  # The device first, then those who wait.
             for item, result in zip(batch.items, message.results, strict=True):
-                if not item.payload.future.done():
-                    item.payload.future.set_result(Outcome(result, worker, message.infer_s))
+                if item.payload.future.done():
+                    served.metrics.wasted.inc()
+                else:
+                    item.payload.future.set_result(Outcome(result, worker, message.infer_s, span))
         elif isinstance(message, Failed):
             batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=False)
-            log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, message.reason)
+            about = {"request_id": ",".join(item.payload.request_id for item in batch.items), "worker": worker.id}
+            log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, message.reason, extra=about)
             self._again(batch.items, message.reason, suspects=True)
             self._finished(worker)
         elif isinstance(message, Stats):
-            self._report(worker, message)
+            self._device_metrics[worker.device].report(worker.id, message)
         elif isinstance(message, Released):
             self._released(worker, message)
         elif isinstance(message, HandOver):
             self._handovers.relieve(worker, message.trigger)
+
+    def _traced(self, batch: Batch, worker: WorkerProcess, done: Done, now_s: float) -> SpanContext | None:
+        """The span of a batch in which somebody's trace is recorded."""
+        traces = [item.payload.trace for item in batch.items if item.payload.trace is not None]
+        if self._tracing is None or not traces:
+            return None
+        assert worker.ready is not None
+        loaded = worker.ready.loaded[self.models[batch.model].index]
+        assert loaded is not None
+        about = {
+            "anychip.model": batch.model,
+            "anychip.device": worker.device,
+            "anychip.worker": worker.id,
+            "anychip.engine": loaded.engine,
+            "anychip.precision": loaded.precision,
+            "anychip.images": len(batch.items),
+            "anychip.padding": batch.size - len(batch.items),
+            "anychip.infer_seconds": done.infer_s,
+        }
+        return self._tracing.batch(traces, batch.dispatched_s, now_s, about)
 
     def _finished(self, worker: WorkerProcess) -> None:
         if worker.retiring and self.scheduler.idle(worker.id):
@@ -367,13 +421,12 @@ class Dispatcher:
 
     def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         self._workers.pop(worker.id, None)
-        self._stats.pop(worker, None)
         for (other, _), future in self._releases.items():
             if other is worker and not future.done():
                 future.set_result({})
-        if not any(other.device == worker.device for other in self._workers.values()):
-            self._metrics.worker_up.labels(worker.device).set(0)
-        self._describe()
+        last = not any(other.device == worker.device for other in self._workers.values())
+        self._device_metrics[worker.device].gone(worker.id, last=last)
+        self._served_states.show(self._workers.values())
         for number, batch in enumerate(self.scheduler.remove_worker(worker.id)):
             # Batches run in the order they were sent: the first may be to blame, the others had not begun.
             self._again(batch.items, reason, suspects=number == 0)
@@ -390,26 +443,6 @@ class Dispatcher:
     def _refuse_waiting(self, name: str, reason: str) -> None:
         for item in self.scheduler.discard_all(name):
             self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))
-
-    def _report(self, worker: WorkerProcess, stats: Stats) -> None:
-        """Memory of a device is what all its workers hold of it; used and total are the device's own."""
-        before = self._stats.get(worker)
-        self._stats[worker] = stats
-        here = [each for other, each in self._stats.items() if other.device == worker.device]
-        for kind in MEMORY_KINDS:
-            value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
-            self._metrics.device_memory.labels(worker.device, self._choice.vendor, kind).set(value)
-        self._metrics.worker_resident.labels(worker.device).set(sum(each.resident for each in here))
-        labels = (worker.device, self._choice.vendor)
-        for name, gauge in self._metrics.telemetry.items():
-            gauge.labels(*labels).set(getattr(stats, name))
-        joules = stats.energy_joules - (before.energy_joules if before else stats.energy_joules)
-        # Of several workers on a device one is enough. NaN is no energy, and a counter that began again is none yet.
-        if joules > 0 and worker is next(other for other in self._stats if other.device == worker.device):
-            self._metrics.energy.labels(*labels).inc(joules)
-        for operator, count in stats.fallbacks.items():
-            new = count - (before.fallbacks.get(operator, 0) if before else 0)
-            self._metrics.operator_fallbacks.labels(worker.device, operator).inc(new)
 
 
 def too_late() -> ServiceError:

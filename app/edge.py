@@ -1,10 +1,11 @@
 """The edge of the service: what every HTTP answer has in common.
 
-Owns: request ids, timing headers, error bodies, counting. Must not know what a route does.
+Owns: request ids, timing and trace headers, error bodies, counting. Must not know what a route does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -16,8 +17,10 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import logs
 from app.context import RequestContext
 from app.errors import ServiceError, error_body
+from app.metrics import MODELLESS
 from app.service import Service
 
 log = logging.getLogger("anychip")
@@ -41,41 +44,68 @@ class Edge:
             await self._app(scope, receive, send)
             return
         context = RequestContext(_request_id(scope), time.monotonic())
+        tracing = self._service.tracing
+        context.follow(scope["headers"], tracing.request(scope, context.started_s) if tracing else None)
+        logs.request_id.set(context.request_id)
+        logs.trace_id.set(context.exemplar["trace_id"] if context.exemplar else "")
         scope["anychip"] = context
-        started = False
+        status, code = 0, "OK"
 
         async def answer(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
+                context.route = context.route or getattr(scope.get("route"), "path", "")
+                if context.trace is not None:
+                    context.trace.describe({**context.attributes(), "anychip.code": code})
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", context.request_id.encode()),
                     (b"server-timing", context.timings.header().encode()),
                 ]
+                if context.traceparent:
+                    message["headers"].append((b"traceparent", context.traceparent))
                 if self._service.draining:
                     # The client's next request then comes on a new connection, to whoever listens by then.
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
-        code = "OK"
         try:
             await self._app(scope, receive, answer)
         except ClientDisconnect:
             code = "CANCELLED"
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
         except ServiceError as error:
             code = error.code
             await _send_error(answer, context, error)
         except Exception:
             code = "INTERNAL"
-            log.exception("request %s failed", context.request_id)
-            if started:
+            log.exception("the request failed")
+            if status:
                 raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
             await _send_error(
                 answer, context, ServiceError("INTERNAL", "something went wrong here; the log knows more")
             )
+        finally:
+            self._ended(scope, context, status, code)
+
+    def _ended(self, scope: Scope, context: RequestContext, status: int, code: str) -> None:
+        """Count, trace and, where that is wanted, log the request."""
+        seconds = time.monotonic() - context.started_s
+        service = self._service
         if context.model:
-            self._service.count(context.model, code, time.monotonic() - context.started_s)
+            service.count(context.model, code, seconds, context.exemplar)
+        elif code in MODELLESS:
+            service.metrics.requests.labels("", code).inc()
+        if context.trace is not None:
+            context.trace.end(f"{scope['method']} {context.route}".rstrip(), status, code)
+        if service.settings.log_requests:
+            # Without the query: it is the client's, and may hold what nobody should read.
+            fields = {"method": scope["method"], "path": scope["path"], "status": status, "code": code}
+            fields |= {"ms": round(seconds * 1e3, 3)}
+            log.info("request", extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:

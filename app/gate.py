@@ -2,6 +2,7 @@
 
     probes ─► the network in float32, eager, on the CPU ─► reference ┐
     probes ─► executable, at every batch size ─► outputs ────────────┴─► measures ─► within the limits, or refused
+    int8: pictures it was not calibrated on ─► how much less often its answers are right ─► the same
 
 Owns: what is measured, and the limits (docs/precision.md has the reasoning). Must not know engines or devices: they are
 handed an executable's answers, whoever made it. Every measure is an error: 0 is perfect.
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from backends import DEFAULTS, CompileOptions, Executable, WrongAnswersError
-from models import Model, Options, PixelModel, TensorModel
+from app.probes import Calibration
+from backends import DEFAULTS, CompileOptions, EngineCache, Executable, WrongAnswersError
+from models import Model, NormalisedModel, Options, PixelModel, TensorModel
+from models.accuracy import as_boxes, map50, top1
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,8 @@ LIMITS: dict[str, dict[str, dict[str, float]]] = {
         "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
     },
 }
+# What int8 may lose of top-1 or mAP50 on held-out pictures, as shares.
+LOSS_LIMITS = {"classify": ("top1_loss", 0.01), "detect": ("map50_loss", 0.02)}
 _ANCHORS = 100  # Of each picture, those with the highest scores: the others answer nothing.
 _BLOCK = 1 << 20
 _LEAST_SPREAD = 0.01  # Of an output's size.
@@ -57,20 +64,26 @@ _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
 class Gate:
     """A model's answers on its probes, and the comparison with them."""
 
-    def __init__(self, model: Model, probes: Pixels) -> None:
-        """`probes`: uint8 [n, *model.input_shape]."""
-        self._model, self._probes = model, probes
-        self._reference: tuple[Array, ...] = ()
+    def __init__(
+        self, model: Model, probes: Pixels, calibration: Calibration | None = None, cache: EngineCache | None = None
+    ) -> None:
+        """`probes`: uint8 [n, *model.input_shape]. `calibration` has the held-out pictures for int8.
+
+        `cache`: where float32's answers and the verdicts on held-out pictures are kept from start to start.
+        """
+        self._model, self._probes, self._calibration = model, probes, calibration
+        self._cache = cache
+        self._network: Any = None
 
     def check(self, executable: Executable) -> Mapping[str, float]:
         """The largest error of each measure over all batch sizes. Raises WrongAnswersError, BackendError."""
         limits = LIMITS[self._model.task][executable.precision]
         worst = dict.fromkeys(limits, 0.0)
         for size in executable.batch_sizes:
-            outputs = self._outputs(executable.run, size)
+            outputs = _answers(executable.run, self._probes, size)
             if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
-            measured = measures(self._model, self._expected(), outputs)
+            measured = measures(self._model, self._expected, outputs)
             for name, limit in limits.items():
                 if not measured[name] <= limit:
                     raise WrongAnswersError(
@@ -78,68 +91,152 @@ class Gate:
                         f"{measured[name]:.3g}, and {limit:g} is allowed in {executable.precision}"
                     )
                 worst[name] = max(worst[name], measured[name])
+        if executable.precision == "int8" and self._calibration is not None:
+            worst.update(self._checked_loss(executable, self._calibration))
         return worst
 
+    @cached_property
     def _expected(self) -> tuple[Array, ...]:
-        if not self._reference:
-            network = self._model.network()
+        digest = hashlib.sha256(self._probes.tobytes()).hexdigest()
+        parts = {"reference": "probes", "of": digest, **self._surroundings()}
+        return self._kept(lambda: self._reference(self._probes), **parts)
 
-            def run(items: Pixels) -> tuple[Array, ...]:
-                return tuple(output.numpy() for output in network(torch.from_numpy(items)))
+    def _checked_loss(self, executable: Executable, calibration: Calibration) -> dict[str, float]:
+        name, limit = LOSS_LIMITS[self._model.task]
+        parts = {
+            "loss": name,
+            "of": calibration.key,
+            "engine": executable.engine,
+            "version": executable.version,
+            **self._surroundings(),
+        }
+        (accuracies,) = self._kept(lambda: (self._accuracies(executable, calibration),), **parts)
+        if not len(accuracies):
+            return {}
+        before, after = accuracies.tolist()
+        log.info("%s: %s is %.4f in float32, %.4f in int8", self._model.name, name.partition("_")[0], before, after)
+        if before - after > limit:
+            raise WrongAnswersError(
+                f"int8 loses {100 * (before - after):.1f} points of {name.partition('_')[0]} on pictures it was not "
+                f"calibrated on, and {100 * limit:g} are allowed"
+            )
+        return {name: before - after}
 
-            # Of tensors item by item: what is taken for a batch may be no such thing in the network.
-            tensors = isinstance(self._model, TensorModel)
-            with torch.inference_mode():
-                self._reference = self._outputs(run, self._model.batch_sizes((1,))[0] if tensors else len(self._probes))
-        return self._reference
+    def _accuracies(self, executable: Executable, calibration: Calibration) -> Array:
+        """In float32 and of the executable; empty where there are no pictures. Without truth, float32 is right."""
+        held_out, model = calibration.held_out(), self._model
+        if held_out is None:
+            return np.empty(0)
+        assert isinstance(model, PixelModel)
+        detects = self._model.task == "detect"
+        # Precision is an average over all thresholds.
+        options = Options(score_threshold=0.001) if detects else Options()
+        rows = range(len(held_out.pixels))
 
-    def _outputs(self, run: Callable[[Pixels], tuple[Array, ...]], size: int) -> tuple[Array, ...]:
-        """The answers to all probes, `size` at a time; the last batch is filled up from the beginning."""
-        parts: list[tuple[Array, ...]] = []
-        count = len(self._probes)
-        for first in range(0, count, size):
-            rows = np.arange(first, first + size) % count
-            outputs = run(np.ascontiguousarray(self._probes[rows]))
-            parts.append(tuple(output[: count - first].copy() for output in outputs))
-        return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
+        def answers(outputs: Sequence[Array]) -> list[dict[str, Any]]:
+            return [
+                model.postprocess(model.reduce(outputs, row, options), held_out.placements[row], options)
+                for row in rows
+            ]
+
+        expected = answers(self._reference(held_out.pixels))
+        given = answers(_answers(executable.run, held_out.pixels, executable.batch_sizes[-1]))
+        truth: Sequence[Any] = held_out.truth
+        if not truth and detects:
+            sure = Options().score_threshold
+            truth = [as_boxes([one for one in each["detections"] if one["score"] >= sure]) for each in expected]
+        elif not truth:
+            truth = [each["classes"][0]["class_id"] for each in expected]
+        accuracy = map50 if detects else top1
+        accuracies: Array = np.nan_to_num(np.array([accuracy(truth, expected), accuracy(truth, given)]))
+        return accuracies
+
+    def _reference(self, items: Pixels) -> tuple[Array, ...]:
+        """The network's outputs in float32, eager, on the CPU."""
+        network = self._network = self._network or self._model.network()
+
+        def run(items: Pixels) -> tuple[Array, ...]:
+            return tuple(output.numpy() for output in network(torch.from_numpy(items)))
+
+        # Of tensors item by item: what is taken for a batch may be no such thing in the network.
+        size = self._model.batch_sizes((1,))[0] if isinstance(self._model, TensorModel) else min(8, len(items))
+        with torch.inference_mode():
+            return _answers(run, items, size)
+
+    def _surroundings(self) -> dict[str, object]:
+        key = "" if self._cache is None else weights_key(self._model)
+        return {"key": key, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
+
+    def _kept(self, compute: Callable[[], tuple[Array, ...]], **parts: object) -> tuple[Array, ...]:
+        """What `compute` returns, from the cache where it is there."""
+        if self._cache is None or not parts["key"]:
+            return compute()
+        entry = self._cache.get(**parts)
+        if entry is not None:
+            with np.load(entry / "arrays.npz", allow_pickle=False) as arrays:
+                return tuple(arrays[name] for name in arrays.files)
+        computed = compute()
+        self._cache.put(lambda folder: np.savez(folder / "arrays.npz", *computed), **parts)
+        return computed
+
+
+def _answers(run: Callable[[Pixels], tuple[Array, ...]], items: Pixels, size: int) -> tuple[Array, ...]:
+    """The answers to all items, `size` at a time; the last batch is filled up from the beginning."""
+    parts: list[tuple[Array, ...]] = []
+    count = len(items)
+    for first in range(0, count, size):
+        rows = np.arange(first, first + size) % count
+        outputs = run(np.ascontiguousarray(items[rows]))
+        parts.append(tuple(output[: count - first].copy() for output in outputs))
+    return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
 
 def compile_options(
     model: Model,
     probes: Pixels | None,
-    calibration: Callable[[], Pixels] | None,
+    calibration: Calibration | None,
     cache_dir: Path | None,
     *,
     quick: bool = False,
 ) -> CompileOptions:
     """What making a model ready needs: the gate (where there are probes), pictures for int8, a place to keep things."""
+    cache = EngineCache(cache_dir / "engines") if cache_dir else None
     return CompileOptions(
-        gate=DEFAULTS.gate if probes is None else Gate(model, probes).check,
+        gate=DEFAULTS.gate if probes is None else Gate(model, probes, calibration, cache).check,
         calibration=calibration,
         cache_dir=cache_dir,
-        key=_key(model) if cache_dir else "",
+        key=weights_key(model) if cache_dir else "",
+        calibration_key=calibration.key if calibration else "",
         quick=quick,
     )
 
 
-def _key(model: Model) -> str:
+def weights_key(model: Model) -> str:
     """What identifies a network on disk; empty where nothing does."""
     if model.weights_file is None:
         return ""
+    status = os.stat(model.weights_file)
+    digest = _digest(model.weights_file, status.st_size, status.st_mtime_ns)
+    if isinstance(model, TensorModel):  # Its owner may declare other shapes for the same file.
+        digest += hashlib.sha256(repr((model.inputs, model.batched)).encode()).hexdigest()
+    return f"{model.architecture}-{len(model.labels)}-{digest}"
+
+
+@lru_cache(maxsize=16)
+def _digest(path: str, size_bytes: int, mtime_ns: int) -> str:
     digest = hashlib.sha256()
-    with open(model.weights_file, "rb") as file:
+    with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
-    if isinstance(model, TensorModel):  # Its owner may declare other shapes for the same file.
-        digest.update(repr((model.inputs, model.batched)).encode())
-    return f"{model.architecture}-{len(model.labels)}-{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
     """Errors of outputs [n, ...] against those expected of the same pictures; every one of them, limited or not."""
     if [output.shape for output in outputs] != [output.shape for output in expected]:
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
-    if isinstance(model, PixelModel):
+    if isinstance(model, PixelModel | NormalisedModel):
+        model = model.pictures
         return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
     return _tensors(expected, outputs)
 

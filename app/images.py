@@ -32,7 +32,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
-from torchvision.io import ImageReadMode
 
 from app.image_header import (
     Format,
@@ -43,6 +42,7 @@ from app.image_header import (
     check_pixels,
     read_header,
 )
+from models.vision import torchvision
 
 __all__ = [
     "LARGE_PIXELS",
@@ -121,7 +121,7 @@ def _torchvision_jpeg(data: bytearray) -> Tensor:
     way: torchvision's PNG decoder (0.29.2) ends the process at a wrong checksum, its WebP decoder knows no animations.
     """
     pixels: Tensor = torch.ops.image.decode_jpeg(
-        torch.frombuffer(data, dtype=torch.uint8), ImageReadMode.RGB.value, False
+        torch.frombuffer(data, dtype=torch.uint8), torchvision.io.ImageReadMode.RGB.value, False
     )
     return pixels
 

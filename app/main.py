@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import re
 import signal
@@ -27,9 +28,10 @@ from app.docs_page import mount_docs
 from app.edge import Edge
 from app.errors import Code, ServiceError
 from app.repository import Repository
-from app.routes import devices, infer, predict, repository, status, v2
+from app.routes import devices, infer, predict, repository, status, torchserve, v2
 from app.routes.body import BodyBudget
 from app.service import Service
+from app.tracing import Tracing, from_settings, untraced
 from app.workers import WorkerStartError
 from models import Model
 
@@ -58,10 +60,18 @@ async def _validation_error(_request: Any, error: Any) -> Any:
     raise ServiceError("INVALID_REQUEST", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
+def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
+    """FastAPI's own spans, where it has them: ours then go into these."""
+    if tracing is None or "telemetry" not in inspect.signature(FastAPI).parameters:
+        return {}
+    return {"telemetry": {"tracer_provider": tracing.provider, "metrics": False, "logs": False, "exclude": untraced}}
+
+
 def create_app(service: Service) -> FastAPI:
     """The application over a service that somebody else starts and stops."""
     app = FastAPI(
         title="anychip",
+        **_telemetry(service.tracing),
         summary="Classifies and detects in images, on any accelerator PyTorch reaches",
         docs_url=None,
         redoc_url=None,
@@ -77,6 +87,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(infer.router)
     app.include_router(repository.router)
     app.include_router(devices.router)
+    app.include_router(torchserve.router)
     mount_docs(app)
     app.add_middleware(Edge, service=service)
     return app
@@ -138,7 +149,8 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
     Raises WorkerStartError when a worker cannot start, OSError when the port is taken.
     """
     loop = asyncio.get_running_loop()
-    service = Service(settings, models)
+    tracing = from_settings(settings)
+    service = Service(settings, models, tracing)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -166,14 +178,16 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
             stop.clear()
-            await _drain(service, settings, stop)
+            await drain(service, settings, stop)
     finally:
         await service.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.remove_signal_handler(number)
 
 
-async def _drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
+async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
     """Readiness off, serve on for the grace period, refuse, finish what was accepted. A second signal cuts it short."""
     service.draining = True
     with contextlib.suppress(asyncio.TimeoutError):
@@ -200,6 +214,7 @@ async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
         http=OnePieceProtocol,
         host=settings.host,
         port=settings.port,
+        log_config=None,  # Its lines are ours to form.
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -18,7 +18,7 @@ from app.config import Settings, split
 from app.gate import compile_options
 from app.probes import Calibration, probes
 from app.service import decode_into
-from backends import choose, register_operator_libraries, simulated
+from backends import Unbuilt, choose, register_operator_libraries, simulated
 from models import Options, PixelModel
 
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
@@ -37,7 +37,7 @@ class Predictor:
         self._settings = settings
         self._pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)
         self._executable = choice.backend.load(
-            model.network(), choice.devices[0], settings.engine, settings.precision, (1,),
+            Unbuilt(model.input_shape, model.network), choice.devices[0], settings.engine, settings.precision, (1,),
             options=compile_options(
                 model,
                 probes(model) if choice.backend.facts.computes else None,

@@ -24,8 +24,9 @@ from app import inference, wire
 from app.dispatcher import ServedModel
 from app.errors import ServiceError
 from app.parameters import read_options, switch, whole
-from app.service import Encoded, Finish, Frame, Request, Service, Timings
+from app.service import Encoded, Finish, Frame, Request, Service
 from app.statistics import VERSION
+from app.timings import Timings
 from app.wire import BYTES, DATATYPES, bad
 from models import Model, Options, OutputSpec, PixelModel, Placement, TensorModel
 
@@ -42,7 +43,7 @@ EXTENSIONS = (
 )
 """As Triton names them; its clients ask for these."""
 
-IMAGE, PIXELS, PREDICTIONS = "image", "pixels", "predictions"
+IMAGE, PIXELS, INPUT, PREDICTIONS = "image", "pixels", "input", "predictions"
 
 NORMAL_PRIORITY, PRIORITIES = 2, 102
 """The protocol counts priorities from 1, the highest; ours from 0, the normal one, upwards: 1 is ours 1, 2 is 0, …"""
@@ -115,10 +116,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request found good: what the service is asked, pictures or a tensor model's arrays, and what is sent of it."""
+    """A request found good: what the service is asked, pictures or a tensor model's arrays, and what is sent of it.
+
+    `floats`: the pictures are normalised tensors.
+    """
 
     request: Request
     outputs: Sequence[Wanted]
+    floats: bool = False
     pictures: Sequence[Encoded | Frame] = ()
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
@@ -133,8 +138,15 @@ class Signature:
     batched: bool = True
 
 
-def signature(model: Model) -> Signature:
+def signature(served: ServedModel) -> Signature:
     """What the model takes (of pictures, one of its inputs a request) and answers with."""
+    if served.signature is None or served.signature[0] is not served.model:
+        served.signature = served.model, _signature(served, served.model)
+    kept: Signature = served.signature[1]
+    return kept
+
+
+def _signature(served: ServedModel, model: Model) -> Signature:
     if isinstance(model, TensorModel):
         inputs, outputs = (
             tuple(OutputSpec(spec.name, spec.datatype, spec.wire_shape(model.batched)) for spec in specs)
@@ -142,8 +154,11 @@ def signature(model: Model) -> Signature:
         )
         return Signature(model.platform, inputs, outputs, model.batched)
     assert isinstance(model, PixelModel)
-    pictures = (OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, *model.input_shape)))
-    return Signature("pytorch_module", pictures, (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
+    height, width, channels = model.input_shape
+    pictures = [OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, height, width, channels))]
+    if served.floats is not None:
+        pictures.append(OutputSpec(INPUT, "FP32", (-1, channels, height, width)))
+    return Signature("pytorch_module", tuple(pictures), (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
 
 
 def find(service: Service, name: str, version: str = "") -> ServedModel:
@@ -163,7 +178,7 @@ def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
     """A model's metadata in the protocol's form, and under "parameters" how it is served. Raises MODEL_NOT_FOUND."""
     served = find(service, name, version)
     model = served.model
-    described = signature(model)
+    described = signature(served)
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
@@ -221,10 +236,9 @@ def classification_of(name: str, parameters: Mapping[str, Any]) -> int:
 
 def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Work:
     """What a request means. Raises INVALID_REQUEST."""
-    model = served.model
     timeout_us = whole(ask.parameters, "timeout", 0, 0, _LONGEST_TIMEOUT_US)
     level = whole(ask.parameters, "priority", 0, 0, PRIORITIES)
-    outputs = _outputs(model, ask.outputs)
+    outputs = _outputs(served, ask.outputs)
     request = Request(
         read_options(ask.parameters),
         terms.started_s + (timeout_us / 1e6 or terms.timeout_s),
@@ -232,8 +246,9 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
         terms.timings,
         finish=_finisher({wanted.name for wanted in outputs}),
     )
-    if isinstance(model, PixelModel):
-        return Work(request, outputs, pictures=_pictures(model, ask.inputs, service.settings.max_images))
+    if isinstance(served.model, PixelModel):
+        floats, pictures = _pictures(served, served.model, ask.inputs, service.settings.max_images)
+        return Work(request, outputs, floats, pictures)
     arrays = {given.name: _array(given) for given in ask.inputs}
     if len(arrays) < len(ask.inputs):
         raise bad("an input is given twice")
@@ -243,7 +258,9 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
 async def run(service: Service, served: ServedModel, work: Work) -> Answered:
     """Have it computed. Raises ServiceError; cancelled, it gives its places up."""
     if isinstance(served.model, PixelModel):
-        answer = await service.predict(served, work.pictures, work.request)
+        form = served.floats if work.floats else served
+        assert form is not None
+        answer = await service.predict(form, work.pictures, work.request)
         made = {wanted.name: [each[wanted.name] for each in answer.predictions] for wanted in work.outputs}
         batches: Mapping[str, Array | list[bytes]] = {
             name: rows if name == PREDICTIONS else wire.stacked(rows) for name, rows in made.items()
@@ -268,12 +285,12 @@ def _finisher(names: set[str]) -> Finish:
     return finish
 
 
-def _outputs(model: Model, asked: Sequence[Wanted]) -> Sequence[Wanted]:
-    known = {spec.name: spec for spec in signature(model).outputs}
+def _outputs(served: ServedModel, asked: Sequence[Wanted]) -> Sequence[Wanted]:
+    known = {spec.name: spec for spec in signature(served).outputs}
     for wanted in asked:
         spec = known.get(wanted.name)
         if spec is None:
-            raise bad(f"{model.name} has no output {wanted.name!r}; it has {', '.join(known)}")
+            raise bad(f"{served.model.name} has no output {wanted.name!r}; it has {', '.join(known)}")
         if wanted.classification and (spec.datatype == BYTES or len(spec.shape) != 2):
             raise bad(f"the output {wanted.name} cannot be given as a classification: it is no list of numbers")
     if len({wanted.name for wanted in asked}) < len(asked):
@@ -281,20 +298,27 @@ def _outputs(model: Model, asked: Sequence[Wanted]) -> Sequence[Wanted]:
     return asked or [Wanted(name) for name in known]
 
 
-def _pictures(model: PixelModel, inputs: Sequence[Given], most: int) -> Sequence[Encoded | Frame]:
-    """The pictures of a request, from whichever input it uses. Raises INVALID_REQUEST."""
-    names = [spec.name for spec in signature(model).inputs]
+def _pictures(
+    served: ServedModel, model: PixelModel, inputs: Sequence[Given], most: int
+) -> tuple[bool, Sequence[Encoded | Frame]]:
+    """Whether a request's pictures are normalised tensors, and the pictures. Raises INVALID_REQUEST."""
+    names = [spec.name for spec in signature(served).inputs]
     if len(inputs) != 1:
         raise bad(f"{model.name} takes one input a request, {' or '.join(names)}; here are {len(inputs)}")
     [given] = inputs
     if given.name not in names:
-        raise bad(f"{model.name} has no input {given.name!r}; it takes {' or '.join(names)}")
-    found: Sequence[Encoded | Frame] = _encoded(given) if given.name == IMAGE else _frames(model, given)
+        hint = "; --float-input has the service take it" if given.name == INPUT else ""
+        raise bad(f"{model.name} has no input {given.name!r}; it takes {' or '.join(names)}{hint}")
+    found: Sequence[Encoded | Frame]
+    if given.name == IMAGE:
+        found = _encoded(given)
+    else:
+        found = _frames(model, given) if given.name == PIXELS else _normalised(model, given)
     if not found:
         raise bad(f"{given.name} is empty: a batch has at least one image")
     if len(found) > most:
         raise bad(f"{len(found)} images are more than the {most} a request may hold")
-    return found
+    return given.name == INPUT, found
 
 
 def _expect(given: Given, *datatypes: str) -> None:
@@ -330,7 +354,19 @@ def _frames(model: PixelModel, given: Given) -> Sequence[Frame]:
     if not fits or not (resized or given.shape[1:3] == (height, width)):
         hint = "" if resized else '; with the parameter "resize": true it may have any height and width'
         raise bad(f"the input {given.name} must have the shape {wanted}, not {list(given.shape)}{hint}")
-    return [Frame(frame, placed=not resized) for frame in _array(given)]
+    return [Frame(frame, given.shape[2], given.shape[1], placed=not resized) for frame in _array(given)]
+
+
+def _normalised(model: PixelModel, given: Given) -> Sequence[Frame]:
+    _expect(given, "FP32", "FP16")
+    height, width, channels = model.input_shape
+    if given.shape[1:] != (channels, height, width):
+        wanted = f"[n, {channels}, {height}, {width}]"
+        raise bad(f"the input {given.name} must have the shape {wanted}, not {list(given.shape)}")
+    array = _array(given).astype(np.float32, copy=False)  # Of half precision exactly the same numbers.
+    if not np.isfinite(array).all():
+        raise bad(f"the input {given.name} holds NaN or infinity")
+    return [Frame(tensor, width, height) for tensor in array]
 
 
 def _array(given: Given) -> Array:

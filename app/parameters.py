@@ -20,6 +20,8 @@ def read_options(given: Mapping[str, Any]) -> Options:
 
     Raises INVALID_REQUEST for values out of range, NaN included.
     """
+    if not given:
+        return DEFAULT_OPTIONS
     return Options(
         top_k=whole(given, "top_k", DEFAULT_OPTIONS.top_k, 1, 100_000),
         score_threshold=number(given, "score_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
@@ -48,6 +50,8 @@ def number(given: Mapping[str, Any], name: str, default: float, low: float, high
 
 def whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
     """As `number`, without a fraction."""
+    if name not in given:
+        return default
     value = number(given, name, default, low, high)
     if value != int(value):
         raise ServiceError("INVALID_REQUEST", f"{name} must be a whole number, not {given[name]!r}")

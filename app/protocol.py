@@ -2,32 +2,43 @@
 
 Owns: the messages, nothing else. They are small: pixels travel through the arena, outputs are already reduced.
 
-    server ─► Load, Run, Release, Stop
+    server ─► Begin, Load, Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 
 from app.guard import Limits
+from app.logs import Style
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """To the process, before all else: what it should know before it loads any library. The arena's handle follows."""
+
+    name: str
+    environment: Mapping[str, str]
+    log_style: Style
+    pools: tuple[Any, ...]  # app.arena.Pool
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """The first message: what to serve and how. `models` are `models.Model`s, None for one that is
-    not to be loaded; model i reads pool i of the arena.
+    """To the worker, before all else: what to serve and how. Model i (`models.Model`; None: it is not to be loaded)
+    reads pool i of the arena.
 
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
     shared libraries to load after the vendor's package. `probes`: each model's items for the gate, uint8
-    [n, *input_shape]; none: there is no gate. `calibrations`: who brings each model's pictures for int8, where that is
+    [n, *input_shape]; none: there is no gate. `calibrations`: each model's `app.probes.Calibration`, where int8 is
     wanted and the model has pictures. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds;
     Ready says whether that left something out.
     """
@@ -41,7 +52,7 @@ class Load:
     plugins: tuple[str, ...] = ()
     operator_libraries: tuple[str, ...] = ()
     probes: tuple[Array, ...] = ()
-    calibrations: tuple[Callable[[], Array] | None, ...] = ()
+    calibrations: tuple[Any, ...] = ()
     cache_dir: Path | None = None
     quick: bool = False
 
@@ -75,8 +86,8 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `measures`: the
-    gate's errors against float32; `operators`: those the device lacks, and what runs in their place
-    (backends.Executable).
+    gate's errors against float32; `operators`: those the device lacks, and what runs in their place; `wrong`: engines
+    and precisions that the gate refused (backends.Executable).
     """
 
     engine: str
@@ -85,6 +96,7 @@ class Loaded:
     refusals: Mapping[str, str] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
+    wrong: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +114,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The worker cannot start, or its device is lost; `reason` is one plain sentence. Its process ends after this."""
+    """The worker cannot start, its device is lost, or it leaks and has no memory left; `reason` is one plain sentence.
+    Its process ends after this.
+    """
 
     reason: str
+    kind: Literal["lost", "leaked"] = "lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from app.dispatcher import ServedModel
 from app.errors import ServiceError
 from app.service import Service
 from app.workers import WorkerStartError
-from models import Model, ModelError, open_model, parse_spec
+from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")
 
@@ -77,9 +77,14 @@ class Repository:
     async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:
         """To workers with the models that are loaded, of which some are new. Raises INTERNAL."""
         service = self._service
-        models = [
-            new.get(name) or (None if served.unloaded else served.model) for name, served in service.models.items()
-        ]
+        models: list[Model | None] = []
+        for served in service.dispatcher.models.values():
+            model = served.model
+            name = model.pictures.name if isinstance(model, NormalisedModel) else model.name
+            shown: Model = new.get(name) or service.models[name].model
+            if isinstance(model, NormalisedModel) and isinstance(shown, PixelModel):
+                shown = NormalisedModel.of(shown)  # With every model go its other forms.
+            models.append(None if service.models[name].unloaded and name not in new else shown)
         try:
             await service.dispatcher.hand_over(models, reason)
         except WorkerStartError as error:

@@ -151,6 +151,10 @@ class Scheduler:
         """Items in the model's queue, reservations not included."""
         return self._queues[model].depth
 
+    def reserved(self, model: str) -> int:
+        """Places of the model's queue that are held for items on their way to it."""
+        return self._queues[model].reserved
+
     def in_flight(self, model: str) -> int:
         """Items with workers."""
         return sum(
@@ -242,7 +246,8 @@ class Scheduler:
         return min(waiting) + self._max_wait_s if waiting else None
 
     def _active(self) -> list[_Worker]:
-        return [worker for worker in self._workers.values() if not worker.retiring]
+        # Of a copy: a scrape asks from a thread of its own whether a model is served.
+        return [worker for worker in [*self._workers.values()] if not worker.retiring]
 
     def _done_s(self, worker: _Worker, now: float) -> float:
         """When the next batch of this worker would be done: the least of these gets the next items."""

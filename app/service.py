@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
 
@@ -23,11 +23,13 @@ from app import images
 from app.config import Settings
 from app.dispatcher import Dispatcher, ServedModel, too_late
 from app.errors import ServiceError
-from app.metrics import Metrics
+from app.metrics import Exemplar, Metrics
 from app.scheduler import DeadlineUnreachableError, Places, QueueFullError
-from app.statistics import TritonMetrics
+from app.timings import Timings
+from app.tracing import RequestTrace, Tracing
+from app.triton_metrics import TritonMetrics
 from backends import Choice, choose, host, null, simulated
-from models import Model, ModelError, Options, PixelModel, Placement
+from models import Model, ModelError, NormalisedModel, Options, PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
 
@@ -36,36 +38,17 @@ _INLINE_POSTPROCESS_BYTES = 16 * 1024
 """Results up to this size are postprocessed in the event loop: a hop to a thread would cost more than the work."""
 
 
-@dataclass(slots=True)
-class Timings:
-    """Seconds of each stage; of several images, those of the slowest."""
-
-    decode: float = 0.0
-    queue: float = 0.0
-    infer: float = 0.0
-    postprocess: float = 0.0
-
-    def header(self) -> str:
-        """As the Server-Timing header: milliseconds of each stage."""
-        return (
-            f"decode;dur={self.decode * 1e3:.3f}, queue;dur={self.queue * 1e3:.3f}, "
-            f"infer;dur={self.infer * 1e3:.3f}, post;dur={self.postprocess * 1e3:.3f}"
-        )
-
-    def include(self, seconds: Mapping[str, float]) -> None:
-        """Take in another image's stages."""
-        for stage, taken in seconds.items():
-            setattr(self, stage, max(getattr(self, stage), taken))
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture that needs no decoding: uint8 [height, width, 3].
+    """A picture that needs no decoding.
 
-    `placed`: it is the network's input as it is; else it is resized as a decoded picture would be.
+    `placed`: it is the network's input as it is, in whatever type and order; else uint8 [height, width, 3], and resized
+    as a decoded picture would be.
     """
 
-    pixels: npt.NDArray[np.uint8]
+    pixels: npt.NDArray[Any]
+    width: int
+    height: int
     placed: bool = True
 
 
@@ -106,7 +89,8 @@ class Request:
     """What a client asks beside its images. `deadline_s` is in `time.monotonic()`; `timings` are filled in.
 
     `finish`: what is made of what the worker sent for an image; pure, and may run in a thread. `abandoned`: the
-    client is gone, so that what is cancelled now counts as its doing.
+    client is gone, so that what is cancelled now counts as its doing. `trace`: where its stages are recorded;
+    `exemplar`: what its measurements are labelled with.
     """
 
     options: Options
@@ -115,6 +99,8 @@ class Request:
     timings: Timings = field(default_factory=Timings)
     abandoned: bool = False
     finish: Finish = prediction
+    trace: RequestTrace | None = None
+    exemplar: Exemplar | None = None
 
     def abandon(self) -> None:
         """The client is gone."""
@@ -124,12 +110,13 @@ class Request:
 class Service:
     """Models served by workers. Made, started and stopped inside one running event loop."""
 
-    def __init__(self, settings: Settings, models: Sequence[Model]) -> None:
+    def __init__(self, settings: Settings, models: Sequence[Model], tracing: Tracing | None = None) -> None:
         """Raises BackendUnavailableError when no device fits `settings.device`, ModelError for models of one name."""
         names = [model.name for model in models]
         if len(set(names)) < len(names):
             raise ModelError(f"two models have one name: {', '.join(sorted(names))}")
         self.settings = settings
+        self.tracing = tracing
         if settings.null:
             null.configure(settings.null)
         if settings.simulate:
@@ -138,15 +125,17 @@ class Service:
         self.simulated = self.choice.simulated
         if self.simulated:
             log.warning("%s is simulated: the CPU computes its answers", self.choice.backend.name)
-        self.metrics = Metrics()
+        self.metrics = Metrics(enabled=settings.metrics)
+        if settings.metrics and settings.triton_metrics:
+            self.metrics.registry.register(TritonMetrics(self.metrics))
+        self.metrics.ready.set_function(lambda: not self.not_ready())
+        self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         self.draining = False
         self.refusing = False
-        self.dispatcher = Dispatcher(settings, self.choice, models, self.metrics)
-        self.models = self.dispatcher.models
-        if settings.triton_metrics:
-            counted = {name: served.statistics for name, served in self.models.items()}
-            pending = self.dispatcher.scheduler.waiting
-            self.metrics.registry.register(TritonMetrics(counted, pending))
+        pictures = [model for model in models if isinstance(model, PixelModel)] if settings.float_input else []
+        forms = [*models, *map(NormalisedModel.of, pictures)]
+        self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics, tracing)
+        self.models = {name: self.dispatcher.models[name] for name in names}
         self._reads_pixels = self.choice.backend.facts.reads_pixels
         self._background: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.Event] = set()  # Set whenever a request has ended.
@@ -169,7 +158,7 @@ class Service:
         ended = asyncio.Event()
         self._watchers.add(ended)
         try:
-            while served.images if served else self.images_under_way():
+            while served.images_under_way if served else self.images_under_way():
                 ended.clear()
                 await ended.wait()
         finally:
@@ -197,16 +186,15 @@ class Service:
         for worker, returned in (await self.dispatcher.release()).items():
             log.info("%s gave back %d bytes", worker, sum(returned.values()))
 
-    def count(self, name: str, code: str, seconds: float) -> None:
+    def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
         served = self.models[name]
-        served.metrics.answered(code)
-        served.metrics.request_seconds.observe(seconds)
+        served.metrics.answered(code, seconds, exemplar)
         served.statistics.request(code, seconds)
 
     def images_under_way(self) -> int:
         """Images accepted and not yet answered."""
-        return sum(served.images for served in self.models.values())
+        return sum(served.images_under_way for served in self.models.values())
 
     def not_ready(self) -> str:
         """Why the service is not ready, in one sentence; empty when it is."""
@@ -263,7 +251,7 @@ class Service:
 
         Raises ServiceError; cancelled, it gives up its places at once.
         """
-        if not isinstance(served.model, PixelModel):
+        if isinstance(served.model, TensorModel):
             raise ServiceError(
                 "INVALID_REQUEST",
                 f"{served.model.name} takes tensors, not images: POST /v2/models/{served.model.name}/infer",
@@ -326,8 +314,10 @@ class Service:
     ) -> Answer:
         """One image, one of the reserved places, to its prediction."""
         stage = "decode"
+        started_s = time.monotonic()
+        begun = [("decode", started_s)]  # Each stage lasts until the next one begins.
+        batch = None
         try:
-            started_s = time.monotonic()
             if isinstance(body, Frame):
                 slot, placement = await self._place(served, body)
             else:
@@ -338,13 +328,18 @@ class Service:
                 served.metrics.expired["decode"].inc()
                 raise too_late()
             stage = "queue"
-            item = self.dispatcher.submit(places, slot, request.options, position)
+            begun.append((stage, decoded_s))
+            item = self.dispatcher.submit(places, slot, request.options, position, request.trace)
             outcome = await self.dispatcher.outcome(served, item)
             answered_s = time.monotonic()
             stage = "postprocess"
+            # Whatever the device did not take was waiting, in our queue or in front of the worker.
+            infer_begun_s = max(decoded_s, answered_s - outcome.infer_s)
+            begun += [("infer", infer_begun_s), ("post", answered_s)]
+            batch = outcome.batch
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
-            model: PixelModel = worker.plan.load.models[served.index]
+            model: PixelModel = worker.plan.load.models[served.index].pictures
             if outcome.result is None:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")
@@ -359,18 +354,22 @@ class Service:
                 with_worker = stage == "queue" and item.dispatched_s
                 served.metrics.cancelled["infer" if with_worker else stage].inc()
             raise
+        finally:
+            if request.trace is not None:
+                request.trace.stages(begun, time.monotonic(), position, batch)
         now_s = time.monotonic()
         if now_s >= request.deadline_s:
             served.metrics.expired["postprocess"].inc()
             raise too_late()
         stages = {
             "decode": decoded_s - started_s,
-            "queue": item.dispatched_s - decoded_s,
+            "queue": infer_begun_s - decoded_s,
             "infer": outcome.infer_s,
             "postprocess": now_s - answered_s,
         }
         for stage, seconds in stages.items():
-            served.metrics.stage_seconds[stage].observe(seconds)
+            served.metrics.stage_seconds[stage].observe(seconds, request.exemplar)
+        served.metrics.deadline_slack.observe(request.deadline_s - now_s)
         served.statistics.image(stages)
         request.timings.include(stages)
         assert worker.ready is not None
@@ -380,20 +379,19 @@ class Service:
 
     async def _place(self, served: ServedModel, frame: Frame) -> tuple[int, Placement]:
         """Put a decoded picture into a slot. Raises QUEUE_FULL."""
-        model = served.model
-        assert isinstance(model, PixelModel)
-        height, width, _ = frame.pixels.shape
         slot = served.slots.take()
         target = self.dispatcher.arena.slot(served.index, slot)
         if frame.placed:
-            target[:] = frame.pixels.reshape(-1)
-            return slot, Placement(width, height)
+            target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
+            return slot, Placement(frame.width, frame.height)
+        model = served.model
+        assert isinstance(model, PixelModel)
         try:
             # A copy: torch wants memory that may be written to, and a body may not.
             pixels = torch.from_numpy(np.array(frame.pixels))
             out = torch.from_numpy(target).view(model.input_shape)
             placement = await self._decode_pool.decode(
-                model.preprocess, pixels, out, width, height, pixels=width * height
+                model.preprocess, pixels, out, frame.width, frame.height, pixels=frame.width * frame.height
             )
         except images.DecodeQueueFullError as error:
             served.slots.give(slot)

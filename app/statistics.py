@@ -1,18 +1,15 @@
 """What Triton's tools count: requests, images and batches of a model with the time each stage took, since the start.
 
-Owns: the counters, their JSON form (Triton's statistics extension) and their Prometheus names (`nv_inference_*`). Must
-not decide anything. The service's own metrics are in app.metrics; these exist for clients and dashboards of others.
+Owns: the counters and their JSON form (Triton's statistics extension). Must not decide anything. The service's own
+metrics are in app.metrics, their names for Triton's dashboards in app.triton_metrics.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
-from prometheus_client.registry import Collector
 
 VERSION = "1"
 """Models have one version: what is loaded. Loading again replaces it."""
@@ -115,51 +112,3 @@ class Statistics:
             "memory_usage": [],
             "response_stats": {},
         }
-
-
-class TritonMetrics(Collector):
-    """Triton's names for these counters, so that dashboards and autoscalers made for it go on working."""
-
-    def __init__(self, models: Mapping[str, Statistics], pending: Callable[[str], int]) -> None:
-        """`models`: by name; `pending`: images of a model that wait."""
-        self._models, self._pending = models, pending
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: the registry need not collect to know the names."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """As of now. Labels and units are Triton's: microseconds."""
-        # Of no stated type: a counter's name would have to end with _total, and Triton's do not.
-        labels = ["model", "version"]
-
-        def counter(name: str, text: str, value: Callable[[Statistics], float]) -> Metric:
-            family = UnknownMetricFamily(f"nv_inference_{name}", text, labels=labels)
-            for model, statistics in self._models.items():
-                family.add_metric([model, VERSION], value(statistics))
-            return family
-
-        yield counter("request_success", "Requests answered", lambda each: each.success.count)
-        failed = UnknownMetricFamily(
-            "nv_inference_request_failure", "Requests not answered", labels=[*labels, "reason"]
-        )
-        for model, statistics in self._models.items():
-            for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
-                count = statistics.failure.get(reason, Duration()).count
-                failed.add_metric([model, VERSION, reason], count)
-        yield failed
-        yield counter("count", "Images answered", lambda each: each.images)
-        yield counter("exec_count", "Batches computed", lambda each: each.executions)
-        yield counter(
-            "request_duration_us", "Time of answered requests", lambda each: round(each.success.seconds * 1e6)
-        )
-        for ours, theirs in STAGES.items():
-            yield counter(
-                f"{theirs}_duration_us",
-                f"Time images spent in the stage {ours}",
-                lambda each, stage=ours: round(each.stages[stage].seconds * 1e6),  # type: ignore[misc]
-            )
-        waiting = GaugeMetricFamily("nv_inference_pending_request_count", "Images that wait", labels=labels)
-        for model in self._models:
-            waiting.add_metric([model, VERSION], self._pending(model))
-        yield waiting

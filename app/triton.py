@@ -19,7 +19,7 @@ from models import OutputSpec, PixelModel
 
 def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
     """A model's configuration as Triton would have it: shapes without the batch, which comes in front."""
-    signature = open_inference.signature(served.model)
+    signature = open_inference.signature(served)
     settings = service.settings
     # Of pictures, one input is all a request has. Those that make up their data (load generators) skip what is
     # optional, and made-up bytes are no pictures.

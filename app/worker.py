@@ -4,19 +4,17 @@
                                             └─ out of memory ─► release, halve, again
 
 Owns: the device, the executables, the batch buffers. Must not know HTTP, queues or deadlines. `run` takes a connection
-and an arena, so that tests run it in a thread; `main` is the process around it. torch, models and backends are imported
-only after `main` has set the environment: vendor libraries read theirs when they load.
+and an arena, so that tests run it in a thread; app.process is the process around it. torch, models and backends are
+imported only after that has set the environment: vendor libraries read theirs when they load.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import logging
-import os
-import signal
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -51,25 +49,11 @@ if TYPE_CHECKING:
 
 STATS_INTERVAL_S = 1.0
 BEAT_INTERVAL_S = 0.5
-_WARM_UP_RUNS = 3
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_WARM_UP_RUNS = 2
 
 log = logging.getLogger("anychip.worker")
 
 Result = tuple[npt.NDArray[Any], ...] | None
-
-
-def main(connection: Connection[Any, Any], arena: Arena, environment: Mapping[str, str], log_level: str) -> None:
-    """The process: ends when told to, or when the server's end of the pipe is gone, however the server ended."""
-    # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server hears it and sends Release.
-    with contextlib.suppress(OSError, AttributeError):  # Linux: dies with the server even inside a hung driver call.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.environ.update(environment)
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    run(connection, arena)
 
 
 def run(connection: Connection[Any, Any], arena: Arena) -> None:
@@ -141,7 +125,8 @@ class Worker:
     def __init__(self, load: Load, arena: Arena) -> None:
         """Load and warm every model. Raises ModelError, BackendError."""
         from app.gate import compile_options
-        from backends import choose, register_operator_libraries
+        from backends import Unbuilt, choose, register_operator_libraries
+        from models import PixelModel
 
         for plugin in load.plugins:
             importlib.import_module(plugin)
@@ -160,8 +145,9 @@ class Worker:
         staged = False
         for index, model in self._models.items():
             sizes = model.batch_sizes(load.batch_sizes)
+            network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
             executable = self._backend.load(
-                model.network(), self._device, load.engine, load.precision, sizes,
+                network, self._device, load.engine, load.precision, sizes,
                 options=compile_options(
                     model,
                     load.probes[index] if load.probes else None,
@@ -175,13 +161,13 @@ class Worker:
             # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
             rows = 2 * executable.batch_sizes[-1]
             self._buffers[index] = [executable.buffer(rows) for _ in range(executable.depth)]
-            latency_s = {size: self._measure(index, size) for size in executable.batch_sizes}
+            latency_s = self._latencies(executable, self._buffers[index][0])
             self._latency_s[index] = latency_s
             loaded[index] = Loaded(
                 *(executable.engine, executable.precision, latency_s),
                 dict(executable.refusals),
                 dict(executable.measures),
-                dict(executable.operators),
+                *(dict(executable.operators), executable.wrong),
             )
             errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
             served = model.name, executable.engine, executable.precision, self._device, errors or "not measured"
@@ -230,7 +216,7 @@ class Worker:
                     return
             except DeviceLostError as error:
                 log.exception("the device is lost")
-                pipe.send(Ended(f"{error}"))
+                pipe.send(Ended(f"{error}", "leaked" if self._leaks else "lost"))
                 return
 
     def _answer(self, pipe: _Pipe, answer: Done | Failed) -> None:
@@ -361,14 +347,21 @@ class Worker:
             if not returned or len(self._forced_bytes) > 1:
                 return None
 
-    def _measure(self, index: int, size: int) -> float:
-        """Seconds a batch of `size` takes: the best of a few, so that a first compilation does not count."""
-        times: list[float] = []
-        for _ in range(_WARM_UP_RUNS):
-            started_s = time.perf_counter()
-            self._executables[index].run(self._buffers[index][0][:size])
-            times.append(time.perf_counter() - started_s)
-        return min(times)
+    @staticmethod
+    def _latencies(executable: Executable, buffer: npt.NDArray[np.uint8]) -> dict[int, float]:
+        """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
+
+        A first run may compile. Then it takes longer than as many runs of a smaller batch would.
+        """
+        fastest_s = executable.fastest_s
+        least_s = math.inf  # A picture, in batches so far.
+        for size in executable.batch_sizes:
+            for _ in range(_WARM_UP_RUNS):
+                if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:
+                    break
+                executable.run(buffer[:size])
+            least_s = min(least_s, fastest_s[size] / size)
+        return dict(fastest_s)
 
     def _give_back(self, pipe: _Pipe) -> None:
         """After a batch, its answer is on its way: look at the memory and do what the guard says."""

@@ -4,7 +4,7 @@
         └─ WorkerProcess: one process, from spawn to death
 
 Owns: starting, watching, replacing and stopping workers, and the pipes to them. Must not know what a batch is for.
-Everything here runs in the event loop's thread: workers also die with the thread that started them (see worker.main).
+Everything here runs in the event loop's thread: workers also die with the thread that started them (see app.process).
 
 One way of replacing a worker serves every need: start another, let it load and warm, swap, drain the old one, stop it.
 After a crash there is no old one left to drain. A worker that dies before it has answered anything counts against its
@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from app import worker as worker_process
+from app import logs
+from app import process as worker_process
 from app.arena import Arena
-from app.protocol import Beat, Done, Ended, Failed, Load, Ready, Run, Stop
+from app.protocol import Beat, Begin, Done, Ended, Failed, Load, Ready, Run, Stop
 
 log = logging.getLogger("anychip.workers")
 
@@ -42,14 +43,18 @@ _WATCH_INTERVAL_S = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker is to serve: the first message, the environment its process starts with, and its limits."""
+    """What a worker is to serve: the first message, the environment of its process, and its limits.
+
+    `takes_prepared`: the environment may come when the libraries are loaded already.
+    """
 
     load: Load
     environment: Mapping[str, str] = field(default_factory=dict)
+    takes_prepared: bool = False
     start_timeout_s: float = 600.0
     batch_timeout_s: float = 30.0
     heartbeat_timeout_s: float = 10.0
-    log_level: str = "info"
+    log_style: logs.Style = ("info", "auto")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class Events:
     """Who hears what.
 
     `gone`: once for each worker that was ready, with the reason. `died`: a replica lost its worker, with the kind of
-    death: "died", "hung" or "start" (it was never ready). `broken`: a replica is given up for a while, with the reason.
+    death: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready). `broken`: a replica is
+    given up for a while, with the reason.
     """
 
     ready: Callable[[WorkerProcess], None]
@@ -72,6 +78,53 @@ class WorkerStartError(Exception):
     """A worker could not start; the message is its own sentence."""
 
 
+class _Spawned:
+    """A process that waits for its first message, and our end of the pipe to it."""
+
+    def __init__(self, name: str, prepare: bool = False) -> None:
+        """Raises OSError."""
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe(duplex=True)
+        # Should the server end in disorder, multiprocessing's own exit hook kills a daemon, too.
+        self.process = context.Process(target=worker_process.main, args=(theirs, prepare), name=name, daemon=True)
+        try:
+            self.process.start()
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()  # Ours would keep the pipe open after the process's death.
+
+
+_prepared: list[_Spawned] = []
+
+
+def prepare() -> None:
+    """Start a process for the first worker: while this one imports torch and what else it needs, that one does too.
+
+    Whoever calls it calls `discard_prepared` in the end.
+    """
+    _prepared.append(_Spawned("prepared", prepare=True))
+
+
+def discard_prepared() -> None:
+    """End the process that no worker has taken, if there is one."""
+    while _prepared:
+        spawned = _prepared.pop()
+        spawned.connection.close()
+        spawned.process.kill()
+        spawned.process.join()
+
+
+def _taken() -> _Spawned | None:
+    while _prepared:
+        spawned = _prepared.pop()
+        if spawned.process.is_alive():
+            return spawned
+        spawned.connection.close()
+    return None
+
+
 class WorkerProcess:
     """One worker from spawn to death. `ended` has the reason once the process is gone."""
 
@@ -83,7 +136,7 @@ class WorkerProcess:
         self.plan = plan
         self.ready: Ready | None = None
         self.answered = False
-        self.hung = False
+        self.end = "died"
         self.retiring = False
         self.drained = asyncio.Event()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -138,18 +191,16 @@ class WorkerProcess:
     async def _live(self) -> None:
         """The process from spawn to death."""
         loop = asyncio.get_running_loop()
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=True)
-        process = context.Process(
-            target=worker_process.main,
-            args=(theirs, self._arena, dict(self.plan.environment), self.plan.log_level),
-            name=self.id,
-            daemon=True,  # Should the server end in disorder, multiprocessing's own exit hook kills it too.
-        )
-        self._connection, self._process = ours, process
         try:
-            process.start()
-            theirs.close()  # Ours would keep the pipe open after the worker's death.
+            taken = (_taken() if self.plan.takes_prepared else None) or _Spawned(self.id)
+        except Exception as error:
+            log.exception("%s: its process could not be started", self.id)
+            self.ended.set_result(f"its process could not be started: {error}")
+            return
+        ours, process = self._connection, self._process = taken.connection, taken.process
+        try:
+            ours.send(Begin(self.id, dict(self.plan.environment), self.plan.log_style, self._arena.pools))
+            self._arena.send(ours, process.pid or 0)
             ours.send(self.plan.load)
             loop.add_reader(ours.fileno(), self._readable)
             os.set_blocking(ours.fileno(), True)  # uvloop has unset it, and a Connection reads whole messages only.
@@ -160,8 +211,8 @@ class WorkerProcess:
                 timer.cancel()
                 loop.remove_reader(ours.fileno())
         except Exception as error:
-            log.exception("%s: its process could not be started", self.id)
-            reason = f"its process could not be started: {error}"
+            log.exception("%s: its process could not be begun", self.id)
+            reason = f"its process could not be begun: {error}"
         self._connection = None
         ours.close()
         await _bury(process)
@@ -186,7 +237,7 @@ class WorkerProcess:
                 self._hung(f"nothing was heard of it for {now_s - self._heard_s:.1f} s")
 
     def _hung(self, reason: str) -> None:
-        self.hung = True
+        self.end = "hung"
         self.kill(f"it hung: {reason}")
 
     def _readable(self) -> None:
@@ -209,6 +260,7 @@ class WorkerProcess:
             self.ready = message
             self._started.set_result(message)
         elif isinstance(message, Ended):
+            self.end = message.kind
             self._close(message.reason)
         else:
             if isinstance(message, Done | Failed):
@@ -329,7 +381,7 @@ class Replica:
                         self._current = None
                         if worker.answered:
                             self._deaths = 0
-                        self._died(reason, "hung" if worker.hung else "died")
+                        self._died(reason, worker.end)
             await self._pause()
 
     def _died(self, reason: str, kind: str) -> None:

@@ -17,11 +17,13 @@ from backends.backend import (
     Probe,
     Started,
     Telemetry,
+    Unbuilt,
     WrongAnswersError,
 )
+from backends.engine_cache import EngineCache
 from backends.hooks import register_release_hook, run_release_hooks
 from backends.operators import fallback_counts, register_operator_libraries
-from backends.registry import BACKENDS, Choice, choose, report
+from backends.registry import BACKENDS, Choice, choose, device_files, report
 
 __all__ = [
     "BACKENDS",
@@ -33,6 +35,7 @@ __all__ = [
     "CompileOptions",
     "Device",
     "DeviceLostError",
+    "EngineCache",
     "EngineRefusedError",
     "Executable",
     "Facts",
@@ -42,8 +45,10 @@ __all__ = [
     "Probe",
     "Started",
     "Telemetry",
+    "Unbuilt",
     "WrongAnswersError",
     "choose",
+    "device_files",
     "fallback_counts",
     "register_operator_libraries",
     "register_release_hook",

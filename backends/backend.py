@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +65,7 @@ class Facts:
     long to start or are no faster; `visibility_variable` is the environment variable that limits
     a process to some devices, None where there is none; `environment` is what a worker process should be
     started with, because the vendor's libraries read it when they load; `{cache}` in it is the cache directory.
+    `late_environment`: they read it when they first need it, so that a process which has them already may be used.
     `automatic`: whether `auto` may choose it.
     `computes`: where False, its answers mean nothing, and nobody need compare them. `reads_pixels`: where False, they
     do not even depend on the pictures, and nobody need decode them.
@@ -77,6 +79,7 @@ class Facts:
     by_name: tuple[str, ...] = ()
     visibility_variable: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    late_environment: bool = False
     automatic: bool = True
     computes: bool = True
     reads_pixels: bool = True
@@ -180,6 +183,35 @@ class TensorNetwork(Network, Protocol):
         """uint8 [n, bytes of an item] -> what `core` takes."""
 
 
+class Unbuilt:
+    """A network that is made when somebody needs more of it than its input's shape.
+
+    An engine that kept it compiled does not; making it takes a second for ResNet50.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network]) -> None:
+        self.input_shape = input_shape
+        self._build = build
+
+    @cached_property
+    def built(self) -> Network:
+        """The network; raises what making it raises."""
+        return self._build()
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        """As the network."""
+        return self.built.cast(dtype)
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """As the network."""
+        return self.built(pixels)
+
+
+def built(network: Network) -> Network:
+    """The network itself, where it may still be Unbuilt."""
+    return network.built if isinstance(network, Unbuilt) else network
+
+
 class Started(Protocol):
     """A batch that is under way on a device."""
 
@@ -190,21 +222,26 @@ class Started(Protocol):
 class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes.
 
-    Owned by one thread. `engine` and `precision` say what it became, `batch_sizes` (ascending) what it takes,
-    `refusals` why engines that were preferred did not take it, `measures` what the gate measured. `staged`: engines
-    that take long were left out (CompileOptions.quick). `operators`: those that the device lacks, and who stands in:
-    `replaced` by others of the device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's own choice. `depth`: how
-    many batches may be under way at once; where it is 1, `start` returns when the batch is done.
+    Owned by one thread. `engine`, its `version` and `precision` say what it became, `batch_sizes` (ascending) what it
+    takes, `refusals` why engines that were preferred did not take it, `wrong` those of them, with the precision, whose
+    answers the gate found wrong, `measures` what the gate measured. `staged`: engines that take long were left out
+    (CompileOptions.quick). `operators`: those that the device lacks, and who stands in: `replaced` by others of the
+    device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's choice.
+    `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
+    `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers.
     """
 
     engine: str
+    version: str = ""
     precision: str
     batch_sizes: tuple[int, ...]
     refusals: Mapping[str, str] = MappingProxyType({})
+    wrong: tuple[tuple[str, str], ...] = ()
     measures: Mapping[str, float] = MappingProxyType({})
     staged: bool = False
     operators: Mapping[str, str] = MappingProxyType({})
     depth: int = 1
+    fastest_s: Mapping[int, float] = MappingProxyType({})
 
     @abstractmethod
     def buffer(self, rows: int) -> Pixels:
@@ -230,7 +267,10 @@ class Executable(ABC):
         """Give back what the executable holds. Idempotent."""
 
 
-def _accept(_: Executable) -> Mapping[str, float]:
+def _accept(executable: Executable) -> Mapping[str, float]:
+    """Anything that runs at all, at every batch size."""
+    for size in executable.batch_sizes:
+        executable.run(executable.buffer(size))
     return {}
 
 
@@ -238,9 +278,11 @@ def _accept(_: Executable) -> Mapping[str, float]:
 class CompileOptions:
     """What making a network ready may need beside the network.
 
-    `gate`: takes an executable and returns what it has measured, or raises WrongAnswersError: then the next engine or
-    precision is tried. `calibration`: pictures like those to come, uint8 [n, height, width, 3], which int8 needs.
-    `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash).
+    `gate`: takes an executable, runs it at every batch size and returns what it has measured, or raises
+    WrongAnswersError: then the next engine or precision is tried. `calibration`: pictures like those to come, uint8
+    [n, height, width, 3], which int8 needs.
+    `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
+    `calibration_key` the pictures.
     `quick`: leave out what is not ready in seconds.
     """
 
@@ -248,6 +290,7 @@ class CompileOptions:
     calibration: Callable[[], Pixels] | None = None
     cache_dir: Path | None = None
     key: str = ""
+    calibration_key: str = ""
     quick: bool = False
 
 
@@ -291,7 +334,7 @@ class Backend(ABC):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> Executable:
-        """Make `network` ready on `device` and warm every batch size. The network is the executable's afterwards.
+        """Make `network` (it may be Unbuilt) ready on `device`. It is the executable's afterwards.
 
         `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
         device's `auto_precision`. Where the gate finds an engine's answers wrong, the next one is tried, and after the

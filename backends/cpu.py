@@ -63,6 +63,7 @@ class CpuBackend(Backend):
         # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
         # at every batch size fit.
         environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
+        late_environment=True,
     )
 
     def __init__(self, threads: int | None = None) -> None:
@@ -108,9 +109,9 @@ class CpuBackend(Backend):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
         engines: dict[str, Engine] = {
             "openvino": OpenVINOEngine(self._threads),
-            "onnxruntime": OnnxRuntimeEngine(self._threads),
+            "onnxruntime": OnnxRuntimeEngine(self._threads, ("fp32", "int8")),
             "eager": EagerEngine(_FLOATS),
-            "inductor": InductorEngine(_FLOATS),
+            "inductor": InductorEngine((*_FLOATS, "int8")),
             "torchscript": TorchScriptEngine(_FLOATS),
         }
         if engine != "auto" and engine not in engines:

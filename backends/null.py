@@ -47,6 +47,7 @@ from backends.engines import Engine, compile_first
 from backends.engines.engine import CheckedExecutable, translated_errors
 from backends.null_behaviour import Behaviour, FaultKind, parse
 
+_TEMPERATURE_CELSIUS = 50.0
 _VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.
 
 
@@ -73,6 +74,15 @@ class _State:
     counted: int = 0
     leaked: list[mmap.mmap] = field(default_factory=list)
     cached: list[mmap.mmap] = field(default_factory=list)
+    made_s: float = field(default_factory=time.monotonic)
+    busy_s: float = 0.0
+    told: tuple[float, float] = (0.0, 0.0)  # How long it had lived and been busy when it last said so.
+
+    def busy_ratio(self) -> float:
+        """Since this was last asked."""
+        now = (time.monotonic() - self.made_s, self.busy_s)
+        (lived_s, busy_s), self.told = self.told, now
+        return min(1.0, (now[1] - busy_s) / (now[0] - lived_s)) if now[0] > lived_s else 0.0
 
     @property
     def leaked_bytes(self) -> int:
@@ -102,6 +112,7 @@ class NullBackend(Backend):
             reads_pixels = True
         return Facts(
             vendor="null",
+            late_environment=True,
             device_type="null",
             engines=(_NullEngine.name,),
             precisions=_NullEngine.precisions,
@@ -159,9 +170,15 @@ class NullBackend(Backend):
         return returned
 
     def telemetry(self, device: str) -> Telemetry:
-        """It says nothing of itself. Raises BackendUnavailableError."""
-        self._state(device)
-        return Telemetry()
+        """With `power_w` so much power, the energy that follows, and how busy it is with waiting; else nothing.
+
+        Raises BackendUnavailableError.
+        """
+        state, power_w = self._state(device), _configured().power_w
+        if not power_w:
+            return Telemetry()
+        energy_joules = power_w * (time.monotonic() - state.made_s)
+        return Telemetry(state.busy_ratio(), power_w, energy_joules, _TEMPERATURE_CELSIUS)
 
     def _state(self, device: str) -> _State:
         known = [each.id for each in self.devices()]
@@ -239,6 +256,7 @@ class _NullExecutable(CheckedExecutable):
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
         size = len(pixels)
         if delay_s := self._delay_s[size]:
+            self._state.busy_s += delay_s
             time.sleep(delay_s)  # Releases the interpreter lock, as waiting for a device does.
         answers = self._answers[size]
         if self._reads_pixels and pixels.any():

@@ -30,6 +30,7 @@ _SETTINGS = {
     "memory_mb": (True, 1, _TIB_MB),
     "leak_mb": (True, 0, _TIB_MB),
     "cache_mb": (True, 0, _TIB_MB),
+    "power_w": (False, 0, 100_000),
 }
 
 
@@ -68,7 +69,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the device does. Delays in milliseconds, memory in MiB; of several faults the first that is pulled acts."""
+    """What the device does. Delays in milliseconds, memory in MiB, power in watts (0: it says nothing of itself); of
+    several faults the first that is pulled acts.
+    """
 
     devices: int = 1
     delay_ms: float = 0.0
@@ -77,6 +80,7 @@ class Behaviour:
     memory_mb: int = 1024
     leak_mb: int = 0
     cache_mb: int = 0
+    power_w: float = 0.0
     faults: tuple[Fault, ...] = ()
 
     @property

@@ -35,6 +35,7 @@ from backends.backend import (
     Network,
     Probe,
     Telemetry,
+    built,
     form_of,
     precisions_from,
 )
@@ -129,7 +130,7 @@ class TorchBackend(Backend):
         if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         if self._static_shapes:
-            fixed_shapes(cast(nn.Module, network), network.input_shape)
+            fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
         # Few engines read files of other makers: for those `auto` means every one that does.
         others = self.facts.by_name if form_of(network) == "onnx" else ()
@@ -199,6 +200,10 @@ class TorchBackend(Backend):
             return f"{self._package} is not installed: {self._install}."
         return ""
 
+    def driver_files(self) -> list[str]:
+        """The device files of this vendor's driver that are here."""
+        return [path for pattern in self._nodes for path in glob.glob(pattern)]
+
     def _mistaken(self, answer: detect.Found) -> str:
         """Why the devices that answered are not this vendor's; empty when they are."""
         return ""
@@ -206,7 +211,7 @@ class TorchBackend(Backend):
     def _refusal(self) -> str:
         if reason := self._not_installed():
             return reason
-        here = any(glob.glob(pattern) for pattern in self._nodes)
+        here = bool(self.driver_files())
         node = self._nodes[0].replace("[0-9]*", "0").replace("*", "128")
         missing = (
             f"the driver of {self._title} is not there: {node} is missing; "
@@ -245,6 +250,10 @@ class CudaTypeBackend(TorchBackend):
     """A vendor that answers to torch.cuda; `_built` says whether torch was built for it."""
 
     _vendor: ClassVar[str]
+
+    def driver_files(self) -> list[str]:
+        """The device files of this vendor's driver that are here."""
+        return [path for pattern in self._nodes for path in glob.glob(pattern)]
 
     def _mistaken(self, answer: detect.Found) -> str:
         vendor = detect.vendor_of_cuda(answer, detect.signs())

@@ -18,6 +18,7 @@ from models.model import (
     WeightsError,
     WeightsNotFoundError,
 )
+from models.normalised import NormalisedModel
 from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelSpec",
+    "NormalisedModel",
     "Options",
     "OutputSpec",
     "PixelModel",

@@ -20,9 +20,8 @@ import torch
 from PIL import Image
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.overrides import TorchFunctionMode
-from torchvision import models as torchvision_models
 
 from models.model import (
     Array,
@@ -36,8 +35,9 @@ from models.model import (
     WeightsError,
     softmax,
 )
+from models.vision import torchvision
 
-ARCHITECTURES: tuple[str, ...] = tuple(torchvision_models.list_models(module=torchvision_models))
+ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
 # Pictures up to this size are decoded in full. Larger JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as they stay this
 # many times larger than what they are resized to: on photographs of 12 to 50 megapixels the network's input then
@@ -85,9 +85,9 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 class ClassificationNetwork(PixelNetwork):
     """A torchvision classifier as it is served."""
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor]:
-        """uint8 [n, height, width, 3] -> float32 logits [n, classes]."""
-        return (self.core(self.normalise(pixels)).float(),)
+    def compute(self, normalised: Tensor) -> tuple[Tensor]:
+        """-> float32 logits [n, classes]."""
+        return (self.core(normalised).float(),)
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,11 @@ class Classifier(PixelModel):
         }
 
     @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """`mean` and `std`."""
+        return self.mean, self.std
+
+    @property
     def answers(self) -> tuple[OutputSpec, ...]:
         """The network's logits, and what softmax makes of them."""
         return tuple(OutputSpec(name, "FP32", (-1, len(self.labels))) for name in ("logits", "probabilities"))
@@ -280,7 +285,7 @@ def _published(architecture: str) -> Any:
     """torchvision's entry for the best published weights: its `meta`, `transforms` and `url`."""
     if architecture not in ARCHITECTURES:
         raise UnknownModelError(f"torchvision has no classifier called {architecture}.")
-    return torchvision_models.get_model_weights(architecture).DEFAULT
+    return torchvision.models.get_model_weights(architecture).DEFAULT
 
 
 def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
@@ -289,7 +294,7 @@ def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
         # As torchvision builds them around its published weights.
         options = {"transform_input": True, "aux_logits": auxiliary, "init_weights": False}
     _published(architecture)
-    core: nn.Module = torchvision_models.get_model(architecture, weights=None, num_classes=count, **options)
+    core: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=count, **options)
     return core
 
 
@@ -356,5 +361,8 @@ def _fuse(core: nn.Module) -> None:
         if before.op != "call_module" or type(modules[before.target]) is not nn.Conv2d or len(before.users) != 1:
             continue
         if calls[node.target] == calls[before.target] == 1:
-            core.set_submodule(before.target, fuse_conv_bn_eval(modules[before.target], modules[node.target]))
+            conv, norm = modules[before.target], modules[node.target]
+            conv.weight, conv.bias = fuse_conv_bn_weights(
+                *(conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+            )
             core.set_submodule(node.target, nn.Identity())

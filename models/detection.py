@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.ops import nms
 
 from models.coco import COCO_CLASSES
 from models.model import (
@@ -35,6 +34,7 @@ from models.model import (
     UnknownModelError,
     WeightsError,
 )
+from models.vision import torchvision
 from models.yolov8 import BOX_CHANNELS, SIZES, Detect, Size, YOLOv8, anchors, size_of
 
 ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
@@ -44,6 +44,7 @@ INPUT_SHAPE = (640, 640, 3)
 cv2.setNumThreads(1)
 
 _PAD_GREY = 114
+_AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # Mean and standard deviation: the network takes 0..1.
 _MAX_CANDIDATES = 30_000
 _DECODE_OVERSAMPLING = 6
 
@@ -86,15 +87,15 @@ class DetectionNetwork(PixelNetwork):
     core: YOLOv8
 
     def __init__(self, core: YOLOv8, input_shape: tuple[int, int, int] = INPUT_SHAPE) -> None:
-        super().__init__(core, input_shape, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+        super().__init__(core, input_shape, *_AS_IT_IS)
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """uint8 [n, height, width, 3] -> distances, scores, classes.
+    def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> distances, scores, classes.
 
         distances: float32 [n, anchors, 4], left, top, right, bottom in strides; scores: float32 [n, anchors] in 0..1;
         classes: int32 [n, anchors].
         """
-        distances, logits = self.core.distances_and_logits(self.normalise(pixels))
+        distances, logits = self.core.distances_and_logits(normalised)
         best, classes = logits.max(dim=2)
         return distances, best.sigmoid(), classes.to(torch.int32)
 
@@ -203,6 +204,11 @@ class Detector(PixelModel):
         }
 
     @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """None: the network takes pixels in 0..1."""
+        return _AS_IT_IS
+
+    @property
     def answers(self) -> tuple[OutputSpec, ...]:
         """Detections by descending score; of a batch, pictures with fewer are filled up with zeros."""
         return (
@@ -259,7 +265,9 @@ def _suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float)
     if len(boxes) == 0:
         return np.empty(0, np.int64)
     places = boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)
-    kept: Array = nms(torch.from_numpy(places), torch.from_numpy(scores).double(), iou_threshold).numpy()
+    kept: Array = torchvision.ops.nms(
+        torch.from_numpy(places), torch.from_numpy(scores).double(), iou_threshold
+    ).numpy()
     return kept
 
 

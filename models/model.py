@@ -119,9 +119,13 @@ class PixelNetwork(nn.Module):
         x = pixels.permute(0, 3, 1, 2).to(torch.float32)
         return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
 
+    def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
+        """What `normalise` returns -> the outputs that `Model.reduce` takes."""
+        raise NotImplementedError
+
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """uint8 [n, height, width, 3] -> the outputs that `Model.reduce` takes."""
-        raise NotImplementedError
+        return self.compute(self.normalise(pixels))
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,16 @@ class PixelModel(Model):
     @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """In the server: what `reduce` returned -> one entry of "predictions" (API.md). A pure function."""
+
+    @property
+    def pictures(self) -> PixelModel:
+        """Itself: what is made of outputs is asked of it, also where another form of it computed them."""
+        return self
+
+    @property
+    @abstractmethod
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation of each RGB channel, for pixels in 0..1."""
 
     @property
     @abstractmethod

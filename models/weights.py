@@ -23,11 +23,11 @@ from typing import IO, TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torchvision import models as torchvision_models
 
 from models import classification, detection
 from models.checkpoint import read
 from models.model import UnknownModelError, WeightsError, WeightsNotFoundError
+from models.vision import torchvision
 
 if TYPE_CHECKING:
     import httpx
@@ -72,7 +72,7 @@ def official_source(architecture: str, mirror: str | None = None) -> Source:
         size_bytes, sha256 = _YOLOV8_FILES[architecture]
         source = Source(architecture, f"{YOLOV8_RELEASE}/{architecture}.pt", sha256, size_bytes)
     elif architecture in classification.ARCHITECTURES:
-        url = torchvision_models.get_model_weights(architecture).DEFAULT.url
+        url = torchvision.models.get_model_weights(architecture).DEFAULT.url
         # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
         source = Source(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
     else:

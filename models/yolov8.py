@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 Size = Literal["n", "s", "m", "l", "x"]
 SIZES: tuple[Size, ...] = ("n", "s", "m", "l", "x")
@@ -55,7 +55,12 @@ class Conv(nn.Module):
     def fuse(self) -> None:
         """Fold BatchNorm into the convolution; idempotent."""
         if isinstance(self.bn, nn.BatchNorm2d):
-            self.conv = fuse_conv_bn_eval(self.conv.eval(), self.bn.eval())
+            conv, norm = self.conv, self.bn
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            conv.weight, conv.bias = fuse_conv_bn_weights(
+                *(conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+            )
             self.bn = nn.Identity()
 
 

@@ -21,7 +21,8 @@ def test_slots_of_all_pools_are_disjoint():
         assert (slot == number).all()
 
 
-def _double(arena, connection):
+def _double(connection):
+    arena = Arena.received(connection.recv(), connection)
     arena.slot(0, 1)[:] *= 2
     connection.send(arena.slot(1, 0).tobytes())
 
@@ -32,9 +33,11 @@ def test_a_spawned_process_sees_the_same_memory():
     arena.slot(1, 0)[:] = 7
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_double, args=(arena, theirs))
+    process = context.Process(target=_double, args=(theirs,))
     process.start()
     theirs.close()
+    ours.send(arena.pools)
+    arena.send(ours, process.pid)
     assert ours.recv() == bytes([7]) * 8
     process.join(30)
     assert process.exitcode == 0

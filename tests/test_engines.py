@@ -9,6 +9,7 @@ import logging
 import shutil
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -106,6 +107,78 @@ class TestByName:
         executable = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
         assert executable.engine == "eager"
         assert "pip install 'anychip[onnx]'" in executable.refusals["onnxruntime"]
+
+
+class Chain(Slope):
+    """What int8 is for: convolutions in a row, one activation called twice, a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False)
+        self.act = nn.ReLU()
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        x = self.act(self.core(pixels.permute(0, 3, 1, 2).to(self.dtype) / 255))
+        return (self.act(self.second(x) + x).flatten(1),)
+
+
+class TestInt8ByOnnxRuntime:
+    def test_what_runs_is_the_network_in_int8_and_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
+        options = CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
+        with torch.inference_mode():
+            [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
+        for _ in range(2):
+            executable = OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            [given] = executable.run(PIXELS)
+            error = np.abs(given - expected).max()
+            assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
+            np.testing.assert_array_equal(executable.run(PIXELS[:1])[0], given[:1])
+            executable.close()
+            monkeypatch.setattr(onnxruntime_file, "_quantised", _must_not_be_called)
+
+    def test_it_needs_pictures(self) -> None:
+        with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
+            OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
+
+
+@with_compiler
+class TestInt8ByInductor:
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> CompileOptions:
+        pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
+        return CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
+
+    def test_what_is_compiled_is_the_network_in_int8_and_is_kept(
+        self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("torchao")
+        with torch.inference_mode():
+            [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
+        for _ in range(2):
+            executable = InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            [given] = executable.run(PIXELS)
+            error = np.abs(given - expected).max()
+            assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
+            np.testing.assert_array_equal(executable.run(PIXELS[:1])[0], given[:1])
+            executable.close()
+            monkeypatch.setattr(inductor_file, "_compile", _must_not_be_called)
+
+    def test_it_needs_pictures_and_torchao(self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refusal(options: CompileOptions) -> str:
+            with pytest.raises(EngineRefusedError) as caught:
+                InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), options)
+            return str(caught.value)
+
+        assert "--calibrate DIR" in refusal(CompileOptions())
+
+        def absent(name: str) -> str:
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "version", absent)
+        assert "pip install 'anychip[inductor]'" in refusal(options)
 
 
 class TestInductor:

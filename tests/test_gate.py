@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 
 import httpx
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from app.gate import LIMITS, Gate, measures
 from app.probes import Calibration, CalibrationError, probes
-from backends import BackendError, CompileOptions, EngineRefusedError, WrongAnswersError
+from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, WrongAnswersError
 from backends.backend import precisions_from
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import CheckedExecutable, Engine
@@ -223,8 +224,75 @@ def test_calibration_takes_a_folder_of_pictures_broken_ones_aside(tmp_path, clas
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 nothing")
     (tmp_path / "notes.txt").write_text("no picture")
     taken = Calibration(model, str(tmp_path))()
-    assert taken.shape == (6, *model.input_shape)
-    np.testing.assert_array_equal(taken, pictures[:6])
+    assert taken.shape == (5, *model.input_shape)
+    held_out = Calibration(model, str(tmp_path)).held_out()
+    np.testing.assert_array_equal(np.concatenate([taken[:2], held_out.pixels, taken[2:]]), pictures[:6])
+    assert held_out.truth == ()
+
+
+@pytest.mark.parametrize("files", [1, 3, 4, 200, 300, 5000])
+def test_no_picture_is_both_calibrated_on_and_held_out(tmp_path, classifier, files):
+    for index in range(files):
+        (tmp_path / f"{index:04}.jpg").touch()
+    calibration = Calibration(classifier[0], str(tmp_path))
+    assert not set(calibration._files) & set(calibration._held_out)
+    assert 0 < len(calibration._files) <= 128
+    assert min(files // 4, 64) <= len(calibration._held_out) <= 256
+    if files > 384:  # They are from all over the folder.
+        assert all(
+            max(int(a.stem) - int(b.stem) for b, a in pairwise(part)) < files / 32
+            for part in (calibration._files, calibration._held_out)
+        )
+
+
+class Sudden:
+    """A lie that the probes do not meet: it begins with the batches after theirs."""
+
+    def __init__(self, lie):
+        self.lie, self.batches = lie, 0
+
+    def __call__(self, outputs, size):
+        self.batches += size == LADDER[-1]
+        return self.lie(outputs, size) if self.batches > 8 / LADDER[-1] else outputs
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "lie", "name"),
+    [("classifier", another_pictures_answer, "top1"), ("detector", boxes_moved, "map50")],
+)
+def test_int8_is_measured_on_pictures_that_it_does_not_know(request, tmp_path, monkeypatch, kind, lie, name, kept):
+    monkeypatch.setattr("app.probes._HELD_OUT", 8)
+    model, pictures = request.getfixturevalue(kind)
+    calibration = Calibration(model, "")
+    cache = EngineCache(tmp_path) if kept else None
+
+    def gated(lie):
+        gate = Gate(model, pictures, calibration, cache).check
+        engine = Lying(lie, ("int8",))
+        return compile_first([engine], model.network(), "cpu", ("int8",), LADDER, options=CompileOptions(gate=gate))
+
+    if not kept:  # Else the verdict of the first would hold for both: they say that they are the same.
+        with pytest.raises(EngineRefusedError, match=f"points of {name} on pictures it was not calibrated on"):
+            gated(Sudden(lie))
+    assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
+    if kept:
+        monkeypatch.setattr(Calibration, "held_out", None)  # Not asked again.
+        assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
+
+
+def test_without_truth_float32_is_right(classifier, detector, tmp_path):
+    from models.sample import PICTURES
+
+    for index, path in enumerate(sorted(PICTURES.glob("*.jpg")) * 2):
+        (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
+    for (model, pictures), lie in ((classifier, another_pictures_answer), (detector, boxes_moved)):
+        gate = Gate(model, pictures, Calibration(model, str(tmp_path)))
+        truth = EagerEngine(("fp32",)).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
+        np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
+        before, after = gate._accuracies(LyingExecutable(truth, lie, "int8"), gate._calibration)
+        assert before == 1
+        assert after < 0.7
 
 
 async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(tmp_path):
@@ -245,10 +313,12 @@ async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(
             await until(lambda: served(service)["precision"] == "int8")
             await load.answers(20)
         assert set(load.outcomes) == {(200, "OK")}
-        assert set(served(service)["errors"]) == {"top1", "cosine", "logit", "scale"}
+        assert set(served(service)["errors"]) == {"top1", "cosine", "logit", "scale", "top1_loss"}
+        assert served(service)["errors"]["top1_loss"] <= 0.01
         text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
         assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 1.0' in text
         assert 'anychip_precision_error{device="cpu:0",measure="logit",model="resnet50"}' in text
     with running(tmp_path, *options) as service:
         assert served(service)["precision"] == "int8"
-        assert 'reason="compiled"' not in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 0.0' in text

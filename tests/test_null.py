@@ -130,6 +130,7 @@ BEHAVIOURS = st.builds(
     st.integers(1, MIB),
     st.integers(0, MIB),
     st.integers(0, MIB),
+    st.integers(0, 100_000_000).map(lambda mw: mw / 1000),
     st.lists(FAULTS, max_size=4).map(tuple),
 )
 
@@ -148,7 +149,7 @@ def written(behaviour: Behaviour) -> list[str]:
 @given(BEHAVIOURS)
 def test_a_behaviour_is_read_as_it_is_written(behaviour: Behaviour) -> None:
     assert parse(",".join(written(behaviour))) == behaviour
-    assert parse(" , ".join(reversed(written(behaviour)[:7])) + ",") == Behaviour(
+    assert parse(" , ".join(reversed(written(behaviour)[:8])) + ",") == Behaviour(
         **{field.name: getattr(behaviour, field.name) for field in fields(Behaviour) if field.name != "faults"}
     )
 
@@ -165,7 +166,7 @@ def test_any_text_is_a_behaviour_or_one_sentence(text: str) -> None:
 
 
 def test_nothing_said_is_one_device_at_once_without_faults() -> None:
-    assert parse("") == parse(" , ") == Behaviour(1, 0, 0, 0, 1024, 0, 0, ())
+    assert parse("") == parse(" , ") == Behaviour(1, 0, 0, 0, 1024, 0, 0, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -570,3 +571,15 @@ def test_a_freeze_stops_the_process_until_it_is_continued(child: subprocess.Pope
     assert child.returncode == 0
     assert said[-1] == "cleaned up"
     assert {"answered 1", "answered 2"} <= set(said)
+
+
+def test_told_its_power_it_says_how_much_energy_that_was_and_how_busy_it_is() -> None:
+    backend = NullBackend()
+    executable = loaded("power_w=200,delay_ms=5", (1,), backend)
+    first = backend.telemetry(DEVICE)
+    for _ in range(4):
+        executable.run(batch(GREY))
+    second = backend.telemetry(DEVICE)
+    assert (second.power_watts, second.temperature_celsius) == (200, 50)
+    assert second.energy_joules - first.energy_joules >= 200 * 4 * 0.005
+    assert 0 < second.utilization_ratio <= 1

@@ -445,7 +445,7 @@ def test_nothing_is_left_of_requests_that_were_refused(client):
     metrics = client.get("/metrics").text
     assert 'anychip_images_in_flight{model="resnet18"} 0.0' in metrics
     assert 'anychip_queue_depth{model="resnet18"} 0.0' in metrics
-    assert 'code="INTERNAL"' not in metrics
+    assert 'anychip_requests_total{code="INTERNAL",model="resnet18"} 0.0' in metrics
     # All slots and all of the budget for bodies are still there: more than either holds at once goes through.
     for _ in range(3):
         assert infer_images(client, RESNET, *[PHOTO] * 8).status_code == 200

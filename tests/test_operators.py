@@ -18,11 +18,11 @@ from torch import nn
 from torchvision.models import resnet50
 
 from app.cli import main
-from app.dispatcher import Dispatcher
+from app.device_metrics import DeviceMetrics
 from app.metrics import Metrics
 from app.protocol import Load, Stats
 from app.worker import Worker
-from backends import BackendError, Choice, operators, register_operator_libraries
+from backends import BackendError, operators, register_operator_libraries
 from backends.ascend import AscendBackend
 from backends.cpu import CpuBackend
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
@@ -278,19 +278,14 @@ def test_the_metric_counts_on_when_a_worker_begins_anew():
     def stats(**fallbacks):
         return Stats(*[0] * 9, {f"aten::{name}": count for name, count in fallbacks.items()})
 
-    class Other:
-        device = "npu:0"
-
-    dispatcher = Dispatcher.__new__(Dispatcher)
-    dispatcher._stats, dispatcher._metrics = {}, Metrics()
-    dispatcher._choice = Choice(AscendBackend(), ("npu:0",))
-    first, second = Other(), Other()
-    for worker, report in ((first, stats(sin=3)), (first, stats(sin=5, roll=1)), (second, stats(sin=2))):
-        dispatcher._report(worker, report)
-        if worker is first and "aten::roll" in report.fallbacks:
-            del dispatcher._stats[first]
+    metrics = Metrics()
+    device = DeviceMetrics(metrics, "npu:0", "ascend")
+    device.report("first", stats(sin=3))
+    device.report("first", stats(sin=5, roll=1))
+    device.gone("first", last=True)
+    device.report("second", stats(sin=2))
     labels = {"device": "npu:0", "operator": "aten::sin"}
-    assert dispatcher._metrics.registry.get_sample_value("anychip_operator_fallbacks_total", labels) == 7
+    assert metrics.registry.get_sample_value("anychip_operator_fallbacks_total", labels) == 7
 
 
 def test_the_documented_table_is_the_one_there_is():

@@ -18,8 +18,9 @@ from torch import Tensor
 from torchvision.ops import box_iou, complete_box_iou_loss
 
 from models import sample
+from models.accuracy import Boxes, as_boxes, average_precision
 from models.sample import evaluate, pictures
-from models.sample.evaluate import Boxes, Served, as_boxes, average_precision
+from models.sample.evaluate import Served
 from models.sample.loss import (
     TOP_K,
     Assignment,

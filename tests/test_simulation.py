@@ -131,7 +131,7 @@ async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
         assert set(load.outcomes) == {(200, "OK")}
         await until(lambda: len(service.workers()) == 1 and service.worker().pid != first)
         text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
-        assert "anychip_worker_restarts_total{" in text
+        assert 'anychip_worker_restarts_total{device="mlu:0",reason="lost"} 1.0' in text
     assert "is lost" in service.log.read_text()
 
 

@@ -83,9 +83,12 @@ def _too_large(max_bytes: int) -> ServiceError:
     return ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
 
 
-async def read_images(headers: Fields, body: bytes, max_images: int) -> list[bytes | memoryview]:
+async def read_images(
+    headers: Fields, body: bytes, max_images: int, *, any_type: bool = False
+) -> list[bytes | memoryview]:
     """The encoded images of a body in any of the three forms, in order, at least one.
 
+    `any_type`: what claims to be neither form nor JSON is an image, whatever it claims to be (`curl -T` says nothing).
     Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
     """
     content_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -99,6 +102,8 @@ async def read_images(headers: Fields, body: bytes, max_images: int) -> list[byt
         encoded = await _multipart(content_type, body, max_images)
     elif kind == "application/json":
         encoded = _instances(body)
+    elif any_type:
+        encoded = [body]
     else:
         named = f"content type {kind!r} is not read here" if kind else "the request has no Content-Type"
         raise ServiceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +17,11 @@ from app.dispatcher import ServedModel
 from app.errors import ServiceError
 from app.routes.body import BodyBudget, header_number, read_body, read_images, read_query
 from app.routes.interrupt import unless_disconnected
+from app.service import Answer, Service
 from app.service import Request as Ask
-from app.service import Service
 
 router = APIRouter(tags=["predict"])
+ROUTE = "/v1/models/{model}:predict"
 
 _IMAGE = {"schema": {"type": "string", "format": "binary"}}
 _INSTANCES = {
@@ -71,7 +73,7 @@ _DOCUMENTATION: dict[str, Any] = {
 }
 
 
-@router.post("/v1/models/{model}:predict", openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predict(request: Request, model: str) -> Response:
     """Classify or detect in one image (raw bytes) or several (multipart/form-data, JSON)."""
     state = request.app.state
@@ -81,25 +83,44 @@ async def predict(request: Request, model: str) -> Response:
 
 async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str) -> bytes:
     """The JSON that answers a request for `model`. Raises ServiceError, starlette's ClientDisconnect."""
+    answered = await predictions(service, bodies, scope, receive, model)
+    return orjson.dumps({"model": model, "predictions": answered.predictions, **service.made_by(answered)})
+
+
+async def predictions(
+    service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str, *, any_type: bool = False
+) -> Answer:
+    """What was computed for a request. `any_type`: a body of any type that is no form is an image.
+
+    Raises ServiceError, starlette's ClientDisconnect.
+    """
     context: RequestContext = scope["anychip"]
     served = service.find(model)
     context.model = model
+    context.route = ROUTE
     service.refuse_if_stopping()
     headers = dict(scope["headers"])
     options, timeout_ms = read_query(scope["query_string"])
     if timeout_ms is None:
         timeout_ms = header_number(headers, "X-Timeout-Ms", service.settings.timeout_ms, 1e-3, 1e9)
     priority = int(header_number(headers, "X-Priority", 0, -100, 100))
-    ask = Ask(options, context.started_s + timeout_ms / 1e3, priority, context.timings)
+    ask = Ask(
+        options,
+        context.started_s + timeout_ms / 1e3,
+        priority,
+        context.timings,
+        trace=context.trace,
+        exemplar=context.exemplar,
+    )
     service.admit(served, ask.deadline_s, priority)
     with counted(served):
         body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, ask.deadline_s)
+    served.metrics.stage_seconds["upload"].observe(time.monotonic() - context.started_s, context.exemplar)
     try:
-        images = await read_images(headers, body, service.settings.max_images)
-        answered = await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
+        images = await read_images(headers, body, service.settings.max_images, any_type=any_type)
+        return await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
     finally:
         bodies.give(len(body))
-    return orjson.dumps({"model": model, "predictions": answered.predictions, **service.made_by(answered)})
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from app.errors import ServiceError
 from app.service import Service
+from app.stats import Stats, snapshot
 
 router = APIRouter(tags=["status"])
 
@@ -61,6 +62,13 @@ class Devices(BaseModel):
     refusals: dict[str, str]
 
 
+class ModelReady(BaseModel):
+    """A model that answers."""
+
+    name: str
+    ready: bool
+
+
 class Live(BaseModel):
     """The event loop answers."""
 
@@ -105,6 +113,16 @@ async def models(request: Request) -> Models:
     )
 
 
+@router.get("/v1/models/{model}", responses={503: {"description": "Not ready, with the reason"}})
+async def model(request: Request, model: str) -> ModelReady:
+    """KServe's v1 form of a model's readiness."""
+    service: Service = request.app.state.service
+    reason = service.model_not_ready(service.find(model))
+    if reason:
+        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+    return ModelReady(name=model, ready=True)
+
+
 @router.get("/v1/devices")
 async def devices(request: Request) -> Devices:
     """The devices in use, and why other vendors were not chosen."""
@@ -141,10 +159,23 @@ async def ready(request: Request) -> Ready:
     return Ready(ready=True)
 
 
-# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop.
+def _counting(request: Request) -> Service:
+    service: Service = request.app.state.service
+    if not service.metrics.enabled:
+        raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
+    return service
+
+
+# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop. The same below.
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request) -> Any:
-    """Prometheus exposition."""
-    service: Service = request.app.state.service
+    """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
+    service = _counting(request)
     content, content_type = service.metrics.render(request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
+
+
+@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
+def stats(request: Request) -> Stats:
+    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
+    return snapshot(_counting(request))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from app import open_inference, triton
 from app.errors import ServiceError
+from app.routes.status import ModelReady
 from app.service import Service
 
 router = APIRouter(tags=["inference"])
@@ -42,13 +43,6 @@ class ModelMetadata(BaseModel):
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
     parameters: dict[str, Any]
-
-
-class ModelReady(BaseModel):
-    """A model that answers."""
-
-    name: str
-    ready: bool
 
 
 class Statistics(BaseModel):

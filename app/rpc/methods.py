@@ -23,8 +23,9 @@ from app.parameters import read_priority
 from app.repository import Repository
 from app.routes.body import BodyBudget
 from app.rpc.messages import message
-from app.service import Service, Timings
+from app.service import Service
 from app.statistics import VERSION
+from app.timings import Timings
 from app.wire import BYTES, bad
 
 log = logging.getLogger("anychip.rpc")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from backends.backend import (
     Started,
     TensorNetwork,
     WrongAnswersError,
+    built,
     form_of,
 )
 
@@ -86,13 +88,14 @@ class Engine(ABC):
 
     `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the first
     time, all batch sizes together. Whoever starts the service may serve with an engine of seconds while one of minutes
-    still compiles.
+    still compiles. `only_reads`: it leaves the network as it was, and takes one that is Unbuilt.
     """
 
     name: str
     precisions: tuple[str, ...]
     forms: tuple[Form, ...] = ("pixels", "program")
     takes: Literal["seconds", "minutes"] = "seconds"
+    only_reads = False
 
     @abstractmethod
     def compile(
@@ -123,6 +126,7 @@ class CheckedExecutable(Executable):
         self.engine = engine
         self.precision = precision
         self.batch_sizes = batch_sizes
+        self.fastest_s: dict[int, float] = {}
         self._device = device
         self._input_shape = input_shape
         self._closed = False
@@ -138,9 +142,13 @@ class CheckedExecutable(Executable):
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """As the contract says. Raises ValueError for pixels of another type, layout, shape or batch size."""
         self._check(pixels)
+        started_s = time.perf_counter()
         with translated_errors(self._device):
             # Engines share this memory with their runtimes, which take writable memory only.
-            return self._execute(np.require(pixels, requirements="W"))
+            outputs = self._execute(np.require(pixels, requirements="W"))
+        taken_s = time.perf_counter() - started_s
+        self.fastest_s[len(pixels)] = min(taken_s, self.fastest_s.get(len(pixels), taken_s))
+        return outputs
 
     def _check(self, pixels: Pixels) -> None:
         if self._closed:
@@ -185,7 +193,7 @@ def compile_first(
     options: CompileOptions = DEFAULTS,
     completed: Callable[[Callable[[], Executable]], Executable] = lambda attempt: attempt(),
 ) -> Executable:
-    """The network on the first engine that takes it and passes the gate, every batch size run once.
+    """The network on the first engine that takes it and passes the gate, which runs every batch size.
 
     `precisions`: the one that is wanted, and those to step up to when engines have it and answer wrongly in it.
     `completed` calls what it is given, and may call it again once it has removed the reason of its failure.
@@ -195,6 +203,7 @@ def compile_first(
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
+    lied: list[tuple[str, str]] = []
     staged, form = False, form_of(network)
     for precision in precisions:
         # What a file holds may not compute in a precision that its file does not have: then a finer one is tried.
@@ -214,15 +223,17 @@ def compile_first(
                 continue
             # An engine may cast and move what it is given, and the next one wants it as it was.
             last = engine is able[-1] and precision == precisions[-1]
-            given = network if last else _copied(network)
+            given = network if engine.only_reads else built(network) if last else _copied(built(network))
             try:
                 executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
-                executable.refusals, executable.staged = refusals, staged
+                executable.refusals, executable.wrong, executable.staged = refusals, tuple(lied), staged
                 return executable
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
-                wrong = wrong or isinstance(error, WrongAnswersError)
+                if isinstance(error, WrongAnswersError):
+                    wrong = True
+                    lied.append((engine.name, precision))
                 refusals[name] = str(error)
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
         if not wrong:
@@ -257,8 +268,6 @@ def _ready(
 ) -> Executable:
     executable = engine.compile(network, device, precision, sizes, options)
     try:
-        for size in sizes:
-            executable.run(np.zeros((size, *network.input_shape), dtype=np.uint8))
         executable.measures = options.gate(executable)
     except BaseException:
         executable.close()

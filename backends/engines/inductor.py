@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
+from backends.engine_cache import EngineCache
+from backends.engines import quantised
 from backends.engines.eager import torch_executable
 from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
 
@@ -49,10 +51,13 @@ class InductorEngine(Engine):
         if reason := _refusal(device.partition(":")[0]):
             raise EngineRefusedError(reason)
         with translated_errors(device):
-            network.cast(DTYPES[precision])
+            if precision != "int8":
+                network.cast(DTYPES[precision])
             module = cast(nn.Module, network).to(device)
             if self._channels_last:
                 module.to(memory_format=torch.channels_last)
+        if precision == "int8":
+            return self._int8(network, device, batch_sizes, options)
         # Sorted out by `_fingerprint`: the same directory serves every network, device and version.
         with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
             directory = options.cache_dir / "inductor" if options.cache_dir else Path(temporary)
@@ -61,6 +66,48 @@ class InductorEngine(Engine):
                 size: _compiled(module, device, (size, *network.input_shape), directory) for size in batch_sizes
             }
         return torch_executable(self.name, device, precision, batch_sizes, _Ladder(network.input_shape, compiled))
+
+    def _int8(self, network: Network, device: str, batch_sizes: tuple[int, ...], options: CompileOptions) -> Executable:
+        """Found by what it is made of: to quantise again, only to see that it is the same, takes most of the time."""
+        if options.calibration is None:
+            raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+        version = f"{torch.__version__} {quantised.version()}"
+        described: dict[str, object] = {
+            "engine": self.name,
+            "version": version,
+            "key": options.key,
+            "calibration": options.calibration_key,
+            "shape": network.input_shape,
+            "sizes": batch_sizes,
+            "chip": f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}",
+        }
+        cache = EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+        entry = cache.get(**described) if cache else None
+
+        def write(folder: Path) -> None:
+            module = quantised.quantised(network, calibration())
+            for size in batch_sizes:
+                program = _exported(module, device, (size, *network.input_shape))
+                try:
+                    _compile(program, folder / f"{size}.pt2")
+                except Exception as error:
+                    raise EngineRefusedError(f"Inductor cannot compile the network: {first_line(error)}") from error
+
+        def loaded(folder: Path) -> Mapping[int, Any]:
+            return {size: _inductor_package(folder / f"{size}.pt2") for size in batch_sizes}
+
+        calibration = options.calibration
+        if entry is None and cache is not None:
+            entry = cache.put(write, **described)
+        if entry is not None:
+            compiled = loaded(entry)
+        else:
+            with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
+                write(Path(temporary))
+                compiled = loaded(Path(temporary))
+        executable = torch_executable(self.name, device, "int8", batch_sizes, _Ladder(network.input_shape, compiled))
+        executable.version = version
+        return executable
 
 
 class _Ladder:
@@ -96,25 +143,34 @@ def _refusal(device_type: str) -> str:
 
 def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory: Path) -> Any:
     """The network for one shape, from the directory where it is there. Raises EngineRefusedError."""
-    from torch import _inductor
-
-    example = torch.zeros(shape, dtype=torch.uint8, device=device)
-    try:
-        with torch.no_grad():
-            program = torch.export.export(module, (example,))
-    except Exception as error:  # Whatever a network's Python does to the tracer.
-        raise EngineRefusedError(f"PyTorch cannot export the network: {first_line(error)}") from error
+    program = _exported(module, device, shape)
     package = directory / f"{_fingerprint(program, device, shape)}.pt2"
     if package.is_file():
         try:
-            return _inductor.aoti_load_package(str(package))
+            return _inductor_package(package)
         except Exception as error:
             log.warning("%s cannot be used and is compiled again: %s", package, first_line(error))
     try:
         _compile(program, package)
-        return _inductor.aoti_load_package(str(package))
+        return _inductor_package(package)
     except Exception as error:
         raise EngineRefusedError(f"Inductor cannot compile the network: {first_line(error)}") from error
+
+
+def _exported(module: nn.Module, device: str, shape: tuple[int, ...]) -> Any:
+    """Raises EngineRefusedError."""
+    example = torch.zeros(shape, dtype=torch.uint8, device=device)
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, (example,))
+    except Exception as error:  # Whatever a network's Python does to the tracer.
+        raise EngineRefusedError(f"PyTorch cannot export the network: {first_line(error)}") from error
+
+
+def _inductor_package(package: Path) -> Any:
+    from torch import _inductor
+
+    return _inductor.aoti_load_package(str(package))
 
 
 def _compile(program: Any, package: Path) -> None:

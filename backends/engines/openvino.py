@@ -30,6 +30,7 @@ from backends.backend import (
     PackedTensor,
     Pixels,
     TensorNetwork,
+    built,
     form_of,
 )
 from backends.engine_cache import EngineCache
@@ -45,6 +46,7 @@ class OpenVINOEngine(Engine):
     name = "openvino"
     precisions = tuple(_HINTS)
     forms = ("pixels", "onnx", "program", "script")
+    only_reads = True
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -79,13 +81,15 @@ class OpenVINOEngine(Engine):
                 for streams in sorted(set(stream_counts.values()))
             }
             kind = _OpenVINOExecutable if packed is None else partial(_PackedExecutable, packed)
-            return kind(
+            executable = kind(
                 self.name,
                 device,
                 precision,
                 network.input_shape,
                 {size: compiled[streams] for size, streams in stream_counts.items()},
             )
+            executable.version = openvino.__version__
+            return executable
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Quantising takes its time, unless it has been done."""
@@ -190,7 +194,8 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
     kept = cache.get(**parts) if cache else None
     if kept is not None:
         return core.read_model(kept / "model.xml")
-    model = _convert(network) if form == "pixels" else _convert_packed(cast(TensorNetwork, network))
+    given = built(network)
+    model = _convert(given) if form == "pixels" else _convert_packed(cast(TensorNetwork, given))
     if precision == "int8":
         assert options.calibration is not None
         model = _quantised(model, options.calibration())
@@ -206,7 +211,7 @@ def _cache(options: CompileOptions) -> EngineCache | None:
 def _parts(network: Network, precision: str, options: CompileOptions) -> dict[str, object]:
     import openvino
 
-    quantised = _nncf_version() if precision == "int8" else ""
+    quantised = f"{_nncf_version()} {options.calibration_key}" if precision == "int8" else ""
     return {
         "engine": "openvino",
         "version": openvino.__version__,

@@ -1,14 +1,13 @@
 """Measures the sample models as they are served: the product's own preprocessing and postprocessing, pictures that no
 training saw.
 
-Owns: the pictures as the networks see them, and the measures. Must not know how the networks were trained.
+Owns: the pictures as the networks see them. Must not know how the networks were trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,23 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from models import accuracy
+from models.accuracy import Boxes
 from models.classification import Classifier
 from models.detection import Detector
 from models.model import Options, PixelModel
-from models.sample.loss import iou
 from models.sample.pictures import KINDS, classification_picture, detection_picture
 
 CLASSIFIER_SIZE = 224
 DETECTOR_SIZE = 640
 PHOTO_SIZES = ((500, 375), (640, 480), (375, 500), (800, 600), (400, 400))
-
-
-class Boxes(NamedTuple):
-    """Objects of one picture: boxes float32 [m, 4] (x1, y1, x2, y2, pixels), classes int64 [m], scores float32 [m]."""
-
-    boxes: npt.NDArray[Any]
-    classes: npt.NDArray[Any]
-    scores: npt.NDArray[Any]
 
 
 def classifier(weights_file: Path | None = None) -> Classifier:
@@ -109,25 +101,23 @@ class DetectionPictures(Dataset[Any]):
 
 
 def top1(model: Classifier, seed: int, count: int) -> float:
-    """The share of the first `count` pictures of `seed` whose class comes first in the answer."""
-    served = Served(model)
-    right = 0
+    """Of the first `count` pictures of `seed`."""
+    served, truth, answers = Served(model), [], []
     for index in range(count):
         rgb, class_id = classification_picture(seed, index, photo_size(index))
-        right += served.predict(rgb)["classes"][0]["class_id"] == class_id
-    return right / count
+        truth.append(class_id)
+        answers.append(served.predict(rgb))
+    return accuracy.top1(truth, answers)
 
 
 def map50(model: Detector, seed: int, count: int) -> float:
-    """Mean over the classes of the average precision at IoU 0.5, on the first `count` pictures of `seed`."""
-    served = Served(model, Options(score_threshold=0.001))
-    truth, found = [], []
+    """Of the first `count` pictures of `seed`."""
+    served, truth, answers = Served(model, Options(score_threshold=0.001)), [], []
     for index in range(count):
         rgb, boxes, classes = detection_picture(seed, index, photo_size(index))
         truth.append(Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32)))
-        found.append(as_boxes(served.predict(rgb)["detections"]))
-    precisions = [average_precision(truth, found, class_id) for class_id in range(len(KINDS))]
-    return float(np.nanmean(precisions))
+        answers.append(served.predict(rgb))
+    return accuracy.map50(truth, answers)
 
 
 class Served:
@@ -147,41 +137,3 @@ class Served:
         outputs = [output.numpy() for output in self.network(pixels)]
         reduced = self.model.reduce(outputs, 0, self.options)
         return self.model.postprocess(reduced, placement, self.options)
-
-
-def as_boxes(detections: list[dict[str, Any]]) -> Boxes:
-    """The detections of an answer."""
-    sides = ("x1", "y1", "x2", "y2")
-    return Boxes(
-        np.array([[d["box"][side] for side in sides] for d in detections], dtype=np.float32).reshape(-1, 4),
-        np.array([d["class_id"] for d in detections], dtype=np.int64),
-        np.array([d["score"] for d in detections], dtype=np.float32),
-    )
-
-
-def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int) -> float:
-    """Average precision of a class at IoU 0.5, interpolated at 101 recalls as COCO does; NaN where the class is absent.
-
-    By descending score, each box takes the free true box it overlaps most; where that is less than 0.5 it is wrong.
-    """
-    total = sum(int((picture.classes == class_id).sum()) for picture in truth)
-    scores: list[float] = []
-    right: list[bool] = []
-    for true, boxes in zip(truth, found, strict=True):
-        wanted = torch.from_numpy(true.boxes[true.classes == class_id])
-        mine = boxes.classes == class_id
-        order = np.argsort(-boxes.scores[mine], kind="stable")
-        overlaps = iou(torch.from_numpy(boxes.boxes[mine][order]).unsqueeze(1), wanted.unsqueeze(0)).numpy()
-        scores.extend(boxes.scores[mine][order].tolist())
-        for row in overlaps:
-            best = int(row.argmax()) if row.size else 0
-            hit = bool(row.size and row[best] >= 0.5)
-            right.append(hit)
-            if hit:
-                overlaps[:, best] = 0.0
-    if not total:
-        return float("nan")
-    hits = np.array(right, dtype=bool)[np.argsort(-np.array(scores), kind="stable")].cumsum()
-    recall, precision = hits / total, hits / np.arange(1, len(hits) + 1)
-    wanted_recalls = np.linspace(0, 1, 101)
-    return float(np.mean([precision[recall >= r].max(initial=0.0) for r in wanted_recalls]))

@@ -1,0 +1,80 @@
+"""Log lines: JSON for machines, one readable line for people; each names its request and worker where it has one.
+
+    {"time":"2026-11-21T14:05:09.123Z","level":"error","logger":"anychip","message":"…","request_id":"…","worker":"…"}
+
+Owns: what a line looks like and what request it belongs to. Must not decide what is logged; no line holds a body, a
+header, a query or a secret, because nobody gives it one.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from typing import Literal
+
+import orjson
+
+Format = Literal["auto", "json", "text"]
+Style = tuple[str, Format]
+"""Level and form."""
+
+request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
+"""The request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
+trace_id: ContextVar[str] = ContextVar("anychip_trace_id", default="")
+"""The trace that this task belongs to, where it is recorded."""
+
+
+def configure(level: str, form: Format) -> None:
+    """Log to stderr; `auto` is readable on a terminal and JSON elsewhere. Replaces what was configured before."""
+    if form == "auto":
+        form = "text" if sys.stderr.isatty() else "json"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+def _marks(record: logging.LogRecord) -> dict[str, str]:
+    """Which request, trace and worker a record is about; only those that are known."""
+    process = multiprocessing.current_process()
+    marks = {
+        "request_id": getattr(record, "request_id", "") or request_id.get(),
+        "trace_id": getattr(record, "trace_id", "") or trace_id.get(),
+        "worker": getattr(record, "worker", "") or (process.name if multiprocessing.parent_process() else ""),
+    }
+    return {name: mark for name, mark in marks.items() if mark}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; a traceback is in `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As `logging.Formatter.format`."""
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, object] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_marks(record),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger, message, and in brackets what the line is about."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """As `logging.Formatter.formatMessage`."""
+        marks = {**_marks(record), **getattr(record, "fields", {})}
+        about = " ".join(f"{name}={mark}" for name, mark in marks.items())
+        return super().formatMessage(record) + (f" [{about}]" if about else "")

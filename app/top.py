@@ -1,0 +1,204 @@
+"""`anychip top`: a running service in the terminal, live.
+
+Owns: what is worked out of two answers of `GET /v1/stats`, and how it looks. Must not import the service: it may run
+on another machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+Stats = Mapping[str, Any]
+_TIMEOUT_S = 5.0
+_NO_ERRORS = ("OK", "CANCELLED")
+
+
+class TopError(Exception):
+    """A service cannot be watched; the message is one plain sentence."""
+
+
+def ask(client: httpx.Client) -> Stats:
+    """What the service says now. Raises TopError."""
+    try:
+        answer = client.get("/v1/stats")
+    except httpx.HTTPError as error:
+        raise TopError(f"nothing answers at {client.base_url}: {error}") from None
+    if answer.status_code != 200:
+        raise TopError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {answer.text[:200]}")
+    stats: Stats = answer.json()
+    return stats
+
+
+def run(url: str, interval_s: float, *, once: bool, console: Console, pause: Callable[[float], None]) -> None:
+    """Show it until Ctrl-C, or once, after one interval. Raises TopError when the service does not answer at first."""
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        before = ask(client)
+        if once:
+            pause(interval_s)
+            console.print(screen(before, ask(client)))
+            return
+        with Live(screen(before, before), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                pause(interval_s)
+                try:
+                    now = ask(client)
+                except TopError as error:  # It may come back.
+                    live.update(Text(str(error), "red"), refresh=True)
+                    continue
+                live.update(screen(before, now), refresh=True)
+                before = now
+
+
+def screen(before: Stats, now: Stats) -> RenderableType:
+    """All of it; rates are those between the two. It fits 80 columns."""
+    state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
+    simulated = ", simulated devices" if now["simulated"] else ""
+    head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state)
+    elapsed_s = now["uptime_s"] - before["uptime_s"]
+    models = _pairs("model", before["models"], now["models"])
+    devices = _pairs("device", before["devices"], now["devices"])
+    tables = (_traffic(models, elapsed_s), _stages(models), _devices(devices, elapsed_s), _workers(devices))
+    return Group(head, *(part for table in tables for part in (Text(), table)))
+
+
+def _pairs(name: str, before: list[Stats], now: list[Stats]) -> list[tuple[Stats, Stats]]:
+    """Then and now; what is new is compared with itself."""
+    then = {each[name]: each for each in before}
+    return [(then.get(each[name], each), each) for each in now]
+
+
+def _traffic(models: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
+    table = _table("model", "req/s", "errors/s", "images/s", "p50 ms", "p99 ms", "queue", "batch", "padding")
+    for past, model in models:
+        requests = {code: count - past["requests"].get(code, 0) for code, count in model["requests"].items()}
+        errors = sum(count for code, count in requests.items() if code not in _NO_ERRORS)
+        computed, padding = (model[name] - past[name] for name in ("images_computed", "padding"))
+        then = past["request_seconds"]["buckets"]
+        taken = {le: count - then.get(le, 0) for le, count in model["request_seconds"]["buckets"].items()}
+        waiting, limit = model["queue_depth"] + model["queue_reserved"], model["queue_limit"]
+        table.add_row(
+            Text(model["model"], "" if model["ready"] else "red"),
+            _rate(sum(requests.values()), elapsed_s),
+            Text(_rate(errors, elapsed_s), "red" if errors else ""),
+            _rate(model["images"] - past["images"], elapsed_s),
+            *(_ms(quantile(share, taken)) for share in (0.5, 0.99)),
+            Text(f"{waiting}/{limit}", "red" if waiting > 0.8 * limit else ""),
+            _ratio(computed, model["batches"] - past["batches"], "{:.1f}"),
+            _ratio(padding, padding + computed, "{:.0%}"),
+        )
+    return table
+
+
+def _stages(models: list[tuple[Stats, Stats]]) -> Table:
+    stages = ("decode", "queue", "infer", "postprocess")
+    table = _table("model", "in flight", *(f"{stage} ms" for stage in stages))
+    for past, model in models:
+        means = (_ms(_mean(past["stage_seconds"][stage], model["stage_seconds"][stage])) for stage in stages)
+        table.add_row(model["model"], str(model["images_in_flight"]), *means)
+    return table
+
+
+def _devices(devices: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
+    table = _table("device", "busy", "used GiB", "reserved", "power", "temp.", "images/s", "images/J")
+    for past, device in devices:
+        memory, images = device["memory_bytes"], device["images"] - past["images"]
+        known = None not in (device["energy_joules"], past["energy_joules"])
+        joules = device["energy_joules"] - past["energy_joules"] if known else None
+        table.add_row(
+            device["device"],
+            _known(device["utilization_ratio"], "{:.0%}"),
+            f"{_gib(memory['used'])}/{_gib(memory['total'])}",
+            _gib(memory["reserved"]),
+            _known(device["power_watts"], "{:.0f} W"),
+            _known(device["temperature_celsius"], "{:.0f} °C"),
+            _rate(images, elapsed_s),
+            _ratio(images, joules, "{:.2f}"),
+        )
+    return table
+
+
+def _workers(devices: list[tuple[Stats, Stats]]) -> Table:
+    table = _table("device", "vendor", "workers", "host GiB", "restarts", "hand-overs", "releases")
+    for _, device in devices:
+        restarts = sum(device["restarts"].values())
+        table.add_row(
+            device["device"],
+            device["vendor"],
+            Text(str(device["workers"]), "" if device["up"] else "bold red"),
+            _gib(device["worker_resident_bytes"]),
+            Text(str(restarts), "red" if restarts else ""),
+            str(sum(device["handovers"].values())),
+            str(sum(device["cache_releases"].values())),
+        )
+    return table
+
+
+def quantile(share: float, buckets: Mapping[str, int]) -> float | None:
+    """Seconds that so large a share stayed under: between the bounds of its bucket, as Prometheus estimates it.
+
+    `buckets`: how many took up to so many seconds, cumulative, the bound as text; None where there are none. Beyond the
+    last finite bound it is that bound.
+    """
+    bounds = sorted((float(bound), count) for bound, count in buckets.items())
+    total = bounds[-1][1] if bounds else 0
+    if total <= 0:
+        return None
+    rank = share * total
+    below_s, below = 0.0, 0
+    for bound_s, count in bounds:
+        if count >= rank and count > below:
+            if bound_s == float("inf"):
+                return below_s
+            return below_s + (bound_s - below_s) * max(0.0, rank - below) / (count - below)
+        below_s, below = bound_s, count
+    return below_s
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    return table
+
+
+def _mean(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+    count = now["count"] - before["count"]
+    return (now["seconds"] - before["seconds"]) / count if count > 0 else None
+
+
+def _rate(count: float, elapsed_s: float) -> str:
+    return f"{count / elapsed_s:.1f}" if elapsed_s > 0 else "-"
+
+
+def _ratio(part: float, whole: float | None, form: str) -> str:
+    return form.format(part / whole) if whole else "-"
+
+
+def _known(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _ms(seconds: float | None) -> str:
+    return _known(None if seconds is None else seconds * 1e3, "{:.1f}")
+
+
+def _gib(size_bytes: float | None) -> str:
+    return _known(None if size_bytes is None else size_bytes / 2**30, "{:.1f}")
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+
+
+def watch(url: str, interval_s: float, *, once: bool) -> None:
+    """`run` on this terminal."""
+    run(url, interval_s, once=once, console=Console(), pause=time.sleep)

@@ -1,0 +1,500 @@
+"""The dashboard, from which `anychip.json` is made: python deploy/grafana/dashboard.py
+
+Owns: rows, panels and queries. The JSON is the classic model (schema 39), which Grafana 9 and newer import and
+provision; it needs no rules, only a Prometheus that scrapes the service. Must not need anything but the standard
+library. A test compares the file with what this makes, and runs every query against a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).with_name("anychip.json")
+SCHEMA = 39
+_WIDTH = 24
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+MODEL = 'instance=~"$instance",model=~"$model"'
+DEVICE = 'instance=~"$instance",device=~"$device"'
+BOTH = f'{MODEL},device=~"$device"'
+ERRORS = 'code=~"INTERNAL|INFERENCE_FAILED|NOT_READY|QUEUE_FULL|DRAINING|DEADLINE_.*"'
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel: what it asks and how it shows the answer. `queries`: legend to expression."""
+
+    title: str
+    queries: dict[str, str]
+    unit: str = "short"
+    text: str = ""
+    kind: str = "timeseries"
+    width: int = 8
+    height: int = 8
+    stacked: bool = False
+    alarm: tuple[float, float] | None = None
+    instant: bool = False
+    limits: dict[str, float] = field(default_factory=dict)
+
+
+def stat(title: str, query: str, unit: str, text: str, alarm: tuple[float, float] | None = None) -> Panel:
+    """A number."""
+    return Panel(title, {"": query}, unit, text, kind="stat", width=4, height=4, alarm=alarm, instant=True)
+
+
+def table(title: str, query: str, text: str, width: int = 12) -> Panel:
+    """What is so now, a line a series."""
+    return Panel(title, {"": query}, text=text, kind="table", width=width, instant=True)
+
+
+def rate(metric: str, selector: str, by: str) -> str:
+    """Increase a second, summed by labels."""
+    return f"sum by ({by}) (rate({metric}{{{selector}}}[$__rate_interval]))"
+
+
+def increase(metric: str, selector: str, by: str) -> str:
+    """How often of late, where it was at all."""
+    return f"sum by ({by}) (increase({metric}{{{selector}}}[$__rate_interval])) > 0"
+
+
+def quantile(share: float, metric: str, selector: str, by: str = "model") -> str:
+    """A quantile of a histogram."""
+    return f"histogram_quantile({share}, {rate(f'{metric}_bucket', selector, f'{by}, le')})"
+
+
+def gauge(metric: str, selector: str, by: str, how: str = "max") -> str:
+    """A gauge, by labels."""
+    return f"{how} by ({by}) ({metric}{{{selector}}})"
+
+
+ROWS: dict[str, list[Panel]] = {
+    "Overview": [
+        stat(
+            "Ready",
+            'sum(anychip_ready{instance=~"$instance"}) / count(anychip_ready{instance=~"$instance"})',
+            "percentunit",
+            "Share of services in which every model has a worker.",
+        ),
+        stat("Requests", f"sum(rate(anychip_requests_total{{{MODEL}}}[$__rate_interval]))", "reqps", "All outcomes."),
+        stat(
+            "Images",
+            f'sum(rate(anychip_stage_seconds_count{{{MODEL},stage="postprocess"}}[$__rate_interval]))',
+            "ops",
+            "Images answered a second.",
+        ),
+        stat(
+            "Errors",
+            f"sum(rate(anychip_requests_total{{{MODEL},{ERRORS}}}[$__rate_interval])) "
+            f'/ (sum(rate(anychip_requests_total{{{MODEL},code!="CANCELLED"}}[$__rate_interval])) > 0)',
+            "percentunit",
+            "Requests that the service owes an answer, refusals under overload included.",
+            (0.001, 0.0144),
+        ),
+        stat(
+            "p99",
+            f"histogram_quantile(0.99, {rate('anychip_request_seconds_bucket', MODEL, 'le')})",
+            "s",
+            "Of all requests.",
+            (0.5, 1),
+        ),
+        stat(
+            "Fullest queue",
+            f"max((anychip_queue_depth{{{MODEL}}} + anychip_queue_reserved{{{MODEL}}}) "
+            f"/ anychip_queue_limit{{{MODEL}}})",
+            "percentunit",
+            "At 100 % requests get 429.",
+            (0.5, 0.8),
+        ),
+        Panel(
+            "Requests by outcome",
+            {"{{model}} {{code}}": f"{rate('anychip_requests_total', MODEL, 'model, code')} > 0"},
+            "reqps",
+            "OK, or the error's code as clients see it. Without a model: it named none that exists.",
+            width=12,
+            stacked=True,
+        ),
+        table(
+            "Alerts",
+            'ALERTS{alertname=~"Anychip.*",instance=~"$instance|",model=~"$model|",device=~"$device|"}',
+            "Those that fire or are about to.",
+        ),
+        table(
+            "Who serves",
+            gauge("anychip_model_info", BOTH, "instance, model, device, engine, precision, weights"),
+            "Engine, precision and weights of every model on every device.",
+        ),
+        table(
+            "Versions",
+            'max by (instance, version, python, torch) (anychip_build_info{instance=~"$instance"})',
+            "What is installed where.",
+        ),
+    ],
+    "Latency by stage": [
+        Panel(
+            "Requests",
+            {
+                f"{{{{model}}}} p{share * 100:g}": quantile(share, "anychip_request_seconds", MODEL)
+                for share in (0.5, 0.9, 0.99)
+            },
+            "s",
+            "From the first byte of a request to its answer. Dots are traces.",
+        ),
+        Panel(
+            "Mean by stage",
+            {
+                "{{model}} {{stage}}": f"{rate('anychip_stage_seconds_sum', MODEL, 'model, stage')} "
+                f"/ ({rate('anychip_stage_seconds_count', MODEL, 'model, stage')} > 0)"
+            },
+            "s",
+            "Where the time goes: upload, decode, queue (waiting for the device), infer, postprocess.",
+            stacked=True,
+        ),
+        Panel(
+            "p99 by stage",
+            {"{{model}} {{stage}}": quantile(0.99, "anychip_stage_seconds", MODEL, "model, stage")},
+            "s",
+            "The slow stage of slow requests.",
+        ),
+        Panel(
+            "Distribution of requests",
+            {"{{le}}": rate("anychip_request_seconds_bucket", MODEL, "le")},
+            "s",
+            "How many took how long.",
+            kind="heatmap",
+            width=12,
+        ),
+        Panel(
+            "Time left to the deadline",
+            {
+                f"{{{{model}}}} p{share * 100:g}": quantile(share, "anychip_deadline_slack_seconds", MODEL)
+                for share in (0.01, 0.5)
+            },
+            "s",
+            "When an image was done. One in a hundred had less than p1.",
+            width=12,
+        ),
+    ],
+    "Batching": [
+        Panel(
+            "Images a batch",
+            {
+                "{{model}} {{device}}": f"{rate('anychip_batch_size_sum', BOTH, 'model, device')} "
+                f"/ ({rate('anychip_batch_size_count', BOTH, 'model, device')} > 0)"
+            },
+            text="Larger under load. Small batches on a busy device mean that requests come one by one.",
+        ),
+        Panel(
+            "Padding",
+            {
+                "{{model}} {{device}}": f"{rate('anychip_batch_padding_total', BOTH, 'model, device')} / "
+                f"({rate('anychip_batch_padding_total', BOTH, 'model, device')} "
+                f"+ {rate('anychip_batch_size_sum', BOTH, 'model, device')} > 0)"
+            },
+            "percentunit",
+            "Share of places in batches that no image filled: work for nothing.",
+        ),
+        Panel(
+            "Batches",
+            {"{{model}} {{device}}": rate("anychip_batch_size_count", BOTH, "model, device")},
+            "ops",
+            "Batches a second.",
+        ),
+        Panel(
+            "Queue",
+            {
+                "{{model}} waiting": gauge("anychip_queue_depth", MODEL, "model", "sum"),
+                "{{model}} decoding": gauge("anychip_queue_reserved", MODEL, "model", "sum"),
+                "{{model}} limit": gauge("anychip_queue_limit", MODEL, "model", "sum"),
+                "{{model}} in flight": gauge("anychip_images_in_flight", MODEL, "model", "sum"),
+            },
+            text="Images. In flight are all that were accepted and not answered.",
+        ),
+        Panel(
+            "Refused at the door",
+            {"{{model}} {{reason}}": rate("anychip_rejected_total", MODEL, "model, reason")},
+            "ops",
+            "queue_full and buffer_full: more than fits; deadline: it could not have been met.",
+            stacked=True,
+        ),
+        Panel(
+            "Given up",
+            {
+                "{{model}} expired in {{stage}}": rate("anychip_expired_total", MODEL, "model, stage"),
+                "{{model}} left in {{stage}}": rate("anychip_cancelled_total", MODEL, "model, stage"),
+                "{{model}} computed for nobody": rate("anychip_wasted_total", MODEL, "model"),
+            },
+            "ops",
+            "Deadlines that passed, clients that left, and what was computed all the same.",
+        ),
+    ],
+    "Devices": [
+        Panel(
+            "Utilisation",
+            {"{{instance}} {{device}}": gauge("anychip_device_utilization_ratio", DEVICE, "instance, device")},
+            "percentunit",
+            "Share of the time the device is busy.",
+            limits={"min": 0, "max": 1},
+        ),
+        Panel(
+            "Memory by kind",
+            {
+                "{{instance}} {{device}} {{kind}}": gauge(
+                    "anychip_device_memory_bytes", DEVICE, "instance, device, kind"
+                )
+            },
+            "bytes",
+            "allocated: in tensors; reserved: by the allocator; used: by everybody. A leak is a slope that no release "
+            "bends.",
+        ),
+        Panel(
+            "Power",
+            {"{{instance}} {{device}}": gauge("anychip_device_power_watts", DEVICE, "instance, device")},
+            "watt",
+            "As the vendor's tool reports it.",
+        ),
+        Panel(
+            "Temperature",
+            {"{{instance}} {{device}}": gauge("anychip_device_temperature_celsius", DEVICE, "instance, device")},
+            "celsius",
+            "As the vendor's tool reports it.",
+        ),
+        Panel(
+            "Images per joule",
+            {
+                "{{instance}} {{device}}": f"{rate('anychip_batch_size_sum', DEVICE, 'instance, device')} "
+                f"/ ({rate('anychip_device_energy_joules_total', DEVICE, 'instance, device')} > 0)"
+            },
+            text="What a device does with its energy; compare engines, precisions, chips.",
+        ),
+        Panel(
+            "Cache releases",
+            {
+                "{{instance}} {{device}} rung {{rung}} {{trigger}}": increase(
+                    "anychip_cache_releases_total", DEVICE, "instance, device, rung, trigger"
+                )
+            },
+            text="The memory guard: 1 collect, 2 caches, 3 another worker in place of this one: that is a leak.",
+        ),
+        Panel(
+            "Bytes returned",
+            {
+                "{{instance}} {{device}} rung {{rung}}": rate(
+                    "anychip_cache_released_bytes_total", DEVICE, "instance, device, rung"
+                )
+            },
+            "Bps",
+            "By rungs of the memory guard.",
+        ),
+        Panel(
+            "Host memory of workers",
+            {"{{instance}} {{device}}": gauge("anychip_worker_resident_bytes", DEVICE, "instance, device")},
+            "bytes",
+            "A vendor's runtime that leaks on the host shows here.",
+        ),
+        Panel(
+            "Operators on the CPU",
+            {
+                "{{instance}} {{device}} {{operator}}": rate(
+                    "anychip_operator_fallbacks_total", DEVICE, "instance, device, operator"
+                )
+            },
+            "ops",
+            "Operators that the device lacks (docs/operators.md).",
+        ),
+    ],
+    "Workers and faults": [
+        Panel(
+            "Workers",
+            {"{{instance}} {{device}}": gauge("anychip_worker_up", DEVICE, "instance, device")},
+            text="1 while a worker serves the device.",
+            kind="state-timeline",
+        ),
+        Panel(
+            "Restarts",
+            {
+                "{{instance}} {{device}} {{reason}}": increase(
+                    "anychip_worker_restarts_total", DEVICE, "instance, device, reason"
+                )
+            },
+            text="died: its process ended; hung; lost: the device; leaked: out of memory for good; start: never ready.",
+        ),
+        Panel(
+            "Hand-overs",
+            {
+                "{{instance}} {{device}} {{reason}}": increase(
+                    "anychip_handovers_total", DEVICE, "instance, device, reason"
+                )
+            },
+            text="Workers replaced while they served: new weights, memory, engines that took their time.",
+        ),
+        Panel(
+            "Images tried again",
+            {
+                "{{model}} again": rate("anychip_retried_total", MODEL, "model"),
+                "{{model}} {{device}} cut for memory": rate("anychip_out_of_memory_total", BOTH, "model, device"),
+            },
+            "ops",
+            "After their worker failed; and batches cut because the device had no memory for them.",
+        ),
+        table(
+            "Precision gate",
+            gauge("anychip_precision_gate", BOTH, "instance, model, device, engine, precision", "min"),
+            "1: passed and serves; 0: refused for wrong answers, so that something else serves.",
+            8,
+        ),
+        table(
+            "Errors against float32",
+            gauge("anychip_precision_error", BOTH, "instance, model, device, measure"),
+            "What the gate has measured (docs/precision.md).",
+            8,
+        ),
+        Panel(
+            "Processor time of the server",
+            {
+                "{{instance}}": 'sum by (instance) (rate(process_cpu_seconds_total{instance=~"$instance"}'
+                "[$__rate_interval]) and on (instance, job) anychip_build_info)"
+            },
+            text="Cores, without the workers.",
+            width=12,
+        ),
+        Panel(
+            "Memory of the server",
+            {
+                "{{instance}}": 'sum by (instance) (process_resident_memory_bytes{instance=~"$instance"} '
+                "and on (instance, job) anychip_build_info)"
+            },
+            "bytes",
+            "Resident, without the workers.",
+            width=12,
+        ),
+    ],
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole of it."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in ROWS.items():
+        panels.append(
+            {"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "panels": [],
+             "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1}}
+        )  # fmt: skip
+        x, y, height = 0, y + 1, 0
+        for panel in row:
+            if x + panel.width > _WIDTH:
+                x, y, height = 0, y + height, 0
+            place = {"x": x, "y": y, "w": panel.width, "h": panel.height}
+            panels.append({"id": len(panels) + 1, "gridPos": place, **_panel(panel)})
+            x, height = x + panel.width, max(height, panel.height)
+        y += height
+    return {
+        "uid": "anychip",
+        "title": "anychip",
+        "description": "Classification and detection on any accelerator. Made by deploy/grafana/dashboard.py.",
+        "tags": ["anychip", "inference"],
+        "schemaVersion": SCHEMA,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": _variables()},
+        "annotations": {"list": []},
+        "links": [],
+        "panels": panels,
+    }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.alarm:
+        steps += [{"color": color, "value": value} for color, value in zip(("orange", "red"), panel.alarm, strict=True)]
+    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}, **panel.limits}
+    if panel.kind == "timeseries":
+        defaults["custom"] = {
+            "drawStyle": "line", "fillOpacity": 25 if panel.stacked else 5, "showPoints": "never", "spanNulls": False,
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }  # fmt: skip
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.text,
+        "datasource": _DATASOURCE,
+        "targets": [_query(panel, number, *query) for number, query in enumerate(panel.queries.items())],
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": _OPTIONS[panel.kind],
+        **({"transformations": _TABLE} if panel.kind == "table" else {}),
+    }
+
+
+def _query(panel: Panel, number: int, legend: str, expression: str) -> dict[str, Any]:
+    form = {"table": "table", "heatmap": "heatmap"}.get(panel.kind, "time_series")
+    return {
+        "refId": chr(ord("A") + number),
+        "datasource": _DATASOURCE,
+        "expr": expression,
+        "legendFormat": legend or "__auto",
+        "format": form,
+        "instant": panel.instant,
+        "range": not panel.instant,
+        "exemplar": "request_seconds" in expression and panel.kind == "timeseries",
+    }
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "colorMode": "value",
+        "graphMode": "none",
+        "textMode": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    },
+    "table": {"showHeader": True, "cellHeight": "sm"},
+    "heatmap": {
+        "calculate": False,
+        "yAxis": {"unit": "s"},
+        "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64},
+        "cellGap": 1,
+        "legend": {"show": True},
+        "tooltip": {"show": True, "yHistogram": False},
+    },
+    "state-timeline": {
+        "mergeValues": True,
+        "showValue": "auto",
+        "legend": {"displayMode": "list", "placement": "bottom"},
+    },
+}
+_TABLE = [{"id": "organize", "options": {"excludeByName": {"Time": True, "__name__": True, "job": True}}}]
+
+
+def _variables() -> list[dict[str, Any]]:
+    def of(name: str, metric: str) -> dict[str, Any]:
+        query = f"label_values({metric}, {name})"
+        return {
+            "name": name, "label": name.capitalize(), "type": "query", "datasource": _DATASOURCE,
+            "definition": query, "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1,
+            "multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]},
+        }  # fmt: skip
+
+    datasource = {
+        "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
+        "current": {},
+    }  # fmt: skip
+    return [
+        datasource,
+        of("model", "anychip_queue_limit"),
+        of("device", "anychip_worker_up"),
+        of("instance", "anychip_build_info"),
+    ]
+
+
+if __name__ == "__main__":
+    TARGET.write_text(json.dumps(dashboard(), indent=1) + "\n", encoding="utf-8")
+    print(TARGET)

@@ -1,0 +1,83 @@
+"""How right answers are: top-1 and mean average precision.
+
+Owns: the measures, over answers in the form of `Model.postprocess`. Must not know who computed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Answer = Mapping[str, Any]
+
+_CORNERS = ("x1", "y1", "x2", "y2")
+
+
+class Boxes(NamedTuple):
+    """Objects of one picture: boxes float32 [m, 4] (x1, y1, x2, y2, pixels), classes int64 [m], scores float32 [m]."""
+
+    boxes: Array
+    classes: Array
+    scores: Array
+
+
+def as_boxes(detections: Sequence[Answer]) -> Boxes:
+    """The detections of an answer."""
+    return Boxes(
+        np.array([[d["box"][side] for side in _CORNERS] for d in detections], dtype=np.float32).reshape(-1, 4),
+        np.array([d["class_id"] for d in detections], dtype=np.int64),
+        np.array([d["score"] for d in detections], dtype=np.float32),
+    )
+
+
+def top1(truth: Sequence[int], answers: Sequence[Answer]) -> float:
+    """The share of pictures whose class comes first in the answer."""
+    firsts = [answer["classes"][0]["class_id"] for answer in answers]
+    return float(np.mean([first == class_id for first, class_id in zip(firsts, truth, strict=True)]))
+
+
+def map50(truth: Sequence[Boxes], answers: Sequence[Answer]) -> float:
+    """Mean over the classes that are there of the average precision at IoU 0.5; NaN where no object is."""
+    found = [as_boxes(answer["detections"]) for answer in answers]
+    classes = {int(class_id) for picture in truth for class_id in picture.classes}
+    return float(np.mean([average_precision(truth, found, class_id) for class_id in classes])) if classes else np.nan
+
+
+def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int) -> float:
+    """Average precision of a class at IoU 0.5, interpolated at 101 recalls as COCO does; NaN where the class is absent.
+
+    By descending score, each box takes the free true box it overlaps most; where that is less than 0.5 it is wrong.
+    """
+    total = sum(int((picture.classes == class_id).sum()) for picture in truth)
+    scores: list[float] = []
+    right: list[bool] = []
+    for true, boxes in zip(truth, found, strict=True):
+        mine = boxes.classes == class_id
+        order = np.argsort(-boxes.scores[mine], kind="stable")
+        overlaps = _overlaps(boxes.boxes[mine][order], true.boxes[true.classes == class_id])
+        scores.extend(boxes.scores[mine][order].tolist())
+        for row in overlaps:
+            best = int(row.argmax()) if row.size else 0
+            hit = bool(row.size and row[best] >= 0.5)
+            right.append(hit)
+            if hit:
+                overlaps[:, best] = 0.0
+    if not total:
+        return float("nan")
+    hits = np.array(right, dtype=bool)[np.argsort(-np.array(scores), kind="stable")].cumsum()
+    recall, precision = hits / total, hits / np.arange(1, len(hits) + 1)
+    wanted_recalls = np.linspace(0, 1, 101)
+    return float(np.mean([precision[recall >= r].max(initial=0.0) for r in wanted_recalls]))
+
+
+def _overlaps(one: Array, other: Array) -> Array:
+    """Intersection over union of boxes [m, 4] and [n, 4]: [m, n]."""
+    one, other = one[:, None].astype(np.float64), other[None].astype(np.float64)
+    sides = (np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])).clip(0)
+    areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (one, other)]
+    shared = sides.prod(-1)
+    return np.asarray(shared / np.maximum(areas[0] + areas[1] - shared, 1e-9))

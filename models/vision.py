@@ -1,0 +1,44 @@
+"""torchvision, imported in a fifth of the time.
+
+Owns: that import; everything else in anychip says `from models.vision import torchvision`. torchvision 0.29 imports
+torch._dynamo, 1.5 s of a process's start, for one question that only `roi_align` under `torch.compile` asks. Here it
+finds that question alone, answered by the real module once somebody asks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+_DYNAMO = ("torch._dynamo", "torch._dynamo.utils")
+
+
+def _is_compile_supported(device_type: Any) -> Any:
+    return importlib.import_module(_DYNAMO[1]).is_compile_supported(device_type)
+
+
+def _imported() -> Any:
+    """torchvision. Whatever it wants of torch._dynamo beyond that question, it gets: then the import takes its time."""
+    if "torch._dynamo" in sys.modules or "torchvision" in sys.modules:
+        return importlib.import_module("torchvision")
+    before = set(sys.modules)
+    package, utils = stand_ins = [ModuleType(name) for name in _DYNAMO]
+    package.__path__ = []
+    package.utils = utils  # type: ignore[attr-defined]
+    utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
+    sys.modules.update(zip(_DYNAMO, stand_ins, strict=True))
+    try:
+        return importlib.import_module("torchvision")
+    except (ImportError, AttributeError):
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] == "torchvision":
+                del sys.modules[name]
+    finally:
+        for name in _DYNAMO:
+            del sys.modules[name]
+    return importlib.import_module("torchvision")
+
+
+torchvision: Any = _imported()
