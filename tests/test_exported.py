@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import time
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 
 from app.config import Settings
 from app.errors import ServiceError
-from app.gate import Gate, compile_options, measures
+from app.gate import Gate, compile_options, measures, weights_key
 from app.inference import infer
 from app.service import Request, Service
 from backends import EngineRefusedError, WrongAnswersError
@@ -419,6 +420,13 @@ def test_an_owners_probes_are_used_and_checked(tmp_path):
     np.savez(tmp_path / "qa.probes.npz", **arrays(5, length=7))
     with pytest.raises(WeightsError, match=r"input_ids in qa.probes.npz must be INT64 \[n, 12\]"):
         read_probes(tmp_path / "qa.probes.npz", model.inputs)
+
+
+def test_only_what_a_file_holds_itself_identifies_it(models):
+    """An ONNX file's weights may lie beside it, and change while it stays the same."""
+    assert [bool(weights_key(models[suffix])) for suffix in SUFFIXES] == [False, True, True]
+    shorter = replace(models[".pt2"], inputs=models[".pt2"].inputs[:1])
+    assert weights_key(shorter) != weights_key(models[".pt2"])
 
 
 # The service
