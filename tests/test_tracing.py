@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 
 import httpx
@@ -172,6 +173,15 @@ async def test_through_fastapi_there_is_one_request_span_with_the_same_stages(fo
     assert request.attributes["anychip.code"] == "OK"
     assert (await found.through_fastapi.get("/v1/models", headers=recorded)).status_code == 200
     assert len([span for span in found.exporter.get_finished_spans() if span.kind.name == "SERVER"]) == 2
+
+
+@hot
+async def test_the_open_inference_protocol_is_traced_alike(found):
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(GREY).decode()]}
+    answer = await found.client.post("/v2/models/resnet18/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 200, answer.text
+    [request] = found.spans("POST /v2/models/{model}/infer")
+    assert [span.name for span in children(found, request)] == ["decode", "queue", "infer", "post"]
 
 
 @hot
