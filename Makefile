@@ -1,18 +1,20 @@
 # Set-up, checks and starting points. `make` alone lists them.
 
 PYTHON ?= python3
+DOCKER ?= docker
 VENV := .venv
 NPU_VENV := .venv-npu
 TRITON_VENV := .venv-triton
+DEPLOY_VENV := .venv-deploy
 BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install test lint format npu-environment triton-environment bench clean
+.PHONY: help demo serve install test test-deploy lint format npu-environment triton-environment deploy-environment bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.installed  ## start the service on the sample weights; needs no network once installed
 	@exec $(BIN)/anychip demo $(ARGS)
@@ -24,6 +26,9 @@ install: $(VENV)/.installed  ## make .venv with the torch build for the accelera
 
 test: lint  ## lint, types and tests, e.g. make test ARGS="-k scheduler"
 	$(BIN)/python -m pytest $(ARGS)
+
+test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for real; apt-get install buildah debootstrap for images
+	$(DEPLOY_VENV)/bin/python -m pytest -m deploy $(ARGS)
 
 lint: $(VENV)/.developer  ## ruff and mypy
 	$(BIN)/ruff check
@@ -38,11 +43,16 @@ npu-environment: $(NPU_VENV)/.installed  ## make .venv-npu, in which tests run H
 
 triton-environment: $(TRITON_VENV)/.installed  ## make .venv-triton, in which tests run NVIDIA's tritonclient
 
+deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray and what checks images and charts
+
+image-%: Dockerfile.%  ## build an image with docker, or what DOCKER names, e.g. make image-cuda
+	$(DOCKER) build --file $< --tag anychip:$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
+
 bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, because a demo should not wait for what only the tests need.
@@ -61,4 +71,8 @@ $(NPU_VENV)/.installed: tests/npu_environment.py $(SETUP)
 
 $(TRITON_VENV)/.installed: tests/triton_environment.py
 	$(PYTHON) tests/triton_environment.py $(TRITON_VENV)
+	@touch $@
+
+$(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/deploy_environment.py
+	$(BIN)/python tests/deploy_environment.py $(DEPLOY_VENV)
 	@touch $@

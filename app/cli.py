@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.config import Settings
+from app.config import Settings, split
+from app.doctor import CHECKS, examine
 
 _SETTINGS_OF_PREDICT = (
     "weights",
@@ -36,6 +37,7 @@ _EXAMPLES = {
     "demo": "anychip demo",
     "predict": "anychip predict yolov8n street.jpg --save drawn/",
     "devices": "anychip devices --json",
+    "doctor": "anychip doctor --device auto --skip port",
     "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "list": "anychip weights list",
@@ -125,6 +127,11 @@ def _parser() -> argparse.ArgumentParser:
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(devices, ("simulate",))
+
+    doctor = add("doctor", _doctor, "Check the environment, one thing after the other; says what to do about failures.")
+    doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
     top = add("top", _top, "Devices, queues and rates of a running service, live.")
     top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
@@ -271,6 +278,23 @@ def _devices(parsed: argparse.Namespace) -> int:
         for row in rows:
             print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.detail}")
     return 0 if any(row.ok for row in rows) else 1
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    skip = split(parsed.skip)
+    unknown = [name for name in skip if name not in CHECKS]
+    if unknown:
+        raise CommandError(f"there is no check {unknown[0]!r}; there is {', '.join(CHECKS)}")
+    found = []
+    for check in examine(_settings(parsed), skip):
+        found.append(check)
+        if not parsed.json:
+            print(f"{check.status}  {check.name:14}{check.detail}", flush=True)
+            if check.remedy:
+                print(f"{'':20}-> {check.remedy}", flush=True)
+    if parsed.json:
+        print(json.dumps([vars(check) for check in found], indent=2))
+    return 1 if any(check.status == "FAIL" for check in found) else 0
 
 
 def _top(parsed: argparse.Namespace) -> None:

@@ -180,7 +180,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
             stop.clear()
-            await _drain(service, settings, stop)
+            await drain(service, settings, stop)
     finally:
         await service.stop()
         if tracing is not None:
@@ -189,7 +189,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             loop.remove_signal_handler(number)
 
 
-async def _drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
+async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
     """Readiness off, serve on for the grace period, refuse, finish what was accepted. A second signal cuts it short."""
     service.draining = True
     with contextlib.suppress(asyncio.TimeoutError):

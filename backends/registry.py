@@ -25,6 +25,7 @@ from backends.musa import MusaBackend
 from backends.null import NullBackend
 from backends.rocm import RocmBackend
 from backends.simulated import simulates
+from backends.torch_device import TorchBackend
 from backends.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,13 @@ def report() -> list[Row]:
             continue
         rows += (_checked(backend, device) for device in devices)
     return rows
+
+
+def device_files() -> list[str]:
+    """The device files of any vendor's driver that are here, whether or not they may be opened."""
+    return sorted(
+        {path for backend in BACKENDS if isinstance(backend, TorchBackend) for path in backend.driver_files()}
+    )
 
 
 def _first_available() -> Choice:

@@ -69,6 +69,7 @@ _ENGINES: dict[str, Callable[[tuple[str, ...], bool], Engine]] = {
     "onnxruntime": lambda *_: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
     "torchscript": lambda precisions, _: TorchScriptEngine(precisions),
 }
+_QUANTISING = {"tensorrt"}
 
 
 class TorchBackend(Backend):
@@ -135,7 +136,11 @@ class TorchBackend(Backend):
         # Few engines read files of other makers: for those `auto` means every one that does.
         others = self.facts.by_name if form_of(network) == "onnx" else ()
         names = (*self.facts.engines, *others) if engine == "auto" else (engine,)
-        engines = [_ENGINES[name](self.facts.precisions, self._channels_last) for name in names]
+        floats = tuple(each for each in self.facts.precisions if each != "int8")
+        engines = [
+            _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self._channels_last)
+            for name in names
+        ]
         precisions = precisions_from(precision, self._preferred())
         executable = compile_first(
             engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
@@ -200,6 +205,10 @@ class TorchBackend(Backend):
             return f"{self._package} is not installed: {self._install}."
         return ""
 
+    def driver_files(self) -> list[str]:
+        """The device files of this vendor's driver that are here."""
+        return [path for pattern in self._nodes for path in glob.glob(pattern)]
+
     def _mistaken(self, answer: detect.Found) -> str:
         """Why the devices that answered are not this vendor's; empty when they are."""
         return ""
@@ -207,7 +216,7 @@ class TorchBackend(Backend):
     def _refusal(self) -> str:
         if reason := self._not_installed():
             return reason
-        here = any(glob.glob(pattern) for pattern in self._nodes)
+        here = bool(self.driver_files())
         node = self._nodes[0].replace("[0-9]*", "0").replace("*", "128")
         missing = (
             f"the driver of {self._title} is not there: {node} is missing; "
@@ -246,6 +255,10 @@ class CudaTypeBackend(TorchBackend):
     """A vendor that answers to torch.cuda; `_built` says whether torch was built for it."""
 
     _vendor: ClassVar[str]
+
+    def driver_files(self) -> list[str]:
+        """The device files of this vendor's driver that are here."""
+        return [path for pattern in self._nodes for path in glob.glob(pattern)]
 
     def _mistaken(self, answer: detect.Found) -> str:
         vendor = detect.vendor_of_cuda(answer, detect.signs())

@@ -6,7 +6,8 @@ pip, must not load torch, and must not replace the torch that a vendor's image b
     look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install anychip
 
 Settings: ANYCHIP_TORCH = auto, cpu, cuda, rocm, ascend, registry (the registry's torch) or keep (the torch of the
-Python that runs this file); ANYCHIP_TORCH_INDEX = another address for download.pytorch.org/whl, for instance a mirror.
+Python that runs this file); ANYCHIP_TORCH_INDEX = another address for download.pytorch.org/whl, for instance a mirror;
+ANYCHIP_EXTRAS = further extras of anychip, such as onnx. pip's own variables (PIP_NO_INDEX, …) count too.
 """
 
 from __future__ import annotations
@@ -206,16 +207,21 @@ def find_build(python: Path | str, index: str, build: str, version: str, timeout
     return max(found, key=lambda tag: [int(number) for number in re.findall(r"\d+", tag)], default="")
 
 
-def make_venv(folder: Path) -> Path:
-    """Make the environment where there is none, and return its Python."""
+def make_venv(folder: Path, borrow_pip: bool = False) -> Path:
+    """Make the environment where there is none, and return its Python.
+
+    With `borrow_pip` it may be made without a pip of its own, where this Python has no ensurepip: vendors' images often
+    have not, and `link_packages` lends theirs.
+    """
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     works = [str(python), "-m", "pip", "--version"]
     if python.exists() and subprocess.run(works, capture_output=True, check=False).returncode == 0:
         return python
-    if importlib.util.find_spec("ensurepip") is None:
+    with_pip = importlib.util.find_spec("ensurepip") is not None
+    if not with_pip and not (borrow_pip and importlib.util.find_spec("pip")):
         raise InstallError("This Python makes no virtual environments: install the package python3-venv and try again.")
     # Only what is an environment may be cleared: the folder could be anything.
-    venv.create(folder, with_pip=True, symlinks=os.name != "nt", clear=(folder / "pyvenv.cfg").exists())
+    venv.create(folder, with_pip=with_pip, symlinks=os.name != "nt", clear=(folder / "pyvenv.cfg").exists())
     return python
 
 
@@ -233,13 +239,15 @@ def installed_torch(python: Path) -> str:
     return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def install(folder: Path, developer: bool, environ: Mapping[str, str]) -> None:
-    """Fill the environment in `folder`. Raises InstallError; pip has then said more."""
+def install(folder: Path, developer: bool, environ: Mapping[str, str], copy: bool = False) -> None:
+    """Fill the environment in `folder`; with `copy` it needs these sources no longer. Raises InstallError; pip has then
+    said more.
+    """
     constraints = (ROOT / "constraints.txt").read_text()
     kind = environ.get("ANYCHIP_TORCH") or "auto"
     index = (environ.get("ANYCHIP_TORCH_INDEX") or INDEX).rstrip("/")
     choice = choose_torch(look(), kind, read_pins(constraints))
-    python = make_venv(folder)
+    python = make_venv(folder, borrow_pip=choice.kind == "keep")
     if choice.kind == "keep":
         link_packages(python)
     pins, build = dict(choice.pins), ""
@@ -262,14 +270,16 @@ def install(folder: Path, developer: bool, environ: Mapping[str, str]) -> None:
             _run([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
         if choice.kind != "keep":
             _run([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
-    extras = ",".join((*choice.extras, *(["dev"] if developer else [])))
-    _run([*pip, "--editable", f"{ROOT}[{extras}]" if extras else str(ROOT)])
+    named = [extra for extra in re.split(r"[\s,]+", environ.get("ANYCHIP_EXTRAS") or "") if extra]
+    extras = ",".join(dict.fromkeys((*choice.extras, *named, *(["dev"] if developer else []))))
+    link = [] if copy else ["--editable"]
+    _run([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT)])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.
         _run([*pip, "--force-reinstall", "--no-deps", "opencv-python-headless"])
     if choice.optional_extra:
         try:
-            _run([*pip, "--editable", f"{ROOT}[{choice.optional_extra}]"])
+            _run([*pip, *link, f"{ROOT}[{choice.optional_extra}]"])
         except InstallError:
             if kind != "auto":
                 raise
@@ -286,9 +296,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make or renew the virtual environment of anychip.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv", help="the environment (default: .venv)")
     parser.add_argument("--dev", action="store_true", help="add what lint, types and tests need")
+    parser.add_argument("--copy", action="store_true", help="copy anychip into it instead of linking these sources")
     options = parser.parse_args()
     try:
-        install(options.folder, options.dev, os.environ)
+        install(options.folder, options.dev, os.environ, options.copy)
     except InstallError as error:
         sys.exit(f"anychip: {error}")
 

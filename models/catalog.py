@@ -124,9 +124,22 @@ def _weights_file(spec: ModelSpec, cache_directory: Path, allow_download: bool, 
     if spec.weights == "sample":
         return weights.sample_file(spec.architecture)
     path = Path(spec.weights).expanduser()
+    if path.is_dir():
+        return _only_file(path)
     if not path.is_file():
         raise WeightsNotFoundError(
             f"There is no weights file {spec.weights!r} for {spec.name}; give official, sample, random "
             f"or the path of a file ({', '.join(SUFFIXES)})."
         )
     return path
+
+
+def _only_file(folder: Path) -> Path:
+    """The weights in a folder that a storage initialiser has filled, as KServe's does with /mnt/models."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if len(files) != 1:
+        what = f"{len(files)} weights files ({', '.join(path.name for path in files)})" if files else "no weights file"
+        raise WeightsNotFoundError(
+            f"{folder} holds {what}; it must hold one ({', '.join(SUFFIXES)}), or name the file."
+        )
+    return files[0]

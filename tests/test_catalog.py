@@ -168,3 +168,24 @@ def test_a_file_of_another_network_is_named_with_the_reason(tmp_path: Path) -> N
     other = classifier_file(tmp_path / "m.safetensors", 3)
     with pytest.raises(WeightsError, match=r"m\.safetensors cannot be used for y: .*not those of a YOLOv8"):
         open_model(ModelSpec("y", "yolov8n", str(other)), tmp_path)
+
+
+# A folder in the place of a file, as KServe's storage initialiser leaves one
+
+
+def test_a_folder_with_one_weights_file_stands_for_it(tmp_path: Path) -> None:
+    classifier_file(tmp_path / "dogs.safetensors", 2, ["terrier", "poodle"])
+    (tmp_path / "README.txt").touch()
+    model = open_model(parse_spec(f"dogs=mobilenet_v3_small:{tmp_path}"), tmp_path)
+    assert (model.weights, model.labels) == ("dogs.safetensors", ("terrier", "poodle"))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [([], "no weights file"), (["a.pt", "b.pth"], "2 weights files (a.pt, b.pth)")]
+)
+def test_a_folder_with_none_or_several_is_refused(tmp_path: Path, names: list[str], said: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(WeightsNotFoundError) as error:
+        open_model(parse_spec(f"dogs=mobilenet_v3_small:{tmp_path}"), tmp_path)
+    assert said in str(error.value)

@@ -224,6 +224,49 @@ def test_an_environment_is_made_once_and_sees_linked_packages(tmp_path):
     assert install.installed_torch(python) == install.look().present["torch"]
 
 
+def test_an_environment_borrows_pip_from_a_python_that_has_no_ensurepip(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else found(name))
+    with pytest.raises(install.InstallError, match="python3-venv"):
+        install.make_venv(tmp_path / "own")
+    python = install.make_venv(tmp_path / "borrowed", borrow_pip=True)
+    install.link_packages(python)
+    ran = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("copy", "extras", "expected"),
+    [
+        (False, "", ["--editable", str(ROOT)]),
+        (True, "", [str(ROOT)]),
+        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]"]),
+    ],
+)
+def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
+    commands = []
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "link_packages", lambda python: None)
+    monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
+    monkeypatch.setattr(install, "_run", lambda command: commands.append(list(command)))
+    monkeypatch.setattr(install, "look", lambda: install.Signals(present={"torch": "2.9.0+das", "numpy": "1.26.4"}))
+    install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep", "ANYCHIP_EXTRAS": extras}, copy=copy)
+    [command] = commands
+    assert command[command.index("--constraint") + 2 :] == expected
+    assert "torch==2.9.0+das" in (tmp_path / "constraints.txt").read_text()
+
+
+def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
+    from deploy.wheelhouse import closure, wanted
+
+    names = {line.partition("==")[0] for line in wanted("", without_torch=False)}
+    assert {"torch", "torchvision", "fastapi", "starlette", "opencv-python-headless", "numpy"} <= names
+    assert not {"anychip", "pytest", "mypy"} & names
+    without = {line.partition("==")[0] for line in wanted("", without_torch=True)}
+    assert without == names - closure(["torch", "torchvision"]).keys()
+    assert not [name for name in without if name.startswith(("torch", "nvidia-", "triton"))]
+
+
 def test_the_command_line_reports_a_mistake_in_one_sentence(tmp_path):
     environ = {**os.environ, "ANYCHIP_TORCH": "gpu"}
     command = [sys.executable, str(ROOT / "deploy" / "install.py"), str(tmp_path / "env")]

@@ -1,0 +1,74 @@
+"""The service as an ASGI application that starts and stops with whatever hosts it: Ray Serve, or another HTTP server.
+
+    ANYCHIP_MODELS=resnet50 uvicorn --factory app.asgi:create
+
+Owns: the service's life within the host's lifespan. Must not handle signals or listen: that is the host's. Where nobody
+else hosts, `anychip serve` does, and also passes time over to load balancers while it drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.config import Settings
+
+if TYPE_CHECKING:
+    from models import Model
+
+
+def create(settings: Settings | None = None, held: object = None) -> Hosted:
+    """The application with these settings, else those of environment and file; opens the models.
+
+    `held` is kept as long as the application, such as the lock on a device. Raises ModelError.
+    """
+    # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    from models import open_model, parse_spec
+
+    settings = settings or Settings()  # type: ignore[call-arg]  # mypy sees no defaults in the fields.
+    specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
+    return Hosted(settings, [open_model(spec, settings.weights_dir) for spec in specs], held)
+
+
+class Hosted:
+    """`Front` over a service that lives from the host's startup to its shutdown. Needs a host that speaks lifespan."""
+
+    def __init__(self, settings: Settings, models: Sequence[Model], held: object = None) -> None:
+        self._settings = settings
+        self._models = models
+        self._held = held
+        self._front: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or live."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if self._front is None:
+            raise RuntimeError("anychip has not been started: its host must speak the lifespan protocol")
+        await self._front(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        from app.main import Front, create_app, drain
+        from app.service import Service
+        from app.tracing import from_settings
+
+        await receive()  # lifespan.startup
+        tracing = from_settings(self._settings)
+        service = Service(self._settings, self._models, tracing)
+        try:
+            await service.start()
+            self._front = Front(create_app(service))
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # lifespan.shutdown
+            await drain(service, self._settings, asyncio.Event())
+        finally:
+            await service.stop()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,88 @@
+"""anychip on Ray Serve: the whole service in every replica, one accelerator a replica.
+
+    serve deploy deploy/ray/serve.yaml          # docs/deploy.md
+
+Owns: which of Ray's resources an accelerator is, and which of a machine's cards a replica takes where Ray does not say.
+Ray routes, scales and replaces replicas; batches, deadlines and workers stay the service's own. Nothing here serves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ray import serve
+from ray.serve import Application
+
+from app.asgi import Hosted, create
+from app.config import Settings
+
+# What Ray calls an accelerator -> what a replica asks of Ray, and our name for the device. Ray shows a replica its own
+# GPU (NVIDIA, AMD) or NPU alone; of resources that a node was only started with (--resources '{"MLU": 8}') it counts
+# how many are taken, not which.
+_ACCELERATORS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "CPU": ({"num_cpus": 2}, "cpu"),
+    "GPU": ({"num_gpus": 1}, "auto"),
+    "NPU": ({"resources": {"NPU": 1}}, "npu"),
+    "MLU": ({"resources": {"MLU": 1}}, "mlu"),
+    "DCU": ({"resources": {"DCU": 1}}, "dcu"),
+}
+_ONLY_COUNTED = ("MLU", "DCU")
+
+
+def build(arguments: Mapping[str, Any]) -> Application:
+    """The application for `args` of a Serve config file: `accelerator`, of CPU, GPU, NPU, MLU, DCU, and `settings`.
+
+    Replicas, autoscaling and resources can be set in the same file, under `deployments`, name `anychip`. Raises
+    ValueError for an accelerator that is not known, ValidationError for settings that make no sense.
+    """
+    accelerator = str(arguments.get("accelerator", "CPU"))
+    if accelerator not in _ACCELERATORS:
+        raise ValueError(f"there is no accelerator {accelerator!r}; there is {', '.join(_ACCELERATORS)}")
+    actor_options, device = _ACCELERATORS[accelerator]
+    given = {"device": device, **(arguments.get("settings") or {})}
+    settings = Settings(**given)
+    deployment = serve.deployment(
+        name="anychip",
+        ray_actor_options=dict(actor_options),
+        # The service has queues of its own, which refuse in good time; Ray should not hold requests back from batches.
+        max_ongoing_requests=128,
+        autoscaling_config={"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 16},
+        graceful_shutdown_timeout_s=settings.drain_s + 15,
+        health_check_timeout_s=30,
+    )
+    replica: Application = deployment(serve.ingress(_on_a_replica(given, accelerator in _ONLY_COUNTED))()).bind()
+    return replica
+
+
+def _on_a_replica(given: Mapping[str, Any], claims: bool) -> Callable[[], Hosted]:
+    """What Ray calls in the process of each replica."""
+
+    def application() -> Hosted:
+        if not claims:
+            return create(Settings(**given))
+        device, lock = claim(given["device"])
+        return create(Settings(**{**given, "device": device}), held=lock)
+
+    return application
+
+
+def claim(device: str) -> tuple[str, IO[str]]:
+    """A device of this machine that no other process has claimed, and the lock on it, which closes to give it back.
+
+    Raises BackendUnavailableError when there is none.
+    """
+    from backends import BackendUnavailableError, choose
+
+    for name in choose(device).devices:
+        lock = (Path(tempfile.gettempdir()) / f"anychip-{name.replace(':', '-')}.lock").open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return name, lock
+    raise BackendUnavailableError(f"Every device of {device} serves another replica on this machine.")

@@ -1,0 +1,174 @@
+"""Write the Dockerfiles at the top: what they share is here once, what differs is a row of `FLAVOURS`.
+
+    python3 deploy/image/dockerfiles.py            # writes Dockerfile.cuda, .rocm, .ascend, .mlu, .dcu and .cpu
+    python3 deploy/image/dockerfiles.py --check    # says which differ from what would be written; exit 1 if any does
+
+Owns: the form of the images. What is done inside them is in the scripts beside this file. They keep to what every
+builder of these years understands: no heredocs, no `COPY --link`, no cache mounts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """How the image for one vendor differs.
+
+    `vendor_environment`: files the entry sources, the first that exists. `skip`: checks of `anychip doctor` that
+    cannot pass while the image is built, for want of a device or of what the driver brings.
+    """
+
+    title: str
+    base: str
+    about: str
+    torch: str = "keep"
+    extras: str = ""
+    python: str = "python3"
+    vendor_environment: str = ""
+    environment: tuple[str, ...] = ()
+    skip: str = "weights,devices,device-files,port,limits"
+
+
+FLAVOURS = {
+    "cuda": Flavour(
+        title="NVIDIA GPUs",
+        base="nvcr.io/nvidia/pytorch:26.05-py3",
+        about="NVIDIA's build of torch, with torch_tensorrt. Other bases that have torch: pytorch/pytorch.",
+        extras="cuda",
+    ),
+    "rocm": Flavour(
+        title="AMD GPUs",
+        base="rocm/pytorch:rocm7.2.4_ubuntu24.04_py3.12_pytorch_release_2.10.0",
+        about="AMD's build of torch.",
+    ),
+    "ascend": Flavour(
+        title="Huawei Ascend NPUs",
+        base="quay.io/ascend/torch-npu:2.10.0-910b-ubuntu22.04-py3.11",
+        about="CANN with torch_npu, for 910B. Others: the same tag with 310p or a3 in the place of 910b.",
+        vendor_environment="/usr/local/Ascend/cann/set_env.sh:/usr/local/Ascend/ascend-toolkit/set_env.sh",
+        # The driver is the host's, mounted; set_env.sh does not look there.
+        environment=(
+            "LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64:/usr/local/Ascend/driver/lib64/common"
+            ":/usr/local/Ascend/driver/lib64/driver${LD_LIBRARY_PATH:+:${LD_LIBRARY_PATH}}",
+        ),
+    ),
+    "mlu": Flavour(
+        title="Cambricon MLUs",
+        base="cambricon-pytorch:latest",
+        about="The vendor's image with torch_mlu, from its registry for customers: load or tag it under this name, or\n"
+        "# name it: --build-arg BASE_IMAGE=…",
+        python="/torch/venv3/pytorch/bin/python",
+    ),
+    "dcu": Flavour(
+        title="Hygon DCUs",
+        base="harbor.sourcefind.cn:5443/dcu/admin/base/pytorch:2.7.1-ubuntu22.04-dtk26.04-py3.10",
+        about="The vendor's build of torch on DTK. It can be imported only where the driver's /opt/hyhal is mounted,\n"
+        "# so nothing that imports it runs while this is built.",
+        vendor_environment="/opt/dtk/env.sh",
+        environment=(
+            "LD_LIBRARY_PATH=/opt/hyhal/lib:/opt/dtk/.hyhal/rocm_smi/lib${LD_LIBRARY_PATH:+:${LD_LIBRARY_PATH}}",
+        ),
+        skip="torch,weights,devices,device-files,port,limits",
+    ),
+    "cpu": Flavour(
+        title="CPUs",
+        base="python:3.12-slim-bookworm",
+        about="Python without torch: the CPU build is installed. A base that has torch: --build-arg TORCH=keep.",
+        torch="cpu",
+        extras="cpu",
+    ),
+}
+
+TEMPLATE = """\
+# anychip for {title}. Written by deploy/image/dockerfiles.py: change that, then run it.
+# {about}
+ARG BASE_IMAGE={base}
+
+FROM ${{BASE_IMAGE}} AS build
+ARG PYTHON={python}
+ARG TORCH={torch}
+ARG EXTRAS={extras}
+# pip's own, for mirrors and for builds without a network (docs/deploy.md)
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_TRUSTED_HOST
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+ARG ANYCHIP_TORCH_INDEX
+# hadolint ignore=DL3002
+USER 0
+WORKDIR /src
+COPY . .
+RUN PYTHON="${{PYTHON}}" ANYCHIP_TORCH="${{TORCH}}" ANYCHIP_EXTRAS="${{EXTRAS}}" bash deploy/image/build.sh
+
+FROM ${{BASE_IMAGE}}
+ARG BASE_IMAGE
+ARG VERSION={version}
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="anychip" \\
+      org.opencontainers.image.description="Classifies and detects in images, on {title}" \\
+      org.opencontainers.image.version="${{VERSION}}" \\
+      org.opencontainers.image.revision="${{REVISION}}" \\
+      org.opencontainers.image.base.name="${{BASE_IMAGE}}"
+USER 0
+COPY --from=build /opt/anychip /opt/anychip
+RUN bash /opt/anychip/libexec/prepare.sh
+# One volume holds everything that is written: weights, compiled engines, MIOpen's database, temporary files.
+ENV ANYCHIP_HOST=0.0.0.0 \\
+    ANYCHIP_PORT=8000 \\
+    ANYCHIP_CACHE_DIR=/cache \\
+    HOME=/cache/home \\
+    TMPDIR=/cache/tmp \\
+    PATH=/opt/anychip/bin:${{PATH}} \\
+    PYTHONDONTWRITEBYTECODE=1 \\
+    PYTHONUNBUFFERED=1 \\
+    VENDOR_ENVIRONMENT={vendor_environment}
+{environment}USER 10001:0
+WORKDIR /cache
+RUN ["/opt/anychip/libexec/entrypoint.sh", "doctor", "--skip", "{skip}"]
+VOLUME /cache
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --retries=3 CMD ["/opt/anychip/libexec/healthcheck.py"]
+ENTRYPOINT ["/opt/anychip/libexec/entrypoint.sh"]
+CMD ["serve"]
+"""
+
+
+def dockerfile(name: str) -> str:
+    """The text of `Dockerfile.<name>`."""
+    flavour = FLAVOURS[name]
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    return TEMPLATE.format(
+        **{**vars(flavour), "environment": "".join(f"ENV {line}\n" for line in flavour.environment)},
+        version=version[1],
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Write the Dockerfiles at the top.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is not up to date")
+    check = parser.parse_args().check
+    stale = []
+    for name in FLAVOURS:
+        path = ROOT / f"Dockerfile.{name}"
+        if not path.exists() or path.read_text() != dockerfile(name):
+            stale.append(path.name)
+            if not check:
+                path.write_text(dockerfile(name))
+    if check and stale:
+        sys.exit(f"not up to date: {', '.join(stale)}; run python3 deploy/image/dockerfiles.py")
+
+
+if __name__ == "__main__":
+    main()
