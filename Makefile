@@ -4,16 +4,17 @@ PYTHON ?= python3
 DOCKER ?= docker
 VENV := .venv
 NPU_VENV := .venv-npu
+TRITON_VENV := .venv-triton
 DEPLOY_VENV := .venv-deploy
 BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install test test-deploy lint format npu-environment deploy-environment bench clean
+.PHONY: help demo serve install test test-deploy lint format npu-environment triton-environment deploy-environment bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.installed  ## start the service on the sample weights; needs no network once installed
 	@exec $(BIN)/anychip demo $(ARGS)
@@ -40,6 +41,8 @@ format: $(VENV)/.developer  ## write the code the way lint wants it
 
 npu-environment: $(NPU_VENV)/.installed  ## make .venv-npu, in which tests run Huawei's own torch_npu over a stub driver
 
+triton-environment: $(TRITON_VENV)/.installed  ## make .venv-triton, in which tests run NVIDIA's tritonclient
+
 deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray and what checks images and charts
 
 image-%: Dockerfile.%  ## build an image with docker, or what DOCKER names, e.g. make image-cuda
@@ -49,7 +52,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(DEPLOY_VENV) wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, because a demo should not wait for what only the tests need.
@@ -64,6 +67,10 @@ $(VENV)/.developer: $(VENV)/.installed
 
 $(NPU_VENV)/.installed: tests/npu_environment.py $(SETUP)
 	$(PYTHON) tests/npu_environment.py $(NPU_VENV)
+	@touch $@
+
+$(TRITON_VENV)/.installed: tests/triton_environment.py
+	$(PYTHON) tests/triton_environment.py $(TRITON_VENV)
 	@touch $@
 
 $(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/deploy_environment.py

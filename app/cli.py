@@ -15,15 +15,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from app.config import Settings, split
 from app.doctor import CHECKS, examine
-
-if TYPE_CHECKING:
-    from models import Model
 
 _SETTINGS_OF_PREDICT = (
     "weights",
@@ -237,11 +234,13 @@ def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
 
 def _predict(parsed: argparse.Namespace) -> int:
     from app.offline import Predictor, draw
-    from models import Options, open_model, parse_spec
+    from models import Options, PixelModel, open_model, parse_spec
 
     settings = _settings(parsed)
     options = Options(top_k=parsed.top_k, score_threshold=parsed.score_threshold)
-    model: Model = open_model(parse_spec(parsed.model, settings.weights), settings.weights_dir)
+    model = open_model(parse_spec(parsed.model, settings.weights), settings.weights_dir)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
     predictor = Predictor(model, settings)
     answers = {}
     for path in parsed.images:

@@ -58,7 +58,8 @@ class Settings(BaseSettings):
 
     models: CommaSeparated = Field(
         "resnet50,yolov8n",
-        description="Models to serve: names, or name=architecture:weights (official, sample, random or a path)",
+        description="Models to serve: names, or name=architecture:weights (official, sample, random or a path), "
+        "or name=file.onnx, .pt2, .ts",
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
@@ -68,6 +69,9 @@ class Settings(BaseSettings):
     calibrate: str = Field("", description="Folder of pictures like those to come, which int8 is calibrated on")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="Port of the gRPC service, usually 8001 (needs anychip[grpc]); 0: there is none"
+    )
     batch_sizes: Ladder = Field("1,2,4,8", description="Batch sizes the engines are compiled for, ascending")
     max_wait_ms: float = Field(
         0, ge=0, le=60_000, description="How long an idle device waits for a batch to fill, in milliseconds"
@@ -138,6 +142,9 @@ class Settings(BaseSettings):
     null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
+    )
+    float_input: bool = Field(
+        False, description="Whether models of pictures also take normalised float tensors; loads each a second time"
     )
     metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
     triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from app.metrics import Exemplar
-from app.service import Timings
+from app.timings import Timings
 from app.tracing import RequestTrace
 
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
@@ -45,11 +45,3 @@ class RequestContext:
         """What a trace says of the request; only what is known."""
         known = {"anychip.request_id": self.request_id, "http.route": self.route, "anychip.model": self.model}
         return {name: value for name, value in known.items() if value}
-
-    def server_timing(self) -> str:
-        """The Server-Timing header: milliseconds of each stage."""
-        stages = self.timings
-        return (
-            f"decode;dur={stages.decode * 1e3:.3f}, queue;dur={stages.queue * 1e3:.3f}, "
-            f"infer;dur={stages.infer * 1e3:.3f}, post;dur={stages.postprocess * 1e3:.3f}"
-        )

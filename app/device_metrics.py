@@ -1,16 +1,18 @@
-"""What a device's workers report, as metrics.
+"""What a device's workers report, and what they serve, as metrics.
 
-Owns: one device's series, and the sums over several workers on it. Must not decide anything; workers are names here.
+Owns: one device's series, the sums over several workers on it, and who serves what. Must not decide anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import isnan
 from typing import get_args
 
 from app.guard import CACHE, COLLECT, HAND_OVER, Trigger
-from app.metrics import MEMORY_KINDS, Metrics
+from app.metrics import MEMORY_KINDS, Metrics, States
 from app.protocol import Released, Stats
+from app.workers import WorkerProcess
 
 RESTARTS = ("died", "hung", "lost", "leaked", "start")
 HANDOVERS = ("load", "memory", "compiled")
@@ -80,3 +82,33 @@ class DeviceMetrics:
         for rung, returned in message.returned.items():
             self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
             self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
+
+
+class ServedStates:
+    """Who serves what now, by which engine, and what the gate found."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._info = States(metrics.model_info)
+        self._errors = States(metrics.precision_error)
+        self._verdicts = States(metrics.precision_gate)
+
+    def show(self, workers: Iterable[WorkerProcess]) -> None:
+        """These are all workers that are ready."""
+        info: dict[tuple[str, ...], float] = {}
+        errors: dict[tuple[str, ...], float] = {}
+        verdicts: dict[tuple[str, ...], float] = {}
+        for worker in workers:
+            assert worker.ready is not None
+            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+                if loaded is None:
+                    continue
+                where = (model.name, worker.device)
+                served_by = (*where, loaded.engine, loaded.precision)
+                info |= {(*served_by, model.weights): 1}
+                errors |= {(*where, measure): error for measure, error in loaded.measures.items()}
+                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.wrong}
+                if loaded.measures:
+                    verdicts[served_by] = 1
+        self._info.show(info)
+        self._errors.show(errors)
+        self._verdicts.show(verdicts)

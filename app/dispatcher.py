@@ -26,17 +26,18 @@ import numpy.typing as npt
 from app import logs
 from app.arena import Arena, FreeSlots
 from app.config import Settings, split
-from app.device_metrics import DeviceMetrics
+from app.device_metrics import DeviceMetrics, ServedStates
 from app.errors import ServiceError
 from app.handover import Handovers
-from app.metrics import Metrics, ModelMetrics, States
-from app.probes import Calibration, probes
+from app.metrics import Metrics, ModelMetrics
+from app.probes import calibration, probes
 from app.protocol import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.scheduler import Batch, Item, Places, Scheduler
+from app.statistics import Statistics
 from app.tracing import RequestTrace, Tracing
 from app.workers import Events, Plan, Replica, WorkerProcess, discard_prepared
 from backends import Choice
-from models import Model, Options
+from models import Model, NormalisedModel, Options, TensorOptions
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -64,7 +65,7 @@ class _Waiting:
     """An item's payload: where its pixels are, and who waits for them. `request_id` is for the log."""
 
     slot: int
-    options: Options
+    options: Options | TensorOptions
     future: asyncio.Future[Outcome]
     request_id: str
     trace: RequestTrace | None
@@ -78,8 +79,25 @@ class ServedModel:
         self.model = model
         self.slots = FreeSlots(slots)
         self.metrics = ModelMetrics(metrics, model.name)
+        self.statistics = Statistics()
+        self.floats: ServedModel | None = None
+        """The form of it that takes normalised tensors, where that is wanted; it counts as this one."""
+        self.signature: tuple[Model, Any] | None = None
+        """What app.open_inference has made of a model, and of which: kept, as every request asks for it."""
+        self.unloaded = False
+        """No worker holds it any more, or will soon; new requests are refused."""
         self.images = 0
         """Images accepted and not yet answered."""
+
+    @property
+    def images_under_way(self) -> int:
+        """Images accepted and not yet answered, in any form."""
+        return self.images + (self.floats.images if self.floats else 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the scheduler calls it, in every form."""
+        return (self.model.name, self.floats.model.name) if self.floats else (self.model.name,)
 
 
 class Dispatcher:
@@ -102,23 +120,25 @@ class Dispatcher:
         self._metrics = metrics
         self._tracing = tracing
         self._device_metrics = {device: DeviceMetrics(metrics, device, choice.vendor) for device in choice.devices}
-        self._model_info = States(metrics.model_info)
-        self._precision_error = States(metrics.precision_error)
-        self._precision_gate = States(metrics.precision_gate)
+        self._served_states = ServedStates(metrics)
         self._workers: dict[str, WorkerProcess] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._handovers = Handovers(self.replicas, settings, metrics)
         self._requests = itertools.count(1)
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
-        for served in self.models.values():
-            self._watch(served)
+        for served in list(self.models.values()):
+            if isinstance(served.model, NormalisedModel):
+                shown = self.models[served.model.pictures.name]
+                shown.floats = served
+                served.metrics, served.statistics = shown.metrics, shown.statistics
+            else:
+                self._watch(served)
 
     def _watch(self, served: ServedModel) -> None:
-        name = served.model.name
-        served.metrics.queue_depth.set_function(lambda: self.scheduler.waiting(name))
-        served.metrics.queue_reserved.set_function(lambda: self.scheduler.reserved(name))
-        served.metrics.queue_limit.set(self._settings.queue_size)
-        served.metrics.images_in_flight.set_function(lambda: served.images)
+        served.metrics.queue_depth.set_function(lambda: sum(map(self.scheduler.waiting, served.names)))
+        served.metrics.queue_reserved.set_function(lambda: sum(map(self.scheduler.reserved, served.names)))
+        served.metrics.queue_limit.set(self._settings.queue_size * len(served.names))
+        served.metrics.images_in_flight.set_function(lambda: served.images_under_way)
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
@@ -131,7 +151,7 @@ class Dispatcher:
         gated = self._choice.backend.facts.computes
         tried = tuple(probes(model) for model in models) if gated else ()
         quantised = settings.precision == "int8"
-        calibrations = tuple(Calibration(model, settings.calibrate) for model in models) if quantised else ()
+        calibrations = tuple(calibration(model, settings.calibrate) for model in models) if quantised else ()
         for device in self._devices:
             load = Load(
                 models=models,
@@ -182,7 +202,9 @@ class Dispatcher:
 
     def loaded(self, served: ServedModel) -> list[tuple[str, Loaded]]:
         """How each ready worker serves the model, with its device."""
-        return [(worker.device, worker.ready.loaded[served.index]) for worker in self._workers.values() if worker.ready]
+        workers = [(worker.device, worker.ready) for worker in self._workers.values()]
+        loaded = [(device, ready.loaded[served.index]) for device, ready in workers if ready]
+        return [(device, each) for device, each in loaded if each]
 
     def why_not_ready(self) -> str:
         """What is the matter with the replicas that have no worker."""
@@ -193,9 +215,14 @@ class Dispatcher:
         return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
 
     def submit(
-        self, places: Places, slot: int, options: Options, position: int, trace: RequestTrace | None = None
+        self,
+        places: Places,
+        slot: int,
+        options: Options | TensorOptions,
+        position: int,
+        trace: RequestTrace | None = None,
     ) -> Item:
-        """Queue a decoded image; `outcome` must be awaited, it gives the slot back."""
+        """Queue an item whose slot is filled; `outcome` must be awaited, it gives the slot back."""
         waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
         item = self.scheduler.enqueue(places, waiting, time.monotonic(), position)
         self._dispatch()
@@ -215,15 +242,18 @@ class Dispatcher:
             if self.scheduler.discard(item):
                 served.slots.give(item.payload.slot)
 
-    async def hand_over(self, models: Iterable[Model], reason: str) -> None:
-        """Replace every worker, one after the other, by one that serves `models` (same names and order).
+    async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
+        """Replace every worker, one after the other, by one that serves `models`: in the same order, None for one that
+        is to be unloaded. What still waits for such a one is refused.
 
         Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
         """
-        new = {model.name: model for model in models}
-        await self._handovers.to(tuple(new.values()), reason)
-        for name, model in new.items():
-            self.models[name].model = model
+        await self._handovers.to(tuple(models), reason)
+        for (name, served), model in zip(self.models.items(), models, strict=True):
+            if model is not None:
+                served.model = model
+            else:
+                self._refuse_waiting(name, f"{name} was unloaded")
 
     async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
         """Have every worker (of a device) give cached memory back; bytes by worker and rung, once all have.
@@ -320,42 +350,24 @@ class Dispatcher:
         assert worker.ready is not None
         self._workers[worker.id] = worker
         loaded = zip(self.models, worker.ready.loaded, strict=True)
-        self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded})
+        self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded if each})
         self._device_metrics[worker.device].ready()
-        self._describe()
+        self._served_states.show(self._workers.values())
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch()
         if worker.ready.staged:
             self._handovers.compile(worker)
-
-    def _describe(self) -> None:
-        """Say in the metrics who serves what now."""
-        info: dict[tuple[str, ...], float] = {}
-        errors: dict[tuple[str, ...], float] = {}
-        verdicts: dict[tuple[str, ...], float] = {}
-        for worker in self._workers.values():
-            assert worker.ready is not None
-            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
-                where = (model.name, worker.device)
-                served_by = (*where, loaded.engine, loaded.precision)
-                info |= {(*served_by, model.weights): 1}
-                errors |= {(*where, measure): error for measure, error in loaded.measures.items()}
-                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.wrong}
-                if loaded.measures:
-                    verdicts[served_by] = 1
-        self._model_info.show(info)
-        self._precision_error.show(errors)
-        self._precision_gate.show(verdicts)
 
     def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
         now_s = time.monotonic()
         if isinstance(message, Done):
             batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=not message.fitted)
             served = self.models[batch.model]
+            served.statistics.batch(len(batch.items), message.infer_s)
             if message.fitted:
                 self.scheduler.limit_batches(worker.id, batch.model, message.fitted, now_s)
                 self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
-            span = self._traced(batch, worker, message, now_s) if self._tracing else None
+            span = self._traced(batch, worker, message, now_s)
             for item in batch.items:
                 served.slots.give(item.payload.slot)
             self._finished(worker)  # The device first, then those who wait.
@@ -366,8 +378,7 @@ class Dispatcher:
                     item.payload.future.set_result(Outcome(result, worker, message.infer_s, span))
         elif isinstance(message, Failed):
             batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=False)
-            requests = ",".join(item.payload.request_id for item in batch.items)
-            about = {"request_id": requests, "worker": worker.id}
+            about = {"request_id": ",".join(item.payload.request_id for item in batch.items), "worker": worker.id}
             log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, message.reason, extra=about)
             self._again(batch.items, message.reason, suspects=True)
             self._finished(worker)
@@ -381,11 +392,11 @@ class Dispatcher:
     def _traced(self, batch: Batch, worker: WorkerProcess, done: Done, now_s: float) -> SpanContext | None:
         """The span of a batch in which somebody's trace is recorded."""
         traces = [item.payload.trace for item in batch.items if item.payload.trace is not None]
-        if not traces:
+        if self._tracing is None or not traces:
             return None
-        assert self._tracing is not None
         assert worker.ready is not None
         loaded = worker.ready.loaded[self.models[batch.model].index]
+        assert loaded is not None
         about = {
             "anychip.model": batch.model,
             "anychip.device": worker.device,
@@ -415,7 +426,7 @@ class Dispatcher:
                 future.set_result({})
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.id, last=last)
-        self._describe()
+        self._served_states.show(self._workers.values())
         for number, batch in enumerate(self.scheduler.remove_worker(worker.id)):
             # Batches run in the order they were sent: the first may be to blame, the others had not begun.
             self._again(batch.items, reason, suspects=number == 0)
@@ -427,8 +438,11 @@ class Dispatcher:
     def _replica_broken(self, replica: Replica, reason: str) -> None:
         for name in self.models:
             if not self.expects(name):
-                for item in self.scheduler.discard_all(name):
-                    self._fail(item, ServiceError("NOT_READY", f"no worker is left for {name}", retry_after_s=60))
+                self._refuse_waiting(name, f"no worker is left for {name}")
+
+    def _refuse_waiting(self, name: str, reason: str) -> None:
+        for item in self.scheduler.discard_all(name):
+            self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))
 
 
 def too_late() -> ServiceError:

@@ -61,7 +61,7 @@ class Edge:
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", context.request_id.encode()),
-                    (b"server-timing", context.server_timing().encode()),
+                    (b"server-timing", context.timings.header().encode()),
                 ]
                 if context.traceparent:
                     message["headers"].append((b"traceparent", context.traceparent))

@@ -1,4 +1,4 @@
-"""Every error a client can see, and the one table of HTTP statuses.
+"""Every error a client can see, and the tables of HTTP's and gRPC's statuses.
 
     decode, admission, scheduling, workers ──raise──► ServiceError(code, sentence) ──► app.main ──► API.md's body
 
@@ -48,6 +48,26 @@ STATUS: dict[Code, int] = {
     "DEADLINE_UNREACHABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+
+GRPC_STATUS: dict[Code, str] = {
+    "INVALID_REQUEST": "INVALID_ARGUMENT",
+    "UNAUTHORIZED": "UNAUTHENTICATED",
+    "MODEL_NOT_FOUND": "NOT_FOUND",
+    "NOT_FOUND": "NOT_FOUND",
+    "METHOD_NOT_ALLOWED": "UNIMPLEMENTED",
+    "BODY_TOO_LARGE": "RESOURCE_EXHAUSTED",
+    "IMAGE_TOO_LARGE": "INVALID_ARGUMENT",
+    "UNSUPPORTED_MEDIA_TYPE": "INVALID_ARGUMENT",
+    "INVALID_IMAGE": "INVALID_ARGUMENT",
+    "QUEUE_FULL": "RESOURCE_EXHAUSTED",
+    "INFERENCE_FAILED": "INTERNAL",
+    "INTERNAL": "INTERNAL",
+    "NOT_READY": "UNAVAILABLE",
+    "DRAINING": "UNAVAILABLE",
+    "DEADLINE_UNREACHABLE": "UNAVAILABLE",
+    "DEADLINE_EXCEEDED": "DEADLINE_EXCEEDED",
+}
+"""What gRPC calls them: those that a client should try again elsewhere or later are UNAVAILABLE."""
 
 
 class ServiceError(Exception):

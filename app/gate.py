@@ -24,7 +24,7 @@ import torch
 
 from app.probes import Calibration
 from backends import DEFAULTS, CompileOptions, EngineCache, Executable, WrongAnswersError
-from models import Model, Options, PixelNetwork
+from models import Model, NormalisedModel, Options, PixelModel, TensorModel
 from models.accuracy import as_boxes, map50, top1
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,17 @@ LIMITS: dict[str, dict[str, dict[str, float]]] = {
         "bf16": {"class": 0.02, "score": 0.1, "box": 0.6, "scale": 0.02, "missed": 0.05},
         "int8": {"class": 0.05, "score": 0.3, "box": 2.0, "scale": 0.04, "missed": 0.1},
     },
+    "infer": {
+        "fp32": {"cosine": 1e-5, "error": 0.01, "scale": 0.002, "different": 0.001},
+        "fp16": {"cosine": 1e-3, "error": 0.05, "scale": 0.005, "different": 0.01},
+        "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
+    },
 }
 # What int8 may lose of top-1 or mAP50 on held-out pictures, as shares.
 LOSS_LIMITS = {"classify": ("top1_loss", 0.01), "detect": ("map50_loss", 0.02)}
 _ANCHORS = 100  # Of each picture, those with the highest scores: the others answer nothing.
 _BLOCK = 1 << 20
+_LEAST_SPREAD = 0.01  # Of an output's size.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
 
 
@@ -67,15 +73,15 @@ class Gate:
         """
         self._model, self._probes, self._calibration = model, probes, calibration
         self._cache = cache
-        self._network: PixelNetwork | None = None
+        self._network: Any = None
 
     def check(self, executable: Executable) -> Mapping[str, float]:
         """The largest error of each measure over all batch sizes. Raises WrongAnswersError, BackendError."""
         limits = LIMITS[self._model.task][executable.precision]
         worst = dict.fromkeys(limits, 0.0)
         for size in executable.batch_sizes:
-            outputs = _answers(executable, self._probes, size)
-            if not all(np.isfinite(output).all() for output in outputs):
+            outputs = _answers(executable.run, self._probes, size)
+            if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
             measured = measures(self._model, self._expected, outputs)
             for name, limit in limits.items():
@@ -118,9 +124,10 @@ class Gate:
 
     def _accuracies(self, executable: Executable, calibration: Calibration) -> Array:
         """In float32 and of the executable; empty where there are no pictures. Without truth, float32 is right."""
-        held_out = calibration.held_out()
+        held_out, model = calibration.held_out(), self._model
         if held_out is None:
             return np.empty(0)
+        assert isinstance(model, PixelModel)
         detects = self._model.task == "detect"
         # Precision is an average over all thresholds.
         options = Options(score_threshold=0.001) if detects else Options()
@@ -128,12 +135,12 @@ class Gate:
 
         def answers(outputs: Sequence[Array]) -> list[dict[str, Any]]:
             return [
-                self._model.postprocess(self._model.reduce(outputs, row, options), held_out.placements[row], options)
+                model.postprocess(model.reduce(outputs, row, options), held_out.placements[row], options)
                 for row in rows
             ]
 
         expected = answers(self._reference(held_out.pixels))
-        given = answers(_answers(executable, held_out.pixels, executable.batch_sizes[-1]))
+        given = answers(_answers(executable.run, held_out.pixels, executable.batch_sizes[-1]))
         truth: Sequence[Any] = held_out.truth
         if not truth and detects:
             sure = Options().score_threshold
@@ -144,12 +151,17 @@ class Gate:
         accuracies: Array = np.nan_to_num(np.array([accuracy(truth, expected), accuracy(truth, given)]))
         return accuracies
 
-    def _reference(self, pixels: Pixels) -> tuple[Array, ...]:
+    def _reference(self, items: Pixels) -> tuple[Array, ...]:
         """The network's outputs in float32, eager, on the CPU."""
-        self._network = self._network or self._model.network()
+        network = self._network = self._network or self._model.network()
+
+        def run(items: Pixels) -> tuple[Array, ...]:
+            return tuple(output.numpy() for output in network(torch.from_numpy(items)))
+
+        # Of tensors item by item: what is taken for a batch may be no such thing in the network.
+        size = self._model.batch_sizes((1,))[0] if isinstance(self._model, TensorModel) else min(8, len(items))
         with torch.inference_mode():
-            parts = [self._network(torch.from_numpy(pixels[row : row + 8])) for row in range(0, len(pixels), 8)]
-        return tuple(torch.cat(each).numpy() for each in zip(*parts, strict=True))
+            return _answers(run, items, size)
 
     def _surroundings(self) -> dict[str, object]:
         key = "" if self._cache is None else weights_key(self._model)
@@ -168,13 +180,13 @@ class Gate:
         return computed
 
 
-def _answers(executable: Executable, pixels: Pixels, size: int) -> tuple[Array, ...]:
-    """The executable's outputs for all pictures, `size` at a time; the last batch is filled up from the beginning."""
+def _answers(run: Callable[[Pixels], tuple[Array, ...]], items: Pixels, size: int) -> tuple[Array, ...]:
+    """The answers to all items, `size` at a time; the last batch is filled up from the beginning."""
     parts: list[tuple[Array, ...]] = []
-    count = len(pixels)
+    count = len(items)
     for first in range(0, count, size):
         rows = np.arange(first, first + size) % count
-        outputs = executable.run(np.ascontiguousarray(pixels[rows]))
+        outputs = run(np.ascontiguousarray(items[rows]))
         parts.append(tuple(output[: count - first].copy() for output in outputs))
     return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
@@ -205,6 +217,8 @@ def weights_key(model: Model) -> str:
         return ""
     status = os.stat(model.weights_file)
     digest = _digest(model.weights_file, status.st_size, status.st_mtime_ns)
+    if isinstance(model, TensorModel):  # Its owner may declare other shapes for the same file.
+        digest += hashlib.sha256(repr((model.inputs, model.batched)).encode()).hexdigest()
     return f"{model.architecture}-{len(model.labels)}-{digest}"
 
 
@@ -221,10 +235,13 @@ def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) 
     """Errors of outputs [n, ...] against those expected of the same pictures; every one of them, limited or not."""
     if [output.shape for output in outputs] != [output.shape for output in expected]:
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
-    return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
+    if isinstance(model, PixelModel | NormalisedModel):
+        model = model.pictures
+        return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
+    return _tensors(expected, outputs)
 
 
-def _classification(_: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+def _classification(_: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
     """`top1`: pictures whose class is another, of those where the network is sure; `cosine`: 1 - the cosine of the
     logits without their mean, which the softmax does not see; `logit`: the largest error, in standard deviations of the
     picture's logits; `scale`: how much all logits are too large or too small.
@@ -244,7 +261,7 @@ def _classification(_: Model, expected: Sequence[Array], outputs: Sequence[Array
     }
 
 
-def _detection(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+def _detection(model: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
     """On the anchors with the highest scores. `class`: anchors whose class is another, by the share of their score;
     `score`: the largest error of a score; `box`: the largest of a box's side, in strides of its anchor, of anchors that
     would be answered; `scale`: how much all distances are too large or too small; `missed`: detections that the network
@@ -267,7 +284,36 @@ def _detection(model: Model, expected: Sequence[Array], outputs: Sequence[Array]
     }
 
 
-def _missed(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> float:
+def _tensors(expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+    """The worst output of each measure. `cosine`: 1 - the cosine of an item's numbers; `error`: the largest error, in
+    standard deviations of the output over all probes; `scale`: how much all numbers are too large or too small;
+    `different`: whole numbers that are others; 1 where NaN or infinity are in other places.
+    """
+    worst = {"cosine": 0.0, "error": 0.0, "scale": 0.0, "different": 0.0}
+    for wanted, given in zip(expected, outputs, strict=True):
+        floats = wanted.dtype.kind == "f"
+        errors = _of_floats(wanted, given) if floats else {"different": float((wanted != given).mean())}
+        worst = {name: max(value, errors.get(name, 0.0)) for name, value in worst.items()}
+    return worst
+
+
+def _of_floats(expected: Array, output: Array) -> dict[str, float]:
+    wanted, given = (each.astype(np.float64).reshape(len(each), -1) for each in (expected, output))
+    finite = np.isfinite(wanted) & np.isfinite(given)
+    strange = ~finite & (wanted != given) & ~(np.isnan(wanted) & np.isnan(given))
+    wanted[~finite] = given[~finite] = 0
+    # An output that hardly varies is measured by its size: else its last bits would decide.
+    spread = max(float(wanted.std()), _LEAST_SPREAD * float(np.sqrt((wanted**2).mean())))
+    norms = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
+    return {
+        "cosine": float((1 - _divided((wanted * given).sum(1), norms))[norms > 0].max(initial=0.0)),
+        "error": float(_divided(np.abs(wanted - given).max(), spread)),
+        "scale": _scale(wanted, given) if wanted.any() else 0.0,
+        "different": float(strange.any()),
+    }
+
+
+def _missed(model: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> float:
     """Of detections far enough above the threshold that rounding does not decide; in either direction."""
     missed = sure = 0
     for one, other in ((expected, outputs), (outputs, expected)):
@@ -279,7 +325,7 @@ def _missed(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -
     return missed / max(1, sure)
 
 
-def _detections(model: Model, outputs: Sequence[Array], row: int, options: Options) -> list[tuple[int, Array]]:
+def _detections(model: PixelModel, outputs: Sequence[Array], row: int, options: Options) -> list[tuple[int, Array]]:
     from models import Placement
 
     height, width = model.input_shape[:2]

@@ -41,7 +41,7 @@ class Handovers:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
 
-    async def to(self, models: tuple[Model, ...], reason: str) -> None:
+    async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
         """Replace every worker, one after the other, by one that serves `models`.
 
         Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.

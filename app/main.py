@@ -27,7 +27,8 @@ from app.connection import OnePieceProtocol
 from app.docs_page import mount_docs
 from app.edge import Edge
 from app.errors import Code, ServiceError
-from app.routes import devices, predict, repository, status
+from app.repository import Repository
+from app.routes import devices, infer, predict, repository, status, torchserve, v2
 from app.routes.body import BodyBudget
 from app.service import Service
 from app.tracing import Tracing, from_settings, untraced
@@ -38,6 +39,7 @@ log = logging.getLogger("anychip")
 
 _CODES: dict[int, Code] = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"}
 _PREDICT = re.compile(r"/v1/models/([^/]+):predict")
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
 # Handlers sit inside the middleware, which alone knows the request id: they translate and raise on.
@@ -75,40 +77,61 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.state.repository = Repository(service)
     app.state.bodies = BodyBudget(service.settings.max_buffered_bytes)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.include_router(predict.router)
     app.include_router(status.router)
+    app.include_router(v2.router)
+    app.include_router(infer.router)
     app.include_router(repository.router)
     app.include_router(devices.router)
+    app.include_router(torchserve.router)
     mount_docs(app)
     app.add_middleware(Edge, service=service)
     return app
 
 
 class Front:
-    """What uvicorn serves: the hot route at once, everything else through FastAPI.
+    """What uvicorn serves: the hot routes at once, everything else through FastAPI.
 
-    FastAPI describes the hot route and would serve it alike, for a third of the processor time of a whole request.
+    FastAPI describes the hot routes and would serve them alike, for a third of the processor time of a whole request.
     """
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        self._predict = Edge(self._answer, app.state.service)
+        self._predict = Edge(self._answer_predict, app.state.service)
+        self._infer = Edge(self._answer_infer, app.state.service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        hot = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(":predict")
-        await (self._predict if hot and _PREDICT.fullmatch(scope["path"]) else self._app)(scope, receive, send)
+        app: ASGIApp = self._app
+        if scope["type"] == "http" and scope["method"] == "POST":
+            path = scope["path"]
+            if path.endswith(":predict") and _PREDICT.fullmatch(path):
+                app = self._predict
+            elif path.endswith("/infer") and _INFER.fullmatch(path):
+                app = self._infer
+        await app(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = scope["path"][len("/v1/models/") : -len(":predict")]
         state = self._app.state
         body = await predict.answer(state.service, state.bodies, scope, receive, model)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await _send(send, body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
+
+    async def _answer_infer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = _INFER.fullmatch(scope["path"])
+        assert match
+        state = self._app.state
+        model, version = match[1], match[2] or ""
+        await _send(send, *await infer.answer(state.service, state.bodies, scope, receive, model, version=version))
+
+
+async def _send(send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Server(uvicorn.Server):
@@ -133,7 +156,8 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
-        async with _listening(Front(create_app(service)), settings) as server:
+        app = create_app(service)
+        async with _listening(Front(app), settings) as server, _listening_for_rpc(app, settings):
             address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
             stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(service.start())
@@ -209,6 +233,23 @@ async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _listening_for_rpc(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
+    if not settings.grpc_port:
+        yield
+        return
+    try:
+        from app.rpc import methods, server
+    except ImportError as error:
+        raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
+    state = app.state
+    served = methods.Methods(state.service, state.repository, state.bodies)
+    async with server.listening(served, state.service, settings) as address:
+        log.info("gRPC at %s", address)
+        yield
 
 
 async def _serve_or_raise(server: Server, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from app.gate import compile_options
 from app.probes import Calibration, probes
 from app.service import decode_into
 from backends import Unbuilt, choose, register_operator_libraries, simulated
-from models import Model, Options
+from models import Options, PixelModel
 
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
 
@@ -27,7 +27,7 @@ _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouri
 class Predictor:
     """A model on the first device that fits the settings, for batches of one."""
 
-    def __init__(self, model: Model, settings: Settings) -> None:
+    def __init__(self, model: PixelModel, settings: Settings) -> None:
         """Raises ModelError, BackendError, CalibrationError."""
         if settings.simulate:
             simulated.configure(settings.simulate, settings.cache_dir.expanduser())

@@ -1,4 +1,4 @@
-"""Pictures that a model is tried on before it serves: probes for the gate, calibration and held-out ones for int8.
+"""What a model is tried on before it serves: probes for the gate, calibration and held-out pictures for int8.
 
 Owns: where they come from, and that they reach the network exactly as pictures of requests do. Must not know engines.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from app import images
-from models import Model, Placement
+from models import Model, NormalisedModel, PixelModel, Placement, TensorModel
 from models.accuracy import Boxes
 
 Pixels = npt.NDArray[np.uint8]
@@ -34,11 +34,21 @@ class CalibrationError(Exception):
 
 
 def probes(model: Model) -> Pixels:
-    """The pictures that come with anychip, two of them mirrored: uint8 [8, *model.input_shape]."""
+    """The pictures that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
     from models.sample import PICTURES
 
+    if isinstance(model, NormalisedModel):
+        return model.items(probes(model.pictures))
+    if isinstance(model, TensorModel):
+        return model.probes()
+    assert isinstance(model, PixelModel)
     pixels = np.stack([_seen(model, path.read_bytes())[0] for path in sorted(PICTURES.glob("*.jpg"))])
     return np.concatenate([pixels, pixels[:2, :, ::-1]])
+
+
+def calibration(model: Model, folder: str) -> Calibration | None:
+    """Pictures for int8; None for a tensor model, which is served in another precision. Raises CalibrationError."""
+    return Calibration(model, folder) if isinstance(model, PixelModel) else None
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class HeldOut:
 class Calibration:
     """Pictures like those to come, decoded when they are asked for: picklable, so that a worker may ask."""
 
-    def __init__(self, model: Model, folder: str) -> None:
+    def __init__(self, model: PixelModel, folder: str) -> None:
         """`folder`: of pictures; empty: the generator's, where the model has the sample weights.
 
         Raises CalibrationError.
@@ -125,7 +135,7 @@ def _spread(files: Sequence[Path], count: int) -> list[Path]:
     return [files[row * len(files) // count] for row in range(count)]
 
 
-def _seen(model: Model, encoded: bytes) -> tuple[Pixels, Placement]:
+def _seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:
     header = images.read_header(encoded)
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     size = model.decode_size(header.width, header.height)

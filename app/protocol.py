@@ -33,13 +33,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the worker, before all else: what to serve and how. Model i (`models.Model`) reads pool i of the arena.
+    """To the worker, before all else: what to serve and how. Model i (`models.Model`; None: it is not to be loaded)
+    reads pool i of the arena.
 
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
-    shared libraries to load after the vendor's package. `probes`: each model's pictures for the gate, uint8
+    shared libraries to load after the vendor's package. `probes`: each model's items for the gate, uint8
     [n, *input_shape]; none: there is no gate. `calibrations`: each model's `app.probes.Calibration`, where int8 is
-    wanted. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds; Ready says whether that
-    left something out.
+    wanted and the model has pictures. `cache_dir`: for what is compiled. `quick`: serve with what is ready in seconds;
+    Ready says whether that left something out.
     """
 
     models: tuple[Any, ...]
@@ -58,7 +59,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a batch: pictures in `slots` of pool `model`, each with its own `models.Options`, padded to `batch_size`."""
+    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
+
+    `options`: `models.Options` of pictures, `models.TensorOptions` of tensors.
+    """
 
     batch_id: int
     model: int
@@ -97,11 +101,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every model is loaded and warm. `staged`: a worker that is given more time may serve some of them faster."""
+    """Every model is loaded and warm; None: one that is not to be.
+
+    `staged`: a worker that is given more time may serve some of them faster.
+    """
 
     device: str
     device_name: str
-    loaded: tuple[Loaded, ...]
+    loaded: tuple[Loaded | None, ...]
     staged: bool = False
 
 

@@ -246,7 +246,8 @@ class Scheduler:
         return min(waiting) + self._max_wait_s if waiting else None
 
     def _active(self) -> list[_Worker]:
-        return [worker for worker in self._workers.values() if not worker.retiring]
+        # Of a copy: a scrape asks from a thread of its own whether a model is served.
+        return [worker for worker in [*self._workers.values()] if not worker.retiring]
 
     def _done_s(self, worker: _Worker, now: float) -> float:
         """When the next batch of this worker would be done: the least of these gets the next items."""

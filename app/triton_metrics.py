@@ -19,6 +19,7 @@ from app.metrics import Metrics
 _VERSION = "1"
 _FAILURES = {"QUEUE_FULL": "REJECTED", "DEADLINE_UNREACHABLE": "REJECTED", "NOT_READY": "REJECTED",
              "DRAINING": "REJECTED", "CANCELLED": "CANCELED", "INFERENCE_FAILED": "BACKEND"}  # fmt: skip
+_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _DURATIONS = {
     "queue": "nv_inference_queue_duration_us",
     "decode": "nv_inference_compute_input_duration_us",
@@ -61,6 +62,8 @@ class TritonMetrics(Collector):
             source, labels, value = sample.name, sample.labels, sample.value
             model = {"model": labels.get("model", ""), "version": _VERSION}
             if source == "anychip_requests_total" and labels["model"]:
+                for reason in _REASONS:
+                    failures.setdefault((labels["model"], reason), 0)
                 if labels["code"] == "OK":
                     add("nv_inference_request_success", value, **model)
                 else:

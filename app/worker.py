@@ -126,6 +126,7 @@ class Worker:
         """Load and warm every model. Raises ModelError, BackendError."""
         from app.gate import compile_options
         from backends import Unbuilt, choose, register_operator_libraries
+        from models import PixelModel
 
         for plugin in load.plugins:
             importlib.import_module(plugin)
@@ -134,16 +135,19 @@ class Worker:
         self._arena = arena
         self._backend: Backend = choice.backend
         self._device = choice.devices[0]
-        self._models: tuple[Model, ...] = load.models
-        self._executables: list[Executable] = []
-        self._buffers: list[list[npt.NDArray[np.uint8]]] = []  # Of each model, as many as may be under way.
-        self._latency_s: list[Mapping[int, float]] = []
+        # By their numbers, of which those not to be loaded have left gaps.
+        self._models: dict[int, Model] = {index: model for index, model in enumerate(load.models) if model is not None}
+        self._executables: dict[int, Executable] = {}
+        self._buffers: dict[int, list[npt.NDArray[np.uint8]]] = {}  # Of each model, as many as may be under way.
+        self._latency_s: dict[int, Mapping[int, float]] = {}
         self._done_s = 0.0
-        loaded: list[Loaded] = []
+        loaded: dict[int, Loaded] = {}
         staged = False
-        for index, model in enumerate(self._models):
+        for index, model in self._models.items():
+            sizes = model.batch_sizes(load.batch_sizes)
+            network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
             executable = self._backend.load(
-                Unbuilt(model.input_shape, model.network), self._device, load.engine, load.precision, load.batch_sizes,
+                network, self._device, load.engine, load.precision, sizes,
                 options=compile_options(
                     model,
                     load.probes[index] if load.probes else None,
@@ -153,19 +157,17 @@ class Worker:
                 ),
             )  # fmt: skip
             staged = staged or executable.staged
-            self._executables.append(executable)
+            self._executables[index] = executable
             # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
             rows = 2 * executable.batch_sizes[-1]
-            self._buffers.append([executable.buffer(rows) for _ in range(executable.depth)])
-            latency_s = self._latencies(executable, self._buffers[-1][0])
-            self._latency_s.append(latency_s)
-            loaded.append(
-                Loaded(
-                    *(executable.engine, executable.precision, latency_s),
-                    dict(executable.refusals),
-                    dict(executable.measures),
-                    *(dict(executable.operators), executable.wrong),
-                )
+            self._buffers[index] = [executable.buffer(rows) for _ in range(executable.depth)]
+            latency_s = self._latencies(executable, self._buffers[index][0])
+            self._latency_s[index] = latency_s
+            loaded[index] = Loaded(
+                *(executable.engine, executable.precision, latency_s),
+                dict(executable.refusals),
+                dict(executable.measures),
+                *(dict(executable.operators), executable.wrong),
             )
             errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
             served = model.name, executable.engine, executable.precision, self._device, errors or "not measured"
@@ -180,11 +182,12 @@ class Worker:
         self._leaks = False  # The server knows, and starts another worker.
         self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
         self._guard = Guard(load.guard, self._level(), time.monotonic(), shared=shared)
-        self.ready = Ready(self._device, device.name, tuple(loaded), staged)
+        of_each = tuple(loaded.get(index) for index in range(len(load.models)))
+        self.ready = Ready(self._device, device.name, of_each, staged)
 
     def close(self) -> None:
         """Give the device back."""
-        for executable in self._executables:
+        for executable in self._executables.values():
             executable.close()
 
     def serve(self, pipe: _Pipe) -> None:
@@ -262,7 +265,7 @@ class Worker:
             return self._failed(run, error)
 
     def _gathered(self, run: Run) -> npt.NDArray[np.uint8]:
-        """The pictures of a batch, one after the other, padded with zeros: a buffer that no batch under way uses."""
+        """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses."""
         model, buffers = self._models[run.model], self._buffers[run.model]
         buffers.append(buffers.pop(0))
         buffer = buffers[-1]
@@ -325,7 +328,7 @@ class Worker:
             shapes = [output.shape for output in outputs]
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
         return [
-            model.reduce(outputs, row, options) if _finite(outputs, row) else None
+            model.reduce(outputs, row, options) if model.may_be_infinite or _finite(outputs, row) else None
             for row, options in enumerate(run.options[first : first + size])
         ]
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from torch import Tensor
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
+Form = Literal["pixels", "onnx", "program", "script"]
+"""What a network is made of: a module of PyTorch's over pictures, or what a file holds (TensorNetwork)."""
 
 
 class BackendError(Exception):
@@ -139,13 +141,46 @@ class Telemetry:
 class Network(Protocol):
     """What a backend can load: a module over uint8 [n, *input_shape] that returns a tuple of tensors."""
 
-    input_shape: tuple[int, int, int]
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """What one item is, in bytes: [height, width, 3] of pictures."""
 
     def cast(self, dtype: torch.dtype) -> Any:
         """Cast the weights in place, leaving normalisation and decoding in float32."""
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, height, width, 3] -> outputs, each [n, ...]."""
+        """uint8 [n, *input_shape] -> outputs, each [n, ...]."""
+
+
+class PackedTensor(Protocol):
+    """One input of a TensorNetwork: its name, and NumPy's type and the shape of one item."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As NumPy has it."""
+
+
+class TensorNetwork(Network, Protocol):
+    """A network of several tensors, which lie packed in each item: input_shape is (bytes of an item,).
+
+    `form`: what `file` holds: `onnx`, a `program` of torch.export, a `script`. An ONNX file is no module of PyTorch's:
+    calling that network only gives the reference. `core` is the graph itself, over one tensor an input; `places` where
+    each lies in an item. Where `batched` is False, the graph takes tensors without the axis of the batch, and a batch
+    is one item.
+    """
+
+    form: Form
+    file: str
+    core: Any
+    inputs: Sequence[PackedTensor]
+    places: Sequence[tuple[int, int]]
+    batched: bool
+
+    def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, bytes of an item] -> what `core` takes."""
 
 
 class Unbuilt:
@@ -154,7 +189,7 @@ class Unbuilt:
     An engine that kept it compiled does not; making it takes a second for ResNet50.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], build: Callable[[], Network]) -> None:
+    def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network]) -> None:
         self.input_shape = input_shape
         self._build = build
 
@@ -210,7 +245,7 @@ class Executable(ABC):
 
     @abstractmethod
     def buffer(self, rows: int) -> Pixels:
-        """Zeros uint8 [rows, height, width, 3] of its own, in memory from which the device copies fastest."""
+        """Zeros uint8 [rows, *input_shape] of its own, in memory from which the device copies fastest."""
 
     @abstractmethod
     def start(self, pixels: Pixels) -> Started:
@@ -221,7 +256,7 @@ class Executable(ABC):
 
     @abstractmethod
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
-        """uint8 [n, height, width, 3] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
+        """uint8 [n, *input_shape] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
 
         The returned arrays are valid until the next `run`. Raises ValueError for other pixels, OutOfDeviceMemoryError,
         DeviceLostError, BackendError.
@@ -260,6 +295,12 @@ class CompileOptions:
 
 
 DEFAULTS = CompileOptions()
+
+
+def form_of(network: Network) -> Form:
+    """What a network is made of."""
+    form: Form = getattr(network, "form", "pixels")
+    return form
 
 
 def precisions_from(precision: str, preferred: str) -> tuple[str, ...]:

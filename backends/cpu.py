@@ -109,7 +109,7 @@ class CpuBackend(Backend):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
         engines: dict[str, Engine] = {
             "openvino": OpenVINOEngine(self._threads),
-            "onnxruntime": OnnxRuntimeEngine(self._threads),
+            "onnxruntime": OnnxRuntimeEngine(self._threads, ("fp32", "int8")),
             "eager": EagerEngine(_FLOATS),
             "inductor": InductorEngine((*_FLOATS, "int8")),
             "torchscript": TorchScriptEngine(_FLOATS),

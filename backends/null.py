@@ -190,6 +190,7 @@ class NullBackend(Backend):
 class _NullEngine(Engine):
     name = "null"
     precisions = ("fp32",)
+    forms = ("pixels", "onnx", "program", "script")
 
     def __init__(self, behaviour: Behaviour, state: _State) -> None:
         self._behaviour = behaviour
@@ -239,7 +240,7 @@ class _NullExecutable(CheckedExecutable):
         self,
         device: str,
         answers: dict[int, tuple[Array, ...]],
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         behaviour: Behaviour,
         state: _State,
     ) -> None:

@@ -216,7 +216,7 @@ def _fill(target: Tensor, result: Tensor) -> Tensor:
     return target.copy_(result)
 
 
-def fixed_shapes(network: nn.Module, input_shape: tuple[int, int, int]) -> list[str]:
+def fixed_shapes(network: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
     """Replace adaptive pooling by pooling of a fixed window where one fits; returns the names of what was rewritten.
 
     The network, on the CPU, is run once on a black picture of `input_shape` to see the sizes. Left alone: a module that

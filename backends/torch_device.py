@@ -36,6 +36,7 @@ from backends.backend import (
     Probe,
     Telemetry,
     built,
+    form_of,
     precisions_from,
 )
 from backends.engines import (
@@ -131,7 +132,9 @@ class TorchBackend(Backend):
         if self._static_shapes:
             fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
-        names = self.facts.engines if engine == "auto" else (engine,)
+        # Few engines read files of other makers: for those `auto` means every one that does.
+        others = self.facts.by_name if form_of(network) == "onnx" else ()
+        names = (*self.facts.engines, *others) if engine == "auto" else (engine,)
         engines = [_ENGINES[name](self.facts.precisions, self._channels_last) for name in names]
         precisions = precisions_from(precision, self._preferred())
         executable = compile_first(

@@ -3,14 +3,16 @@
     python -m benchmarks.cpu_engines --models resnet50 yolov8n --sizes 1 8
     python -m benchmarks.cpu_engines --sizes 8 --engines inductor onnxruntime eager torchscript
 
-Owns: docs/performance.md, "CPU engines, measured". Weights are random: speed does not depend on them. Variants run
-turn and turn about, so that a disturbance hits all of them; compare within one run only. Ratios are to PyTorch as a
-plain script runs it: eager, float32, contiguous.
+Owns: docs/performance.md, "CPU engines, measured". Weights are the sample ones where there are some, else random: speed
+does not depend on them, but int8 needs pictures that mean something. What is compiled is kept (`--cache-dir`).
+Variants run turn and turn about, so that a disturbance hits all of them; compare within one run only. Ratios are to
+PyTorch as a plain script runs it: eager, float32, contiguous.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -22,11 +24,14 @@ import numpy as np
 import psutil
 import torch
 
+from app.config import Settings
+from app.gate import compile_options
+from app.probes import Calibration
 from backends import EngineRefusedError, Executable
 from backends.backend import Pixels
 from backends.cpu import CpuBackend
 from backends.engines import EagerEngine, compile_first
-from models import open_model, parse_spec
+from models import Model, WeightsNotFoundError, open_model, parse_spec
 
 DEVICE = "cpu:0"
 PLAIN = "eager fp32 contiguous"
@@ -41,26 +46,29 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--cache-dir", type=Path, default=Settings().cache_dir)
     parser.add_argument("--alone", action="store_true", help="do not measure what two models cost each other")
     parsed = parser.parse_args()
-    backend = CpuBackend(parsed.threads)
+    backend, cache_dir = CpuBackend(parsed.threads), parsed.cache_dir.expanduser()
     (device,) = backend.devices()
     print(f"{device.name}, {device.details}")
     for name in parsed.models:
-        compare(backend, name, parsed.engines, tuple(parsed.sizes), parsed.rounds)
+        compare(backend, name, parsed.engines, tuple(parsed.sizes), rounds=parsed.rounds, cache_dir=cache_dir)
     if len(parsed.models) > 1 and not parsed.alone:
-        in_turn(backend, parsed.models[:2], max(parsed.sizes), parsed.rounds)
+        in_turn(backend, parsed.models[:2], max(parsed.sizes), parsed.rounds, cache_dir)
 
 
-def compare(backend: CpuBackend, name: str, engines: list[str], sizes: tuple[int, ...], rounds: int) -> None:
+def compare(
+    backend: CpuBackend, name: str, engines: list[str], sizes: tuple[int, ...], *, rounds: int, cache_dir: Path
+) -> None:
     """Every engine and precision over the batch sizes."""
     executables: dict[str, Executable] = {PLAIN: plain(name, sizes)}
-    shape = open_model(parse_spec(f"{name}:random"), Path()).input_shape
+    shape = opened(name).input_shape
     print(f"\n{name}: times as fast as {PLAIN}, images a second at the median (latency of the batch in ms)")
     for engine, precision in itertools.product(engines, reversed(backend.facts.precisions)):
         before, started_s = resident(backend), time.perf_counter()
         try:
-            executable = load(backend, name, engine, precision, sizes)
+            executable = load(backend, name, engine, precision, sizes, cache_dir=cache_dir)
         except EngineRefusedError as error:
             print(f"  {engine} {precision}: {error}")
             continue
@@ -77,13 +85,13 @@ def compare(backend: CpuBackend, name: str, engines: list[str], sizes: tuple[int
         executable.close()
 
 
-def in_turn(backend: CpuBackend, names: list[str], size: int, rounds: int) -> None:
+def in_turn(backend: CpuBackend, names: list[str], size: int, rounds: int, cache_dir: Path) -> None:
     """Two models in one process: each alone, and both in turn."""
     before = resident(backend)
     runs: dict[str, Callable[[], object]] = {}
     for name in names:
-        executable = load(backend, name, "auto", "auto", (1, size))
-        shape = open_model(parse_spec(f"{name}:random"), Path()).input_shape
+        executable = load(backend, name, "auto", "auto", (1, size), cache_dir=cache_dir)
+        shape = opened(name).input_shape
         runs[name] = partial(executable.run, random_pixels(size, shape))
     print(f"\nboth models hold {(resident(backend) - before) / 2**20:.0f} MiB of {resident(backend) / 2**20:.0f}")
     times = measure({**runs, "both": lambda: [run() for run in runs.values()]}, rounds)
@@ -93,16 +101,27 @@ def in_turn(backend: CpuBackend, names: list[str], size: int, rounds: int) -> No
 
 def plain(name: str, sizes: tuple[int, ...]) -> Executable:
     """PyTorch as a plain script runs it."""
-    network = open_model(parse_spec(f"{name}:random"), Path()).network()
+    network = opened(name).network()
     network.to(memory_format=torch.contiguous_format)
     engine = EagerEngine(("fp32",), channels_last=False)
     return compile_first([engine], network, DEVICE, ("fp32",), sizes)
 
 
-def load(backend: CpuBackend, name: str, engine: str, precision: str, sizes: tuple[int, ...]) -> Executable:
-    """A model with random weights on an engine."""
-    network = open_model(parse_spec(f"{name}:random"), Path()).network()
-    return backend.load(network, DEVICE, engine, precision, sizes)
+def opened(name: str) -> Model:
+    """With the sample weights, or random ones where there are none."""
+    with contextlib.suppress(WeightsNotFoundError):
+        return open_model(parse_spec(f"{name}:sample"), Path())
+    return open_model(parse_spec(f"{name}:random"), Path())
+
+
+def load(
+    backend: CpuBackend, name: str, engine: str, precision: str, sizes: tuple[int, ...], *, cache_dir: Path
+) -> Executable:
+    """A model on an engine; nothing but its speed is of interest here, so there is no gate."""
+    model = opened(name)
+    calibration = Calibration(model, "") if precision == "int8" and model.weights == "sample" else None
+    options = compile_options(model, None, calibration, cache_dir)
+    return backend.load(model.network(), DEVICE, engine, precision, sizes, options=options)
 
 
 def measure(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """What the service itself costs: answers a second and CPU time a request, on a device that computes nothing.
 
 `anychip serve --device null` beside the least a FastAPI handler can do, under the same load, turn and turn about in one
-run. CPU time is that of the whole process tree and, unlike the rate, hardly depends on what else the machine does.
+run; the service also with pixels as a binary tensor of the Open Inference Protocol (`pixels`), and with a JPEG made as
+large as those (`as large`): receiving more bytes costs, whatever they are. CPU time is that of the whole process tree
+and, unlike the rate, hardly depends on what else the machine does.
 
     python -m benchmarks.overhead [--connections 16] [--seconds 5] [--rounds 3] [--json FILE]
 
@@ -15,6 +17,7 @@ import io
 import json
 import statistics
 import time
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,11 @@ from PIL import Image
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive
+from models import open_model, parse_spec
 
 AIM_ANSWERS_PER_S = 3500
 AIM_CPU_MS = 0.30
+AIM_PIXELS = 1.2  # Of the CPU time of a JPEG of as many bytes, which this device does not decode.
 PICTURE_BYTES = 65_000  # An ordinary photograph of 500 by 375 pixels.
 
 
@@ -50,11 +55,14 @@ def main() -> None:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Rounds of service and plain handler, one after the other; medians over the rounds."""
     picture = noise_jpeg(PICTURE_BYTES)
-    rounds: dict[str, list[dict[str, float]]] = {"service": [], "plain": []}
+    rounds: dict[str, list[dict[str, float]]] = {"service": [], "pixels": [], "as large": [], "plain": []}
+    shape = open_model(parse_spec(f"{given.model}:random"), Path()).input_shape
     options = ("--weights", given.weights, "--device", given.device)
     with servers.service(given.model, *options) as service, servers.plain() as plain:
         targets = {
             "service": (service, servers.service_request(given.model, picture)),
+            "pixels": (service, servers.pixels_request(given.model, shape)),
+            "as large": (service, servers.service_request(given.model, picture.ljust(prod(shape), b"\0"))),
             "plain": (plain, servers.plain_request(picture)),
         }
         for server, request in targets.values():
@@ -127,7 +135,7 @@ def _print(report: dict[str, Any]) -> None:
         f"{'':9}{'answers/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms a request':>18}{'of it server':>14}{'worker':>8}"
         f"{'generator cores':>17}"
     )
-    for kind in ("service", "plain"):
+    for kind in ("service", "pixels", "as large", "plain"):
         row = report[kind]
         print(
             f"{kind:9}{row['answers_per_s']:>11.0f}{row['p50_ms']:>9.2f}{row['p99_ms']:>9.2f}{row['cpu_ms']:>18.3f}"
@@ -140,6 +148,9 @@ def _print(report: dict[str, Any]) -> None:
     )
     print(f"answers/s: {service['answers_per_s']:.0f} (aim: >= {AIM_ANSWERS_PER_S})")
     print(f"CPU a request: {service['cpu_ms']:.3f} ms (aim: <= {AIM_CPU_MS:.2f})")
+    pixels = report["pixels"]["cpu_ms"]
+    print(f"pixels / a JPEG of as many bytes: CPU {pixels / report['as large']['cpu_ms']:.2f} (aim: <= {AIM_PIXELS})")
+    print(f"pixels / service: CPU {pixels / service['cpu_ms']:.2f}")
 
 
 if __name__ == "__main__":

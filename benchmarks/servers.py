@@ -6,6 +6,7 @@ Owns: their start, the CPU time they used, their end (with everything they start
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.load import request_bytes
@@ -76,6 +78,16 @@ def service(models: str, *options: str, module: str = "app") -> Iterator[Server]
 def service_request(model: str, picture: bytes, headers: Mapping[str, str] | None = None) -> bytes:
     """A JPEG as the raw body of a request to `service`."""
     return request_bytes(f"/v1/models/{model}:predict", picture, "image/jpeg", headers)
+
+
+def pixels_request(model: str, shape: tuple[int, ...]) -> bytes:
+    """A picture of this shape as the network takes it, as a binary tensor of the Open Inference Protocol."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8).tobytes()
+    parameters = {"binary_data_size": len(pixels)}
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, *shape], "parameters": parameters}
+    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "predictions"}]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    return request_bytes(f"/v2/models/{model}/infer", head + pixels, "application/octet-stream", headers)
 
 
 @contextlib.contextmanager

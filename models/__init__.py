@@ -4,10 +4,13 @@ Owns: the names the rest of anychip may use.
 """
 
 from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
+from models.exported import ExportedModel
 from models.model import (
     Model,
     ModelError,
     Options,
+    OutputSpec,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -15,19 +18,31 @@ from models.model import (
     WeightsError,
     WeightsNotFoundError,
 )
+from models.normalised import NormalisedModel
+from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
 
 __all__ = [
     "ARCHITECTURES",
+    "DATATYPES",
+    "ExportedModel",
+    "InputError",
     "Model",
     "ModelError",
     "ModelSpec",
+    "NormalisedModel",
     "Options",
+    "OutputSpec",
+    "PixelModel",
     "PixelNetwork",
     "Placement",
     "Task",
+    "TensorModel",
+    "TensorOptions",
+    "TensorSpec",
     "UnknownModelError",
     "WeightsError",
     "WeightsNotFoundError",
+    "datatype_of",
     "open_model",
     "parse_spec",
 ]

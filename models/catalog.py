@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models import classification, detection, weights
+from models import classification, detection, exported, weights
 from models.checkpoint import SUFFIXES, read_header
 from models.model import Model, ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 
@@ -28,7 +28,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a m
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model to serve: `weights` is `official`, `sample`, `random` or a path."""
+    """A model to serve: `weights` is `official`, `sample`, `random` or a path.
+
+    Of a file that carries its own graph, `architecture` is its suffix without the dot.
+    """
 
     name: str
     architecture: str
@@ -53,11 +56,19 @@ _DETECTORS = _Family(detection.class_count, detection.default_labels, _detector)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
-    """`[name=]architecture[:weights]` -> what to open. Raises UnknownModelError, ModelError."""
+    """`[name=]architecture[:weights]` or `[name=]file.onnx` (.pt2, .ts) -> what to open.
+
+    Raises UnknownModelError, ModelError.
+    """
     head, _, chosen = text.strip().partition(":")  # a path may hold both signs
     name, equals, architecture = head.rpartition("=")
-    spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights)
-    _family(architecture)
+    if text.strip().endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
+        name, equals, file = text.strip().partition("=")
+        path = Path(file if equals else name)
+        spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path))
+    else:
+        _family(architecture)
+        spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights)
     if not _NAME.fullmatch(spec.name):
         raise ModelError(f"{spec.name!r} cannot name a model: use up to 64 letters, digits, dots, dashes, underscores.")
     return spec
@@ -70,6 +81,8 @@ def open_model(spec: ModelSpec, cache_directory: Path, allow_download: bool = Tr
     are those of the architecture's published weights if the number fits, else "class 0", "class 1", ….
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
+    if f".{spec.architecture}" in exported.SUFFIXES:
+        return exported.open_exported(spec.name, Path(spec.weights).expanduser())
     family = _family(spec.architecture)
     default_labels = family.default_labels(spec.architecture)
     if spec.weights == "random":

@@ -25,8 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from models.model import (
     Array,
-    Model,
     Options,
+    OutputSpec,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -84,13 +85,13 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 class ClassificationNetwork(PixelNetwork):
     """A torchvision classifier as it is served."""
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor]:
-        """uint8 [n, height, width, 3] -> float32 logits [n, classes]."""
-        return (self.core(self.normalise(pixels)).float(),)
+    def compute(self, normalised: Tensor) -> tuple[Tensor]:
+        """-> float32 logits [n, classes]."""
+        return (self.core(normalised).float(),)
 
 
 @dataclass(frozen=True)
-class Classifier(Model):
+class Classifier(PixelModel):
     """A torchvision classifier with the preprocessing of its published weights.
 
     The shorter side of a picture is resized to `resize_size` with `interpolation` (`bilinear` or `bicubic`), then
@@ -245,6 +246,20 @@ class Classifier(Model):
             "width": placement.width,
             "height": placement.height,
         }
+
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """`mean` and `std`."""
+        return self.mean, self.std
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """The network's logits, and what softmax makes of them."""
+        return tuple(OutputSpec(name, "FP32", (-1, len(self.labels))) for name in ("logits", "probabilities"))
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """float32 [classes] each."""
+        return {"logits": outputs[0], "probabilities": softmax(outputs[0])}
 
     def _resized_size(self, width: int, height: int) -> tuple[int, int]:
         """(height, width), rounded as torchvision.transforms.functional.resize rounds."""

@@ -25,8 +25,9 @@ from torch.nn import functional
 from models.coco import COCO_CLASSES
 from models.model import (
     Array,
-    Model,
     Options,
+    OutputSpec,
+    PixelModel,
     PixelNetwork,
     Placement,
     Task,
@@ -43,6 +44,7 @@ INPUT_SHAPE = (640, 640, 3)
 cv2.setNumThreads(1)
 
 _PAD_GREY = 114
+_AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # Mean and standard deviation: the network takes 0..1.
 _MAX_CANDIDATES = 30_000
 _DECODE_OVERSAMPLING = 6
 
@@ -85,21 +87,21 @@ class DetectionNetwork(PixelNetwork):
     core: YOLOv8
 
     def __init__(self, core: YOLOv8, input_shape: tuple[int, int, int] = INPUT_SHAPE) -> None:
-        super().__init__(core, input_shape, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+        super().__init__(core, input_shape, *_AS_IT_IS)
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """uint8 [n, height, width, 3] -> distances, scores, classes.
+    def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> distances, scores, classes.
 
         distances: float32 [n, anchors, 4], left, top, right, bottom in strides; scores: float32 [n, anchors] in 0..1;
         classes: int32 [n, anchors].
         """
-        distances, logits = self.core.distances_and_logits(self.normalise(pixels))
+        distances, logits = self.core.distances_and_logits(normalised)
         best, classes = logits.max(dim=2)
         return distances, best.sigmoid(), classes.to(torch.int32)
 
 
 @dataclass(frozen=True)
-class Detector(Model):
+class Detector(PixelModel):
     """A YOLOv8 detector. `input_shape` must be a multiple of 32 in height and width."""
 
     input_shape: tuple[int, int, int] = INPUT_SHAPE
@@ -184,16 +186,7 @@ class Detector(Model):
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """Detections by descending score, boxes in pixels of the picture as displayed."""
-        distances, scores, classes, indices = outputs
-        centres, strides = _anchors(self.input_shape[0], self.input_shape[1])
-        corners = np.concatenate(
-            (centres[indices] - distances[:, :2], centres[indices] + distances[:, 2:]), axis=1, dtype=np.float32
-        )
-        boxes = corners * strides[indices, None]
-        kept = _suppress(boxes, scores, classes, options.iou_threshold)[: options.max_detections]
-        pad = np.array([placement.pad_x, placement.pad_y] * 2)
-        size = np.array([placement.width, placement.height] * 2)
-        boxes = np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size).round(2)
+        boxes, scores, classes = self._detections(outputs, placement, options)
         return {
             "detections": [
                 {
@@ -203,15 +196,52 @@ class Detector(Model):
                     "box": dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)),
                 }
                 for class_id, score, box in zip(
-                    classes[kept].tolist(),
-                    scores[kept].astype(np.float64).round(5).tolist(),
-                    boxes.tolist(),
-                    strict=True,
+                    classes.tolist(), scores.astype(np.float64).round(5).tolist(), boxes.round(2).tolist(), strict=True
                 )
             ],
             "width": placement.width,
             "height": placement.height,
         }
+
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """None: the network takes pixels in 0..1."""
+        return _AS_IT_IS
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """Detections by descending score; of a batch, pictures with fewer are filled up with zeros."""
+        return (
+            OutputSpec("boxes", "FP32", (-1, -1, 4)),
+            OutputSpec("scores", "FP32", (-1, -1)),
+            OutputSpec("classes", "INT32", (-1, -1)),
+            OutputSpec("num_detections", "INT32", (-1,)),
+        )
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """Boxes float32 [k, 4] as x1, y1, x2, y2 in pixels of the picture, scores [k], classes [k], their number []."""
+        boxes, scores, classes = self._detections(outputs, placement, options)
+        return {
+            "boxes": boxes.astype(np.float32),
+            "scores": scores.astype(np.float32, copy=False),
+            "classes": classes.astype(np.int32, copy=False),
+            "num_detections": np.array(len(boxes), np.int32),
+        }
+
+    def _detections(
+        self, outputs: Sequence[Array], placement: Placement, options: Options
+    ) -> tuple[Array, Array, Array]:
+        """Boxes float64 [k, 4] in pixels of the picture as displayed, scores [k] and classes [k] of what remains."""
+        distances, scores, classes, indices = outputs
+        centres, strides = _anchors(self.input_shape[0], self.input_shape[1])
+        corners = np.concatenate(
+            (centres[indices] - distances[:, :2], centres[indices] + distances[:, 2:]), axis=1, dtype=np.float32
+        )
+        boxes = corners * strides[indices, None]
+        kept = _suppress(boxes, scores, classes, options.iou_threshold)[: options.max_detections]
+        pad = np.array([placement.pad_x, placement.pad_y] * 2)
+        size = np.array([placement.width, placement.height] * 2)
+        return np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size), scores[kept], classes[kept]
 
 
 def _size(architecture: str) -> Size:

@@ -2,9 +2,11 @@
 
 Owns: the contract every model family fulfils, and the errors of this package. Must not know HTTP, devices or engines.
 
-    bytes ─► (app decodes) ─► Model.preprocess ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
-                                    └─ Placement ──────────────────────────────┐
-                predictions ◄─ Model.postprocess (server) ◄─ Model.reduce (worker) ◄─┘
+    bytes ─► (app decodes) ─► PixelModel.preprocess ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
+                                    └─ Placement ──────────────────────────────────┐
+           predictions ◄─ PixelModel.postprocess (server) ◄─ Model.reduce (worker) ◄─┘
+
+Networks that take and give tensors are models.tensors' business: a Model without pictures.
 
 Errors: ModelError
           ├─ UnknownModelError    no architecture of this name
@@ -17,14 +19,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-Task = Literal["classify", "detect"]
+Task = Literal["classify", "detect", "infer"]
 Array = npt.NDArray[Any]
 
 
@@ -69,6 +71,18 @@ class Placement:
     pad_y: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A tensor of an answer, in the words of the Open Inference Protocol.
+
+    `datatype`: FP32, INT32, …; `shape`: of a batch, which is in front, with -1 where a dimension may vary.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
 class PixelNetwork(nn.Module):
     """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
 
@@ -105,24 +119,32 @@ class PixelNetwork(nn.Module):
         x = pixels.permute(0, 3, 1, 2).to(torch.float32)
         return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
 
+    def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
+        """What `normalise` returns -> the outputs that `Model.reduce` takes."""
+        raise NotImplementedError
+
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """uint8 [n, height, width, 3] -> the outputs that `Model.reduce` takes."""
-        raise NotImplementedError
+        return self.compute(self.normalise(pixels))
 
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A network with its weights, labels and geometry: picklable, so that a worker process can be handed one.
+    """A network with its weights and labels: picklable, so that a worker process can be handed one.
 
-    `weights` is what answers say: `official`, `sample`, `random` or the name of a file.
+    `weights` is what answers say: `official`, `sample`, `random` or the name of a file. `input_shape`: what one item of
+    a batch is, in bytes: the batch is uint8 [n, *input_shape]. `may_be_infinite`: whether NaN and infinity among the
+    outputs are an answer, and not a failure.
     """
+
+    may_be_infinite: ClassVar[bool] = False
 
     name: str
     architecture: str
     labels: tuple[str, ...]
     weights: str
     weights_file: str | None
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
 
     @property
     @abstractmethod
@@ -135,11 +157,33 @@ class Model(ABC):
         """Names of the network's output tensors, in order."""
 
     @abstractmethod
-    def network(self) -> PixelNetwork:
-        """Build the network and load its weights: eval mode, BatchNorm fused where that pays, float32, on the CPU.
+    def network(self) -> Any:
+        """Build the network and load its weights: eval mode, float32, on the CPU; what a backend loads.
 
-        Raises WeightsError when the file does not fit the architecture.
+        Raises WeightsError when the file does not fit.
         """
+
+    @abstractmethod
+    def reduce(self, outputs: Sequence[Array], index: int, options: Any) -> tuple[Array, ...]:
+        """In the worker: the small arrays of item `index` of a batch that are worth sending to the server.
+
+        `options`: what the request asks for. Returned arrays own their memory (no views of `outputs`).
+        """
+
+    def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
+        """Those of a ladder of batch sizes that the network can be made ready for; never none."""
+        return tuple(ladder)
+
+
+@dataclass(frozen=True)
+class PixelModel(Model):
+    """A model of pictures, with its geometry: one item is uint8 [height, width, 3]."""
+
+    input_shape: tuple[int, int, int]
+
+    @abstractmethod
+    def network(self) -> PixelNetwork:
+        """As the contract says; BatchNorm is fused where that pays."""
 
     @abstractmethod
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
@@ -158,15 +202,27 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """In the worker: the small arrays of picture `index` of a batch that are worth sending to the server.
-
-        Returned arrays own their memory (no views of `outputs`).
-        """
-
-    @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """In the server: what `reduce` returned -> one entry of "predictions" (API.md). A pure function."""
+
+    @property
+    def pictures(self) -> PixelModel:
+        """Itself: what is made of outputs is asked of it, also where another form of it computed them."""
+        return self
+
+    @property
+    @abstractmethod
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation of each RGB channel, for pixels in 0..1."""
+
+    @property
+    @abstractmethod
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """What `tensors` returns, of a batch: the batch's dimension is in front."""
+
+    @abstractmethod
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """In the server: what `reduce` returned -> the answer as tensors of one picture, by the names of `answers`."""
 
 
 def softmax(logits: Array) -> Array:

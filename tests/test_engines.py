@@ -122,6 +122,28 @@ class Chain(Slope):
         return (self.act(self.second(x) + x).flatten(1),)
 
 
+class TestInt8ByOnnxRuntime:
+    def test_what_runs_is_the_network_in_int8_and_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
+        options = CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
+        with torch.inference_mode():
+            [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
+        for _ in range(2):
+            executable = OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            [given] = executable.run(PIXELS)
+            error = np.abs(given - expected).max()
+            assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
+            np.testing.assert_array_equal(executable.run(PIXELS[:1])[0], given[:1])
+            executable.close()
+            monkeypatch.setattr(onnxruntime_file, "_quantised", _must_not_be_called)
+
+    def test_it_needs_pictures(self) -> None:
+        with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
+            OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
+
+
 @with_compiler
 class TestInt8ByInductor:
     @pytest.fixture

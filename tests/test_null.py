@@ -130,6 +130,7 @@ BEHAVIOURS = st.builds(
     st.integers(1, MIB),
     st.integers(0, MIB),
     st.integers(0, MIB),
+    st.integers(0, 100_000_000).map(lambda mw: mw / 1000),
     st.lists(FAULTS, max_size=4).map(tuple),
 )
 
@@ -148,7 +149,7 @@ def written(behaviour: Behaviour) -> list[str]:
 @given(BEHAVIOURS)
 def test_a_behaviour_is_read_as_it_is_written(behaviour: Behaviour) -> None:
     assert parse(",".join(written(behaviour))) == behaviour
-    assert parse(" , ".join(reversed(written(behaviour)[:7])) + ",") == Behaviour(
+    assert parse(" , ".join(reversed(written(behaviour)[:8])) + ",") == Behaviour(
         **{field.name: getattr(behaviour, field.name) for field in fields(Behaviour) if field.name != "faults"}
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from app.errors import ServiceError
+from app.parameters import DEFAULT_OPTIONS, number, read_options
 from app.routes.interrupt import interrupted_at
 from models import Options
 
@@ -83,9 +83,12 @@ def _too_large(max_bytes: int) -> ServiceError:
     return ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
 
 
-async def read_images(headers: Fields, body: bytes, max_images: int) -> list[bytes | memoryview]:
+async def read_images(
+    headers: Fields, body: bytes, max_images: int, *, any_type: bool = False
+) -> list[bytes | memoryview]:
     """The encoded images of a body in any of the three forms, in order, at least one.
 
+    `any_type`: what claims to be neither form nor JSON is an image, whatever it claims to be (`curl -T` says nothing).
     Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
     """
     content_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -99,6 +102,8 @@ async def read_images(headers: Fields, body: bytes, max_images: int) -> list[byt
         encoded = await _multipart(content_type, body, max_images)
     elif kind == "application/json":
         encoded = _instances(body)
+    elif any_type:
+        encoded = [body]
     else:
         named = f"content type {kind!r} is not read here" if kind else "the request has no Content-Type"
         raise ServiceError(
@@ -108,9 +113,9 @@ async def read_images(headers: Fields, body: bytes, max_images: int) -> list[byt
         raise ServiceError(
             "INVALID_REQUEST", f"{len(encoded)} images are more than the {max_images} a request may hold"
         )
-    for number, data in enumerate(encoded):
+    for index, data in enumerate(encoded):
         if not data:
-            raise ServiceError("INVALID_REQUEST", f"image {number} is empty")
+            raise ServiceError("INVALID_REQUEST", f"image {index} is empty")
     return encoded
 
 
@@ -204,48 +209,16 @@ def _instance(number: int, instance: Any) -> bytes:
         raise ServiceError("INVALID_REQUEST", f"instance {number} is not base64: {error}") from None
 
 
-def read_options(query: bytes) -> tuple[Options, float | None]:
-    """Options and `timeout_ms` of a query string; parameters this service does not know are left alone.
-
-    Raises INVALID_REQUEST for values out of range, NaN included.
-    """
+def read_query(query: bytes) -> tuple[Options, float | None]:
+    """Options and `timeout_ms` of a query string. Raises INVALID_REQUEST."""
     if not query:
-        return _DEFAULT_OPTIONS, None
+        return DEFAULT_OPTIONS, None
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    options = Options(
-        top_k=_whole(given, "top_k", _DEFAULT_OPTIONS.top_k, 1, 100_000),
-        score_threshold=number(given, "score_threshold", _DEFAULT_OPTIONS.score_threshold, 0, 1),
-        iou_threshold=number(given, "iou_threshold", _DEFAULT_OPTIONS.iou_threshold, 0, 1),
-        max_detections=_whole(given, "max_detections", _DEFAULT_OPTIONS.max_detections, 1, 30_000),
-    )
     timeout_ms = number(given, "timeout_ms", 0, 1e-3, 1e9) if "timeout_ms" in given else None
-    return options, timeout_ms
-
-
-_DEFAULT_OPTIONS = Options()
-
-
-def number(given: Any, name: str, default: float, low: float, high: float) -> float:
-    """A finite number from `low` to `high`. Raises INVALID_REQUEST."""
-    if name not in given:
-        return default
-    try:
-        value = float(given[name])
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise ServiceError("INVALID_REQUEST", f"{name} must be a number from {low:g} to {high:g}, not {given[name]!r}")
-    return value
+    return read_options(given), timeout_ms
 
 
 def header_number(headers: Fields, name: str, default: float, low: float, high: float) -> float:
     """As `number`, of a header; `name` as people write it."""
     value = headers.get(name.lower().encode())
     return default if value is None else number({name: value.decode("latin-1")}, name, default, low, high)
-
-
-def _whole(given: Any, name: str, default: int, low: int, high: int) -> int:
-    value = number(given, name, default, low, high)
-    if value != int(value):
-        raise ServiceError("INVALID_REQUEST", f"{name} must be a whole number, not {given[name]!r}")
-    return int(value)

@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope
 from app.context import RequestContext
 from app.dispatcher import ServedModel
 from app.errors import ServiceError
-from app.routes.body import BodyBudget, header_number, read_body, read_images, read_options
+from app.routes.body import BodyBudget, header_number, read_body, read_images, read_query
 from app.routes.interrupt import unless_disconnected
+from app.service import Answer, Service
 from app.service import Request as Ask
-from app.service import Service
 
 router = APIRouter(tags=["predict"])
 ROUTE = "/v1/models/{model}:predict"
@@ -83,14 +83,24 @@ async def predict(request: Request, model: str) -> Response:
 
 async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str) -> bytes:
     """The JSON that answers a request for `model`. Raises ServiceError, starlette's ClientDisconnect."""
+    answered = await predictions(service, bodies, scope, receive, model)
+    return orjson.dumps({"model": model, "predictions": answered.predictions, **service.made_by(answered)})
+
+
+async def predictions(
+    service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str, *, any_type: bool = False
+) -> Answer:
+    """What was computed for a request. `any_type`: a body of any type that is no form is an image.
+
+    Raises ServiceError, starlette's ClientDisconnect.
+    """
     context: RequestContext = scope["anychip"]
     served = service.find(model)
     context.model = model
     context.route = ROUTE
-    if service.refusing:
-        raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+    service.refuse_if_stopping()
     headers = dict(scope["headers"])
-    options, timeout_ms = read_options(scope["query_string"])
+    options, timeout_ms = read_query(scope["query_string"])
     if timeout_ms is None:
         timeout_ms = header_number(headers, "X-Timeout-Ms", service.settings.timeout_ms, 1e-3, 1e9)
     priority = int(header_number(headers, "X-Priority", 0, -100, 100))
@@ -103,29 +113,18 @@ async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Re
         exemplar=context.exemplar,
     )
     service.admit(served, ask.deadline_s, priority)
-    with _counted(served):
+    with counted(served):
         body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, ask.deadline_s)
     served.metrics.stage_seconds["upload"].observe(time.monotonic() - context.started_s, context.exemplar)
     try:
-        images = await read_images(headers, body, service.settings.max_images)
-        answered = await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
+        images = await read_images(headers, body, service.settings.max_images, any_type=any_type)
+        return await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
     finally:
         bodies.give(len(body))
-    return orjson.dumps(
-        {
-            "model": model,
-            "predictions": answered.predictions,
-            "weights": answered.weights,
-            "device": answered.device,
-            "engine": answered.engine,
-            "precision": answered.precision,
-            **({"simulated": True} if service.simulated else {}),
-        }
-    )
 
 
 @contextmanager
-def _counted(served: ServedModel) -> Iterator[None]:
+def counted(served: ServedModel) -> Iterator[None]:
     """Count an upload that does not come."""
     try:
         yield

@@ -34,7 +34,7 @@ class ModelStatus(BaseModel):
     task: str
     weights: str
     classes: int
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     ready: bool
     served_on: list[ServedOn]
 
@@ -60,6 +60,13 @@ class Devices(BaseModel):
 
     devices: list[DeviceStatus]
     refusals: dict[str, str]
+
+
+class ModelReady(BaseModel):
+    """A model that answers."""
+
+    name: str
+    ready: bool
 
 
 class Live(BaseModel):
@@ -104,6 +111,16 @@ async def models(request: Request) -> Models:
             for served in service.models.values()
         ]
     )
+
+
+@router.get("/v1/models/{model}", responses={503: {"description": "Not ready, with the reason"}})
+async def model(request: Request, model: str) -> ModelReady:
+    """KServe's v1 form of a model's readiness."""
+    service: Service = request.app.state.service
+    reason = service.model_not_ready(service.find(model))
+    if reason:
+        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+    return ModelReady(name=model, ready=True)
 
 
 @router.get("/v1/devices")

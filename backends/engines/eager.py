@@ -19,6 +19,7 @@ class EagerEngine(Engine):
     """Channels-last where it is wanted, no gradients, weights cast to the precision."""
 
     name = "eager"
+    forms = ("pixels", "program", "script")
 
     def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
         """`precisions`: those that are worth having on the backend's devices. `channels_last`: where they take it."""

@@ -27,17 +27,28 @@ from backends.backend import (
     DeviceLostError,
     EngineRefusedError,
     Executable,
+    Form,
     Network,
     OutOfDeviceMemoryError,
+    PackedTensor,
     Pixels,
     Started,
+    TensorNetwork,
     WrongAnswersError,
     built,
+    form_of,
 )
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_FORMS: dict[Form, str] = {
+    "pixels": "networks of pictures",
+    "onnx": "ONNX files",
+    "program": "what torch.export has saved",
+    "script": "TorchScript files",
+}
 
 # How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, Ascend outside its allocator.
 _OUT_OF_MEMORY = (
@@ -75,13 +86,14 @@ _DEVICE_LOST = (
 class Engine(ABC):
     """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache).
 
-    `takes`: how long making a network ready takes the first time, all batch sizes together. Whoever starts the service
-    may serve with an engine of seconds while one of minutes still compiles. `only_reads`: it leaves the network as it
-    was, and takes one that is Unbuilt.
+    `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the first
+    time, all batch sizes together. Whoever starts the service may serve with an engine of seconds while one of minutes
+    still compiles. `only_reads`: it leaves the network as it was, and takes one that is Unbuilt.
     """
 
     name: str
     precisions: tuple[str, ...]
+    forms: tuple[Form, ...] = ("pixels", "program")
     takes: Literal["seconds", "minutes"] = "seconds"
     only_reads = False
 
@@ -109,7 +121,7 @@ class CheckedExecutable(Executable):
         device: str,
         precision: str,
         batch_sizes: tuple[int, ...],
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
     ) -> None:
         self.engine = engine
         self.precision = precision
@@ -192,12 +204,16 @@ def compile_first(
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
     lied: list[tuple[str, str]] = []
-    staged = False
+    staged, form = False, form_of(network)
     for precision in precisions:
-        wrong = False
-        able = [engine for engine in engines if precision in engine.precisions]
+        # What a file holds may not compute in a precision that its file does not have: then a finer one is tried.
+        wrong = form != "pixels" and any(form in engine.forms for engine in engines)
+        able = [engine for engine in engines if precision in engine.precisions and form in engine.forms]
         for engine in engines:
             name = engine.name if precision == precisions[0] else f"{engine.name} {precision}"
+            if form not in engine.forms:
+                refusals[engine.name] = f"it does not run {_FORMS[form]}"
+                continue
             if engine not in able:
                 refusals[name] = f"it offers {' and '.join(engine.precisions)} here, not {precision}"
                 continue
@@ -222,10 +238,21 @@ def compile_first(
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
         if not wrong:
             break
-        if not staged:
-            log.warning("no engine answers rightly in %s on %s: %s", precision, device, refusals)
+        if not staged and precision != precisions[-1]:
+            log.warning("no engine serves the network in %s on %s: %s", precision, device, refusals)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
+
+
+def unpacking(network: TensorNetwork) -> tuple[tuple[str, Callable[[Pixels], Array]], ...]:
+    """Each input's name, and what takes it out of items [n, item_bytes]: a view [n, *shape]."""
+
+    def taking(tensor: PackedTensor, start: int, stop: int) -> Callable[[Pixels], Array]:
+        dtype, shape = tensor.dtype, tensor.shape
+        return lambda items: items[:, start:stop].view(dtype).reshape(len(items), *shape)
+
+    pairs = zip(network.inputs, network.places, strict=True)
+    return tuple((tensor.name, taking(tensor, *place)) for tensor, place in pairs)
 
 
 def _copied(network: Network) -> Network:

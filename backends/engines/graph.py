@@ -52,6 +52,7 @@ class GraphEngine(Engine):
     """As the eager engine, captured: the same kernels, without the time that starting each of them takes."""
 
     name = "graph"
+    forms = ("pixels", "program", "script")
 
     def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
         """As for the eager engine."""

@@ -113,7 +113,7 @@ class InductorEngine(Engine):
 class _Ladder:
     """A network that is compiled once for each batch size."""
 
-    def __init__(self, input_shape: tuple[int, int, int], compiled: Mapping[int, Any]) -> None:
+    def __init__(self, input_shape: tuple[int, ...], compiled: Mapping[int, Any]) -> None:
         self.input_shape = input_shape
         self._compiled = compiled
 

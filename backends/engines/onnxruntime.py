@@ -1,6 +1,6 @@
 """ONNX Runtime, on the CPU or through an accelerator's execution provider.
 
-Owns: export to ONNX and the choice of the provider. Must not know vendors, models or images.
+Owns: export to ONNX, running ONNX files, and the choice of the provider. Must not know vendors, models or images.
 
 One session with a free batch dimension serves every batch size: a session a size would hold the weights as often.
 """
@@ -9,14 +9,27 @@ from __future__ import annotations
 
 import importlib
 import io
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
-from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine, first_line
+from backends.backend import (
+    Array,
+    CompileOptions,
+    EngineRefusedError,
+    Executable,
+    Network,
+    Pixels,
+    TensorNetwork,
+    form_of,
+)
+from backends.engine_cache import EngineCache
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine, first_line, unpacking
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {
@@ -32,9 +45,13 @@ class OnnxRuntimeEngine(Engine):
     """`threads`: how many cores a session may use where it computes on the CPU."""
 
     name = "onnxruntime"
+    forms = ("pixels", "onnx")
 
     def __init__(self, threads: int, precisions: tuple[str, ...] = ("fp32",)) -> None:
-        """`precisions`: fp16 only pays with an accelerator's provider; the CPU's has no half-precision convolutions."""
+        """`precisions`: fp16 only pays with an accelerator's provider; the CPU's has no half-precision convolutions.
+
+        int8 is of convolutions and matrix products, by channel, in the form that every provider reads (QDQ).
+        """
         self.precisions = precisions
         self._threads = threads
 
@@ -44,8 +61,17 @@ class OnnxRuntimeEngine(Engine):
         """As the contract says; casts `network` in place."""
         runtime = _runtime()
         provider = _provider(runtime, torch.device(device).type)
-        network.cast(DTYPES[precision])
-        exported = _exported(network, batch_sizes[-1])
+        packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
+        if packed is not None and precision != "fp32":
+            raise EngineRefusedError("an ONNX file keeps its own types: choose fp32, which leaves them as they are")
+        exported: str | bytes
+        if packed is not None:
+            exported = packed.file
+        elif precision == "int8":
+            exported = _int8(runtime, network, batch_sizes[-1], options)
+        else:
+            network.cast(DTYPES[precision])
+            exported = _exported(network, batch_sizes[-1])
         settings = runtime.SessionOptions()
         settings.intra_op_num_threads = self._threads
         settings.inter_op_num_threads = 1
@@ -61,9 +87,13 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
+        if packed is not None:
+            return _PackedExecutable(self.name, device, precision, batch_sizes, packed, session=session)
         if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
-        return _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
+        executable = _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
+        executable.version = runtime.__version__
+        return executable
 
 
 class _OnnxRuntimeExecutable(CheckedExecutable):
@@ -92,6 +122,38 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
         self._session = None
 
 
+class _PackedExecutable(CheckedExecutable):
+    """A file's own graph, its inputs taken out of the items' bytes."""
+
+    def __init__(
+        self,
+        engine: str,
+        device: str,
+        precision: str,
+        batch_sizes: tuple[int, ...],
+        network: TensorNetwork,
+        *,
+        session: Any,
+    ) -> None:
+        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+        self._session = session
+        self._inputs, self._batched = unpacking(network), network.batched
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        # The session wants what lies in one piece: of several inputs none does, when the batch is more than one.
+        given = {name: np.ascontiguousarray(take(pixels)) for name, take in self._inputs}
+        try:
+            if self._batched:
+                return tuple(self._session.run(None, given))
+            outputs = self._session.run(None, {name: array[0] for name, array in given.items()})
+            return tuple(np.asarray(output)[None] for output in outputs)
+        except Exception as error:
+            raise RuntimeError(str(error)) from error
+
+    def _release(self) -> None:
+        self._session = None
+
+
 def _runtime() -> Any:
     try:
         for package in _PACKAGES:
@@ -111,6 +173,68 @@ def _provider(runtime: Any, device_type: str) -> str:
         if provider in present:
             return provider
     raise EngineRefusedError(f"ONNX Runtime has no provider for {device_type} here: it has {', '.join(present)}")
+
+
+def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) -> bytes:
+    """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
+    if options.calibration is None:
+        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    described: dict[str, object] = {
+        "engine": "onnxruntime",
+        "version": f"{runtime.__version__} {torch.__version__}",
+        "key": options.key,
+        "calibration": options.calibration_key,
+        "shape": network.input_shape,
+    }
+    cache = EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+    entry = cache.get(**described) if cache else None
+    if entry is not None:
+        return (entry / "int8.onnx").read_bytes()
+    quantised = _quantised(_exported(network, size), options.calibration())
+
+    def write(folder: Path) -> None:
+        (folder / "int8.onnx").write_bytes(quantised)
+
+    if cache is not None:
+        cache.put(write, **described)
+    return quantised
+
+
+def _quantised(exported: bytes, pixels: Pixels) -> bytes:
+    """The file with every convolution and matrix product in int8, ranges as these pictures show them.
+
+    Raises EngineRefusedError.
+    """
+    quantization = importlib.import_module("onnxruntime.quantization")
+    shapes = importlib.import_module("onnxruntime.quantization.shape_inference")
+    [name] = [entry.name for entry in importlib.import_module("onnx").load_from_string(exported).graph.input]
+
+    class Pictures(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self._rows = iter(range(len(pixels)))
+
+        def get_next(self) -> dict[str, Pixels] | None:
+            row = next(self._rows, None)
+            return None if row is None else {name: pixels[row : row + 1]}
+
+    with tempfile.TemporaryDirectory(prefix="anychip-onnx-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source, prepared, quantised = (Path(folder) / f"{step}.onnx" for step in ("source", "prepared", "quantised"))
+        source.write_bytes(exported)
+        try:
+            shapes.quant_pre_process(source, prepared, skip_symbolic_shape=True)
+            quantization.quantize_static(
+                prepared,
+                quantised,
+                Pictures(),
+                quant_format=quantization.QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+            )
+        except Exception as error:  # Its own classes, and whatever the network's graph does to it.
+            raise EngineRefusedError(f"ONNX Runtime cannot quantise the network: {first_line(error)}") from error
+        return quantised.read_bytes()
 
 
 def _exported(network: Network, size: int) -> bytes:

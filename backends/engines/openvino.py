@@ -15,14 +15,26 @@ import io
 import logging
 import os
 import warnings
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from backends.backend import Array, CompileOptions, EngineRefusedError, Executable, Network, Pixels, built
+from backends.backend import (
+    Array,
+    CompileOptions,
+    EngineRefusedError,
+    Executable,
+    Network,
+    PackedTensor,
+    Pixels,
+    TensorNetwork,
+    built,
+    form_of,
+)
 from backends.engine_cache import EngineCache
-from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors
+from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors, unpacking
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
@@ -33,6 +45,7 @@ class OpenVINOEngine(Engine):
 
     name = "openvino"
     precisions = tuple(_HINTS)
+    forms = ("pixels", "onnx", "program", "script")
     only_reads = True
 
     def __init__(self, threads: int) -> None:
@@ -51,6 +64,7 @@ class OpenVINOEngine(Engine):
         if precision == "bf16" and "BF16" not in able:
             raise EngineRefusedError("OpenVINO has no bf16 kernels for this CPU")
         hint = _HINTS[precision] if "BF16" in able else "f32"
+        packed = None if form_of(network) == "pixels" else cast(TensorNetwork, network)
         model = _model(core, network, precision, options)
         stream_counts = {size: min(size, self._threads) for size in batch_sizes}
         with translated_errors(device):
@@ -66,7 +80,8 @@ class OpenVINOEngine(Engine):
                 )
                 for streams in sorted(set(stream_counts.values()))
             }
-            executable = _OpenVINOExecutable(
+            kind = _OpenVINOExecutable if packed is None else partial(_PackedExecutable, packed)
+            executable = kind(
                 self.name,
                 device,
                 precision,
@@ -90,7 +105,7 @@ class _OpenVINOExecutable(CheckedExecutable):
         engine: str,
         device: str,
         precision: str,
-        input_shape: tuple[int, int, int],
+        input_shape: tuple[int, ...],
         compiled: dict[int, Any],  # batch size -> compiled network, shared by sizes of as many streams
     ) -> None:
         from openvino import Tensor
@@ -100,7 +115,7 @@ class _OpenVINOExecutable(CheckedExecutable):
         ports = compiled[self.batch_sizes[0]].outputs
         # Requests write side by side into these, so that no output is copied.
         self._outputs: tuple[Array, ...] = tuple(
-            np.empty((self.batch_sizes[-1], *list(port.shape)[1:]), port.element_type.to_dtype()) for port in ports
+            np.empty((self.batch_sizes[-1], *self._item_shape(port)), port.element_type.to_dtype()) for port in ports
         )
         self._requests: dict[int, list[Any]] = {}
         shared: dict[int, list[Any]] = {}
@@ -108,8 +123,9 @@ class _OpenVINOExecutable(CheckedExecutable):
             requests = shared.setdefault(id(network), [])
             for row in range(len(requests), size):
                 request = network.create_infer_request()
-                for index, output in enumerate(self._outputs):
-                    request.set_output_tensor(index, Tensor(output[row : row + 1], shared_memory=True))
+                for index, (output, port) in enumerate(zip(self._outputs, ports, strict=True)):
+                    target = output[row : row + 1].reshape(list(port.shape))
+                    request.set_output_tensor(index, Tensor(target, shared_memory=True))
                 requests.append(request)
             self._requests[size] = requests[:size]
 
@@ -118,16 +134,38 @@ class _OpenVINOExecutable(CheckedExecutable):
         started: list[Any] = []
         try:
             for row, request in enumerate(requests):
-                request.set_input_tensor(self._tensor(pixels[row : row + 1], shared_memory=True))
+                self._feed(request, pixels[row : row + 1])
                 request.start_async()
                 started.append(request)
         finally:
             _wait(started)
         return tuple(output[: len(pixels)] for output in self._outputs)
 
+    def _item_shape(self, port: Any) -> list[int]:
+        return list(port.shape)[1:]
+
+    def _feed(self, request: Any, item: Pixels) -> None:
+        request.set_input_tensor(self._tensor(item, shared_memory=True))
+
     def _release(self) -> None:
         self._requests = {}
         self._outputs = ()
+
+
+class _PackedExecutable(_OpenVINOExecutable):
+    """Of several inputs, each where it lies in the item's bytes."""
+
+    def __init__(self, network: TensorNetwork, *args: Any) -> None:
+        self._unpacking, self._batched = unpacking(network), network.batched
+        super().__init__(*args)
+
+    def _item_shape(self, port: Any) -> list[int]:
+        return list(port.shape)[1 if self._batched else 0 :]
+
+    def _feed(self, request: Any, item: Pixels) -> None:
+        for index, (_, take) in enumerate(self._unpacking):
+            tensor = take(item)
+            request.set_input_tensor(index, self._tensor(tensor if self._batched else tensor[0], shared_memory=True))
 
 
 def _wait(requests: list[Any]) -> None:
@@ -148,11 +186,15 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
 
     if precision == "int8" and options.calibration is None:
         raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    form = form_of(network)
+    if form == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
+        return _read_onnx(core, cast(TensorNetwork, network))
     parts, cache = _parts(network, precision, options), _cache(options)
     kept = cache.get(**parts) if cache else None
     if kept is not None:
         return core.read_model(kept / "model.xml")
-    model = _convert(built(network))
+    given = built(network)
+    model = _convert(given) if form == "pixels" else _convert_packed(cast(TensorNetwork, given))
     if precision == "int8":
         assert options.calibration is not None
         model = _quantised(model, options.calibration())
@@ -206,6 +248,51 @@ def _quantised(model: Any, pixels: Pixels) -> Any:
             )
     except Exception as error:
         raise EngineRefusedError(f"NNCF cannot quantise the network: {first_line(error)}") from error
+
+
+def _read_onnx(core: Any, network: TensorNetwork) -> Any:
+    """The file's network for one item. Raises EngineRefusedError."""
+    try:
+        model = core.read_model(network.file)
+        model.reshape({tensor.name: _port_shape(network, tensor) for tensor in network.inputs})
+    except Exception as error:
+        raise EngineRefusedError(f"OpenVINO cannot read the network: {first_line(error)}") from error
+    return _of_one_item(model, network)
+
+
+def _convert_packed(network: TensorNetwork) -> Any:
+    """A module of PyTorch's over several tensors, for one item. Raises EngineRefusedError."""
+    from openvino import PartialShape, Type
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    try:
+        shapes = [_port_shape(network, tensor) for tensor in network.inputs]
+        arrays = [np.zeros(shape, tensor.dtype) for shape, tensor in zip(shapes, network.inputs, strict=True)]
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            decoder = TorchScriptPythonDecoder(network.core, example_input=tuple(map(torch.from_numpy, arrays)))
+            frontend = FrontEndManager().load_by_framework("pytorch")
+            model = frontend.convert(frontend.load(decoder))
+        for port, shape, array in zip(model.inputs, shapes, arrays, strict=True):
+            port.get_node().set_element_type(Type(array.dtype))
+            port.get_node().set_partial_shape(PartialShape(shape))
+        model.validate_nodes_and_infer_types()
+    except Exception as error:
+        raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
+    return _of_one_item(model, network)
+
+
+def _port_shape(network: TensorNetwork, tensor: PackedTensor) -> list[int]:
+    return [1, *tensor.shape] if network.batched else list(tensor.shape)
+
+
+def _of_one_item(model: Any, network: TensorNetwork) -> Any:
+    if any(port.partial_shape.is_dynamic for port in model.outputs):
+        raise EngineRefusedError("how long its outputs are shows only when it has run")
+    if network.batched and any(list(port.shape)[:1] != [1] for port in model.outputs):
+        raise EngineRefusedError(f"it answers one item with {[list(port.shape) for port in model.outputs]}")
+    return model
 
 
 def _convert(network: Network) -> Any:

@@ -33,6 +33,7 @@ class TensorRTEngine(Engine):
 
     name = "tensorrt"
     takes = "minutes"
+    forms = ("pixels",)  # It is given floats in place of bytes, and items of tensors are none.
 
     def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
         """`channels_last` does not matter: TensorRT chooses layouts by itself."""

@@ -16,7 +16,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
+from backends.backend import (
+    BackendError,
+    CompileOptions,
+    EngineRefusedError,
+    Executable,
+    Network,
+    form_of,
+)
 from backends.engines.eager import torch_executable
 from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
 
@@ -27,6 +34,7 @@ class TorchScriptEngine(Engine):
     """One graph for all batch sizes."""
 
     name = "torchscript"
+    forms = ("pixels", "script")
 
     def __init__(self, precisions: tuple[str, ...]) -> None:
         """`precisions`: those that are worth having on the backend's devices."""
@@ -44,6 +52,8 @@ class TorchScriptEngine(Engine):
             # On the CPU frozen graphs were as fast or faster contiguous; those that are not frozen were not compared.
             on_cpu = torch.device(device).type == "cpu"
             module.to(memory_format=torch.contiguous_format if on_cpu else torch.channels_last)
+        if form_of(network) != "pixels":
+            return torch_executable(self.name, device, precision, batch_sizes, network)  # It is TorchScript.
         # Of the largest size: a size of one might be taken for a dimension that never changes.
         examples = {size: torch.zeros((size, *network.input_shape), dtype=torch.uint8) for size in batch_sizes}
         try:
@@ -63,7 +73,7 @@ class TorchScriptEngine(Engine):
 class _Traced:
     """The graph, which holds the weights."""
 
-    def __init__(self, input_shape: tuple[int, int, int], graph: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    def __init__(self, input_shape: tuple[int, ...], graph: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
         self.input_shape = input_shape
         self._graph = graph
 

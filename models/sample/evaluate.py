@@ -19,7 +19,7 @@ from models import accuracy
 from models.accuracy import Boxes
 from models.classification import Classifier
 from models.detection import Detector
-from models.model import Model, Options
+from models.model import Options, PixelModel
 from models.sample.pictures import KINDS, classification_picture, detection_picture
 
 CLASSIFIER_SIZE = 224
@@ -123,7 +123,7 @@ def map50(model: Detector, seed: int, count: int) -> float:
 class Served:
     """A model in one process, picture by picture: eager, float32."""
 
-    def __init__(self, model: Model, options: Options | None = None) -> None:
+    def __init__(self, model: PixelModel, options: Options | None = None) -> None:
         self.model = model
         self.options = options or Options()
         self.network = model.network()

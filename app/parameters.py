@@ -1,0 +1,66 @@
+"""What clients set by name: options, deadlines and priorities out of queries, headers and protocol parameters.
+
+Owns: names, limits, and the sentences that say what is wrong with a value. Must not know frameworks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from app.errors import ServiceError
+from models import Options
+
+DEFAULT_OPTIONS = Options()
+
+
+def read_options(given: Mapping[str, Any]) -> Options:
+    """Options out of strings or numbers by name; names this service does not know are left alone.
+
+    Raises INVALID_REQUEST for values out of range, NaN included.
+    """
+    if not given:
+        return DEFAULT_OPTIONS
+    return Options(
+        top_k=whole(given, "top_k", DEFAULT_OPTIONS.top_k, 1, 100_000),
+        score_threshold=number(given, "score_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
+        iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
+        max_detections=whole(given, "max_detections", DEFAULT_OPTIONS.max_detections, 1, 30_000),
+    )
+
+
+def read_priority(given: Any) -> int:
+    """`X-Priority`: 0 is normal, higher goes first; None where it is not given. Raises INVALID_REQUEST."""
+    return 0 if given is None else whole({"X-Priority": given}, "X-Priority", 0, -100, 100)
+
+
+def number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    """A finite number from `low` to `high`. Raises INVALID_REQUEST."""
+    if name not in given:
+        return default
+    try:
+        value = float(given[name])
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not low <= value <= high:
+        raise ServiceError("INVALID_REQUEST", f"{name} must be a number from {low:g} to {high:g}, not {given[name]!r}")
+    return value
+
+
+def whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    """As `number`, without a fraction."""
+    if name not in given:
+        return default
+    value = number(given, name, default, low, high)
+    if value != int(value):
+        raise ServiceError("INVALID_REQUEST", f"{name} must be a whole number, not {given[name]!r}")
+    return int(value)
+
+
+def switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """True or false. Raises INVALID_REQUEST."""
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise ServiceError("INVALID_REQUEST", f"{name} must be true or false, not {value!r}")
+    return value

@@ -1,0 +1,42 @@
+"""Make app/rpc/open_inference.binpb, the descriptor of what anychip speaks over gRPC, from the .proto beside it.
+
+Owns: how it is compiled. Needs grpcio-tools (one of the developers' packages); example: python deploy/generate_rpc.py
+
+A descriptor and no generated Python: protoc's Python refuses every protobuf older than itself and warns of newer ones,
+and vendors' images have whatever protobuf their other packages want. A descriptor is read by all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent / "app" / "rpc"
+PROTO, DESCRIPTOR = FOLDER / "open_inference.proto", FOLDER / "open_inference.binpb"
+
+
+def compile_to(target: Path) -> None:
+    """Write the descriptor set of `PROTO`. Raises RuntimeError with protoc's messages above it."""
+    from grpc_tools import protoc
+
+    common = str(files("grpc_tools") / "_proto")
+    arguments = ["protoc", f"-I{FOLDER}", f"-I{common}", f"--descriptor_set_out={target}", str(PROTO)]
+    if protoc.main(arguments):
+        raise RuntimeError(f"{PROTO.name} cannot be compiled")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.parse_args()
+    try:
+        compile_to(DESCRIPTOR)
+    except (ImportError, RuntimeError) as error:
+        sys.exit(f"anychip: {error}")
+    print(DESCRIPTOR)
+
+
+if __name__ == "__main__":
+    main()

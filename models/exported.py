@@ -1,0 +1,204 @@
+"""A network from a file that carries its own graph: `name=file.onnx`, `.pt2`, `.ts`.
+
+Owns: what its owner may declare beside it (`file.tensors.json`, `file.probes.npz`, `file.labels.txt`), and the child
+process that reads it first: what a strange file does to a process, it does not do to the server. Must not know how
+graphs are called (models.exported_networks).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from models.model import Array, WeightsError, WeightsNotFoundError
+from models.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
+
+if TYPE_CHECKING:
+    from models.exported_networks import Form, TensorNetwork
+
+SUFFIXES = (".onnx", ".pt2", ".ts")
+PLATFORMS = {"onnx": "onnx_onnxv1", "pt2": "pytorch_export", "ts": "pytorch_torchscript"}
+TIME_LIMIT_S = 600.0
+_CHILD = Path(__file__).with_name("exported_child.py")
+_PROBES = 8
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _AtMost(_Strict):
+    at_most: int = Field(ge=1)
+
+
+class _Input(_Strict):
+    datatype: str | None = None
+    shape: list[int | str] | None = None
+    range: tuple[int, int] | None = None
+
+
+class _Declared(_Strict):
+    """`file.tensors.json`: what the file itself does not say. docs/tensors.md."""
+
+    inputs: dict[str, _Input] = {}
+    outputs: list[str] = []
+    dimensions: dict[str, int | _AtMost] = {}
+    batched: bool | None = None
+
+
+@dataclass(frozen=True)
+class ExportedModel(TensorModel):
+    """`architecture` is the file's suffix without the dot; `probes_file`: its owner's probes, None: random ones."""
+
+    probes_file: str | None
+
+    @property
+    def platform(self) -> str:
+        """As the Open Inference Protocol calls it where it does; torch.export's programs it does not know."""
+        return PLATFORMS[self.architecture]
+
+    def network(self) -> TensorNetwork:
+        """The file's graph on the CPU, as it was saved. Raises WeightsError."""
+        from models.exported_networks import TensorNetwork, load_graph
+
+        assert self.weights_file is not None
+        form = _form(self.weights_file)
+        network = TensorNetwork(self, load_graph(self.weights_file, form), form, self.weights_file)
+        return network.requires_grad_(False)
+
+    def probes(self) -> Array:
+        """Random items, or its owner's. Raises WeightsError."""
+        if self.probes_file is None:
+            arrays = random_arrays(self.inputs, _PROBES)
+        else:
+            arrays = read_probes(Path(self.probes_file), self.inputs)
+        count = len(next(iter(arrays.values())))
+        items = np.zeros((count, *self.input_shape), np.uint8)
+        for row in range(count):
+            whole = {name: array if self.batched else array[row] for name, array in arrays.items()}
+            self.pack(whole, row, items[row])
+        return items
+
+
+def open_exported(name: str, file: Path) -> ExportedModel:
+    """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError."""
+    if not file.is_file():
+        raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
+    declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
+    probes_file = str(probes.absolute()) if probes.is_file() else None
+    found = _tried(file, {**declared.model_dump(), "probes": probes_file})
+    inputs, results = (tuple(_spec(each) for each in found[key]) for key in ("inputs", "results"))
+    low, high = found["batch_range"]
+    return ExportedModel(
+        name,
+        file.suffix[1:],
+        _labels(file),
+        file.name,
+        str(file.absolute()),
+        (item_bytes(inputs),),
+        inputs,
+        results,
+        bool(found["batched"]),
+        (int(low), int(high)),
+        probes_file,
+    )
+
+
+def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Arrays [n, …] of an .npz by the inputs' names, n the same for all. Raises WeightsError."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {spec.name: np.ascontiguousarray(archive[spec.name]) for spec in inputs}
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(f"{file.name} cannot be read as probes, an array for each input: {reason}.") from error
+    for spec in inputs:
+        array = arrays[spec.name]
+        if array.dtype != spec.dtype or array.shape[1:] != spec.shape or not len(array):
+            raise WeightsError(
+                f"{spec.name} in {file.name} must be {spec.datatype} [n, {', '.join(map(str, spec.shape))}], "
+                f"not {array.dtype} {list(array.shape)}."
+            )
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise WeightsError(f"the arrays in {file.name} are of different lengths.")
+    return arrays
+
+
+def _form(file: str) -> Form:
+    from models.exported_networks import FORMS
+
+    return FORMS[Path(file).suffix]
+
+
+def _declared(file: Path) -> _Declared:
+    beside = file.with_name(f"{file.stem}.tensors.json")
+    if not beside.is_file():
+        return _Declared()
+    try:
+        return _Declared.model_validate_json(beside.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise WeightsError(f"{beside.name}: {where + ': ' if where else ''}{first['msg']}.") from error
+
+
+def _labels(file: Path) -> tuple[str, ...]:
+    beside = file.with_name(f"{file.stem}.labels.txt")
+    if not beside.is_file():
+        return ()
+    return tuple(line.strip() for line in beside.read_text(encoding="utf-8-sig").strip().splitlines())
+
+
+def _spec(found: Mapping[str, Any]) -> TensorSpec:
+    limits = found["limits"]
+    return TensorSpec(
+        found["name"],
+        found["datatype"],
+        tuple(found["shape"]),
+        tuple(found["dimensions"]),
+        None if limits is None else (limits[0], limits[1]),
+    )
+
+
+def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What models.exported_trial says of a file. Raises WeightsError."""
+    environment = {
+        **os.environ,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
+        answer = Path(folder) / "answer.json"
+        given = str(file.absolute()), _form(str(file)), json.dumps(declared), str(answer)
+        command = [sys.executable, str(_CHILD), *given]
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
+        )
+        try:
+            code = child.wait(TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise WeightsError(f"{file.name} was not read and tried within {TIME_LIMIT_S:g} s.") from None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if not answer.is_file():
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            last = lines[-1][:200].rstrip(".") if lines else "it said nothing"
+            raise WeightsError(f"{file.name} ended the process that read it (status {code}): {last}.")
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in found:
+        raise WeightsError(found["error"])
+    return found

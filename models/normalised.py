@@ -1,0 +1,108 @@
+"""A model of pictures from behind its normalisation: for clients that resize and normalise themselves.
+
+Owns: what such an item is, and the network around it. Same weights, same outputs and answers as the model of pictures;
+made ready by itself, because what a network is given decides what an engine makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.model import Array, Model, Options, PixelModel, PixelNetwork, Task
+from models.tensors import TensorSpec, item_bytes, layout
+
+
+class NormalisedNetwork(nn.Module):
+    """uint8 [n, bytes of an item] in, which are float32 [n, 3, height, width]; the outputs of the network of pictures.
+
+    `core` takes the tensor itself; with `inputs` and `places` an engine may hand it over in its own way
+    (backends.TensorNetwork).
+    """
+
+    form: Literal["program"] = "program"
+    file = ""
+    batched = True
+
+    def __init__(self, network: PixelNetwork) -> None:
+        super().__init__()
+        height, width, channels = network.input_shape
+        self.core = _Core(network)
+        self.inputs = (TensorSpec("input", "FP32", (channels, height, width)),)
+        self.places = layout(self.inputs)
+        self.input_shape = (item_bytes(self.inputs),)
+
+    def cast(self, dtype: torch.dtype) -> NormalisedNetwork:
+        """As of the network of pictures; the input stays float32."""
+        self.core.network.cast(dtype)
+        return self
+
+    def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, bytes of an item] -> what `core` takes."""
+        [(start, stop)], [spec] = self.places, self.inputs
+        return (items[:, start:stop].view(torch.float32).reshape(-1, *spec.shape),)
+
+    def forward(self, items: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, bytes of an item] -> outputs, each [n, ...]."""
+        outputs: tuple[Tensor, ...] = self.core(*self.tensors(items))
+        return outputs
+
+
+class _Core(nn.Module):
+    def __init__(self, network: PixelNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, normalised: Tensor) -> tuple[Tensor, ...]:
+        return self.network.compute(normalised.to(self.network.core_dtype))
+
+
+@dataclass(frozen=True)
+class NormalisedModel(Model):
+    """`pictures` is the model whose weights, outputs and answers these are."""
+
+    pictures: PixelModel
+
+    @classmethod
+    def of(cls, pictures: PixelModel) -> NormalisedModel:
+        """Its name is no name that a client could use."""
+        height, width, channels = pictures.input_shape
+        size = item_bytes((TensorSpec("input", "FP32", (channels, height, width)),))
+        return cls(
+            f"{pictures.name}:input",
+            f"{pictures.architecture}-normalised",
+            pictures.labels,
+            pictures.weights,
+            pictures.weights_file,
+            (size,),
+            pictures,
+        )
+
+    @property
+    def task(self) -> Task:
+        """As of the model of pictures."""
+        return self.pictures.task
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """As of the model of pictures."""
+        return self.pictures.outputs
+
+    def network(self) -> NormalisedNetwork:
+        """As of the model of pictures. Raises WeightsError."""
+        return NormalisedNetwork(self.pictures.network()).eval().requires_grad_(False)
+
+    def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
+        """As of the model of pictures."""
+        return self.pictures.reduce(outputs, index, options)
+
+    def items(self, pixels: Array) -> Array:
+        """uint8 [n, *pictures.input_shape], as the network of pictures takes it -> uint8 [n, *input_shape]."""
+        network = PixelNetwork(nn.Identity(), self.pictures.input_shape, *self.pictures.normalisation)
+        normalised: Any = network.normalise(torch.from_numpy(pixels)).contiguous().numpy()
+        return np.asarray(normalised).reshape(len(pixels), -1).view(np.uint8)
