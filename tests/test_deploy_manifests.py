@@ -278,6 +278,7 @@ def test_every_inference_service_is_valid_and_names_a_runtime_and_a_model(path):
 
 @pytest.mark.deploy
 @needs("kubernetes_validate")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_the_ray_service_is_valid_and_its_config_is_rays():
     [service] = read(DEPLOY / "ray" / "rayservice.yaml")
     checked(service)

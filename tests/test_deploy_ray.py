@@ -192,6 +192,8 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
 
 
 @needs_ray
+@pytest.mark.deploy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
     from app.ray_serve import build
 
@@ -206,6 +208,8 @@ def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
 
 
 @needs_ray
+@pytest.mark.deploy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
     from app.ray_serve import claim
     from backends import BackendUnavailableError, Choice
