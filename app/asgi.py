@@ -30,7 +30,7 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from models import open_model, parse_spec
 
-    settings = settings or Settings()
+    settings = settings or Settings()  # type: ignore[call-arg]  # mypy sees no defaults in the fields.
     specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
     return Hosted(settings, [open_model(spec, settings.weights_dir) for spec in specs], held)
 

@@ -24,7 +24,7 @@ class CudaBackend(CudaTypeBackend):
         device_type="cuda",
         engines=("tensorrt", "graph", "eager"),
         by_name=("inductor", "onnxruntime", "torchscript"),
-        precisions=("fp16", "bf16", "fp32"),
+        precisions=("fp16", "bf16", "int8", "fp32"),
         visibility_variable="CUDA_VISIBLE_DEVICES",
         environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256"},
     )

@@ -69,6 +69,7 @@ _ENGINES: dict[str, Callable[[tuple[str, ...], bool], Engine]] = {
     "onnxruntime": lambda *_: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
     "torchscript": lambda precisions, _: TorchScriptEngine(precisions),
 }
+_QUANTISING = {"tensorrt"}
 
 
 class TorchBackend(Backend):
@@ -135,7 +136,11 @@ class TorchBackend(Backend):
         # Few engines read files of other makers: for those `auto` means every one that does.
         others = self.facts.by_name if form_of(network) == "onnx" else ()
         names = (*self.facts.engines, *others) if engine == "auto" else (engine,)
-        engines = [_ENGINES[name](self.facts.precisions, self._channels_last) for name in names]
+        floats = tuple(each for each in self.facts.precisions if each != "int8")
+        engines = [
+            _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self._channels_last)
+            for name in names
+        ]
         precisions = precisions_from(precision, self._preferred())
         executable = compile_first(
             engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed

@@ -359,9 +359,45 @@ class TestTensorRT:
         tensorrt.takes = "_run_on_gpu_0"
         assert "TensorRT takes no part of this network" in refusal(TensorRTEngine)
 
-    def test_refuses_int8_by_name(self, tensorrt: FakeTensorRT) -> None:
-        with pytest.raises(EngineRefusedError, match="offers fp16 and bf16 and fp32 here, not int8"):
-            load(TensorRTEngine, precision="int8")
+    def test_int8_is_calibrated_and_exported_as_modelopt_wants_it(
+        self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        log: list[str] = []
+
+        def quantize(module: nn.Module, config: str, show: Any) -> None:
+            log.append(f"quantize {config}")
+            assert {value.dtype for value in module.parameters()} == {torch.float16}
+            module.register_forward_pre_hook(lambda _, inputs: log.append(f"{len(inputs[0])} {inputs[0].dtype}"))
+            show(module)
+            module._forward_pre_hooks.clear()
+
+        @contextmanager
+        def export_torch_mode() -> Iterator[None]:
+            log.append("export")
+            yield
+            log.append("exported")
+
+        quantization = ModuleType("modelopt.torch.quantization")
+        quantization.quantize, quantization.INT8_DEFAULT_CFG = quantize, "int8"  # type: ignore[attr-defined]
+        utils = ModuleType("modelopt.torch.quantization.utils")
+        utils.export_torch_mode = export_torch_mode  # type: ignore[attr-defined]
+        for module in (ModuleType("modelopt"), ModuleType("modelopt.torch"), quantization, utils):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        made = TensorRTEngine(("int8",))
+        options = CompileOptions(calibration=lambda: np.concatenate([pictures(4)] * 3), cache_dir=tmp_path)
+        made.compile(Network(), DEVICE, "int8", SIZES, options).close()
+        assert log[:3] == ["quantize int8", "8 torch.float32", "4 torch.float32"]
+        assert log[3:] == ["export", "exported"] * len(SIZES)
+        assert "engine_cache_dir" not in tensorrt.calls[0]
+
+    def test_int8_needs_pictures_and_modelopt(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = TensorRTEngine(("int8",))
+        with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
+            made.compile(Network(), DEVICE, "int8", SIZES, CompileOptions())
+        monkeypatch.setitem(sys.modules, "modelopt", None)
+        options = CompileOptions(calibration=lambda: pictures(4))
+        with pytest.raises(EngineRefusedError, match="modelopt"):
+            made.compile(Network(), DEVICE, "int8", SIZES, options)
 
     @pytest.mark.parametrize("error", [AssertionError("no converter\nfor that"), RuntimeError("no converter")])
     def test_whatever_it_raises_is_a_refusal_of_one_line(

@@ -5,18 +5,22 @@ Owns: its options and its two caches. Must not know models or images.
 What the path takes and what it ignores was read in torch_tensorrt 2.14.0's sources, with which tests compare every
 call: `enabled_precisions` does nothing there, networks run in the types that they have; the cache of engines is off
 unless weights may change (`immutable_weights=False`), its key does not hold the weights, and an engine from it is
-refitted with those it is given. Operators that TensorRT lacks run in PyTorch, in between. Unverified on hardware.
+refitted with those it is given. Operators that TensorRT lacks run in PyTorch, in between. int8 is what NVIDIA's
+ModelOpt has put quantisers into (its sources: 0.47.0), the rest of the network then runs in fp16. Unverified on
+hardware.
 
 The cache is read by unpickling: whoever can write to `--cache-dir` can run code here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backends.backend import CompileOptions, EngineRefusedError, Executable, Network
 from backends.engines.compiled import Dispatched, compiling, imported, is_installed
@@ -25,11 +29,12 @@ from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
 
 _ENGINE_CACHE_BYTES = 4 * 2**30
+_CALIBRATION_BATCH = 8
 _TIMING_CACHE_BYTES = 64 * 2**20  # It only ever grows; ours of one model takes about one.
 
 
 class TensorRTEngine(Engine):
-    """An engine a batch size. int8 is not offered: it wants a network with quantisers, which nothing makes yet."""
+    """An engine a batch size; those in int8 are built at every start, as a refit says nothing of ranges."""
 
     name = "tensorrt"
     takes = "minutes"
@@ -37,22 +42,28 @@ class TensorRTEngine(Engine):
 
     def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
         """`channels_last` does not matter: TensorRT chooses layouts by itself."""
-        self.precisions = tuple(each for each in precisions if each in ("fp16", "bf16", "fp32"))
+        self.precisions = tuple(each for each in precisions if each in ("fp16", "bf16", "fp32", "int8"))
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """As the contract says; casts and moves `network` in place."""
         torch_tensorrt = imported("torch_tensorrt", "pip install 'anychip[cuda]'")
-        settings: dict[str, Any] = _caching(options.cache_dir) if options.cache_dir else {}
+        in_int8 = precision == "int8"
+        settings: dict[str, Any] = _caching(options.cache_dir) if options.cache_dir and not in_int8 else {}
+        exporting: Callable[[], AbstractContextManager[Any]] = nullcontext
         with compiling("TensorRT", device):
-            module = placed(network, device, precision, channels_last=False).requires_grad_(False)
+            module = placed(network, device, "fp16" if in_int8 else precision, channels_last=False)
+            module.requires_grad_(False)
+            if in_int8:
+                exporting = _quantise(module, device, options)
             engines = {}
             for size in reversed(batch_sizes):
                 # Floats: of bytes TensorRT takes little more than their cast.
                 example = torch.zeros((size, *network.input_shape), dtype=torch.float32, device=device)
                 with torch.no_grad():
-                    exported = torch.export.export(module, (example,))
+                    with exporting():
+                        exported = torch.export.export(module, (example,))
                     engines[size] = torch_tensorrt.dynamo.compile(
                         exported,
                         arg_inputs=(example,),
@@ -69,6 +80,27 @@ class TensorRTEngine(Engine):
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Only in refusing."""
         return not is_installed("torch_tensorrt")
+
+
+def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callable[[], AbstractContextManager[Any]]:
+    """Put quantisers into the module, in place; returns what makes the context to export it in.
+
+    Raises EngineRefusedError.
+    """
+    if options.calibration is None:
+        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    quantization = imported("modelopt.torch.quantization", "pip install nvidia-modelopt")
+    pixels = torch.from_numpy(options.calibration())
+
+    def show(module: nn.Module) -> None:
+        for row in range(0, len(pixels), _CALIBRATION_BATCH):
+            module(pixels[row : row + _CALIBRATION_BATCH].to(device, torch.float32))
+
+    with torch.no_grad():
+        quantization.quantize(module, quantization.INT8_DEFAULT_CFG, show)
+    utils = imported("modelopt.torch.quantization.utils", "pip install nvidia-modelopt")
+    exporting: Callable[[], AbstractContextManager[Any]] = utils.export_torch_mode
+    return exporting
 
 
 class _FromBytes:
