@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from app.metrics import Exemplar
 from app.timings import Timings
-from app.tracing import RequestTrace
-
-_TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})")
+from app.tracing import TRACEPARENT, RequestTrace
 
 
 @dataclass(slots=True)
@@ -36,7 +33,7 @@ class RequestContext:
             self.exemplar = {"trace_id": trace.trace_id}
             return
         given = next((value for name, value in headers if name == b"traceparent"), b"")
-        if found := _TRACEPARENT.fullmatch(given):
+        if found := TRACEPARENT.fullmatch(given):
             self.traceparent = given
             if int(found[2], 16) & 1:  # Recorded by whoever asked.
                 self.exemplar = {"trace_id": found[1].decode()}

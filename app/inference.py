@@ -113,8 +113,10 @@ class _Asked:
         """One item, one of the reserved places, to what its worker made of it."""
         served, dispatcher = self.served, self.service.dispatcher
         stage = "decode"
+        started_s = time.monotonic()
+        begun = [(stage, started_s)]
+        batch = None
         try:
-            started_s = time.monotonic()
             slot = served.slots.take()
             target = dispatcher.arena.slot(served.index, slot)
             try:
@@ -127,16 +129,25 @@ class _Asked:
                 raise
             packed_s = time.monotonic()
             stage = "queue"
-            item = dispatcher.submit(self.places, slot, self.options, row)
+            begun.append((stage, packed_s))
+            item = dispatcher.submit(self.places, slot, self.options, row, self.request.trace)
             outcome = await dispatcher.outcome(served, item)
+            now_s = time.monotonic()
+            infer_begun_s = max(packed_s, now_s - outcome.infer_s)
+            begun.append(("infer", infer_begun_s))
+            batch = outcome.batch
         except asyncio.CancelledError:
             if self.request.abandoned:
                 with_worker = stage == "queue" and item.dispatched_s
                 served.metrics.cancelled["infer" if with_worker else stage].inc()
             raise
-        stages = {"decode": packed_s - started_s, "queue": item.dispatched_s - packed_s, "infer": outcome.infer_s}
+        finally:
+            if self.request.trace is not None:
+                self.request.trace.stages(begun, time.monotonic(), row, batch)
+        stages = {"decode": packed_s - started_s, "queue": infer_begun_s - packed_s, "infer": outcome.infer_s}
         for name, seconds in stages.items():
-            served.metrics.stage_seconds[name].observe(seconds)
+            served.metrics.stage_seconds[name].observe(seconds, self.request.exemplar)
+        served.metrics.deadline_slack.observe(self.request.deadline_s - now_s)
         served.statistics.image(stages)
         self.request.timings.include(stages)
         return outcome

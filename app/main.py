@@ -117,6 +117,7 @@ class Front:
 
     async def _answer_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
         model = scope["path"][len("/v1/models/") : -len(":predict")]
+        scope["anychip"].route = predict.ROUTE
         state = self._app.state
         body = await predict.answer(state.service, state.bodies, scope, receive, model)
         await _send(send, body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
@@ -126,6 +127,7 @@ class Front:
         assert match
         state = self._app.state
         model, version = match[1], match[2] or ""
+        scope["anychip"].route = infer.ROUTE
         await _send(send, *await infer.answer(state.service, state.bodies, scope, receive, model, version=version))
 
 

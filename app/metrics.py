@@ -17,7 +17,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     GCCollector,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -25,6 +24,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from app.errors import Code
+from app.histogram import Histogram, Series
 
 # One series less a histogram; Prometheus has no use for the time a counter was made.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -191,14 +191,14 @@ class ModelMetrics:
         self._requests = {code: metrics.requests.labels(model, code) for code in CODES if code not in MODELLESS}
         self._metrics = metrics
         self._model = model
-        self._batches: dict[str, tuple[Histogram, Counter]] = {}
+        self._batches: dict[str, tuple[Series, Counter]] = {}
 
     def answered(self, code: str, seconds: float, exemplar: Exemplar | None) -> None:
         """Count a request that ended with `code`, "OK" or an error's; `exemplar` names its trace."""
         (self._requests.get(code) or self._metrics.requests.labels(self._model, code)).inc()
         self.request_seconds.observe(seconds, exemplar)
 
-    def batch(self, device: str) -> tuple[Histogram, Counter]:
+    def batch(self, device: str) -> tuple[Series, Counter]:
         """Batch sizes and padding on a device."""
         if device not in self._batches:
             labels = (self._model, device)

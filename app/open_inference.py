@@ -23,10 +23,12 @@ import orjson
 from app import inference, wire
 from app.dispatcher import ServedModel
 from app.errors import ServiceError
+from app.metrics import Exemplar
 from app.parameters import read_options, switch, whole
 from app.service import Encoded, Finish, Frame, Request, Service
 from app.statistics import VERSION
 from app.timings import Timings
+from app.tracing import RequestTrace
 from app.wire import BYTES, DATATYPES, bad
 from models import Model, Options, OutputSpec, PixelModel, Placement, TensorModel
 
@@ -94,6 +96,8 @@ class Terms:
     timeout_s: float
     priority: int
     timings: Timings
+    trace: RequestTrace | None = None
+    exemplar: Exemplar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,8 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
         NORMAL_PRIORITY - level if level else terms.priority,
         terms.timings,
         finish=_finisher({wanted.name for wanted in outputs}),
+        trace=terms.trace,
+        exemplar=terms.exemplar,
     )
     if isinstance(served.model, PixelModel):
         floats, pictures = _pictures(served, served.model, ask.inputs, service.settings.max_images)

@@ -14,6 +14,8 @@ taken; the hot route goes round FastAPI, so its span is made here.
 
 from __future__ import annotations
 
+import random
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,11 +25,15 @@ from app.metrics import version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.sampling import Sampler
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
     from starlette.types import Scope
 
 _UNTRACED = ("/metrics", "/ping", "/v1/stats", "/v2/health/")
 _EXPORT_TIMEOUT_S = 5
+_CHOSEN = "anychip-chosen"
+TRACEPARENT = re.compile(rb"00-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
+"""W3C Trace Context, https://www.w3.org/TR/trace-context/: trace id and flags, of which bit 0 means recorded."""
 _EPOCH_NS = time.time_ns() - time.monotonic_ns()
 
 
@@ -46,7 +52,9 @@ def from_settings(settings: Settings) -> Tracing | None:
     Raises TracingError where an endpoint is named and the packages for it are missing.
     """
     if settings.trace_endpoint:
-        return Tracing(_exporting(settings.trace_endpoint, settings.trace_ratio), owned=True)
+        return Tracing(
+            _exporting(settings.trace_endpoint, settings.trace_ratio), ratio=settings.trace_ratio, owned=True
+        )
     try:
         from opentelemetry import trace
     except ImportError:
@@ -62,30 +70,48 @@ def _exporting(endpoint: str, ratio: float) -> TracerProvider:
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
     except ImportError:
         raise TracingError("traces need OpenTelemetry: pip install 'anychip[traces]'") from None
     ours = Resource({"service.name": "anychip", "service.version": version()})
     # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last and wins.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio), resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(sampler=sampler(ratio), resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S)))
     return provider
+
+
+def sampler(ratio: float) -> Sampler:
+    """Records what its parent records, what was chosen before (`Tracing`), and of all else a share."""
+    from opentelemetry.context import get_value
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, SamplingResult, TraceIdRatioBased
+
+    class Chosen(TraceIdRatioBased):
+        def should_sample(self, parent_context: Context | None, *rest: Any, **more: Any) -> SamplingResult:
+            if get_value(_CHOSEN, parent_context):
+                return ALWAYS_ON.should_sample(parent_context, *rest, **more)
+            return super().should_sample(parent_context, *rest, **more)
+
+    return ParentBased(Chosen(ratio))
 
 
 class Tracing:
     """Spans through a tracer provider of OpenTelemetry's API."""
 
-    def __init__(self, provider: TracerProvider, *, owned: bool = False) -> None:
-        """`owned`: nobody else uses the provider, and `close` ends it."""
-        from opentelemetry import trace
+    def __init__(self, provider: TracerProvider, *, ratio: float | None = None, owned: bool = False) -> None:
+        """`ratio`: the share of requests to record, where `sampler` is the provider's: chosen here, before anything is
+        made, as even a span that is dropped costs more than all metrics. None: the provider alone decides. `owned`:
+        nobody else uses the provider, and `close` ends it.
+        """
+        from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self.provider = provider
+        self.ratio = ratio
         self._owned = owned
+        self._chosen = context.set_value(_CHOSEN, True, context.Context())
         self.trace = trace
         self.tracer: Tracer = provider.get_tracer("anychip", version())
-        self._context = TraceContextTextMapPropagator()
+        self._propagator = TraceContextTextMapPropagator()
 
     def request(self, scope: Scope, started_s: float) -> RequestTrace | None:
         """The trace of an HTTP request that began at `started_s` (`time.monotonic()`); None where it is not kept."""
@@ -94,14 +120,13 @@ class Tracing:
         elif untraced(scope):
             return None
         else:
-            carrier = {
-                name.decode(): value.decode("latin-1")
-                for name, value in scope["headers"]
-                if name in (b"traceparent", b"tracestate")
-            }
+            carrier = {name: value for name, value in scope["headers"] if name in (b"traceparent", b"tracestate")}
+            if not self._wanted(carrier.get(b"traceparent", b"")):
+                return None
+            text = {name.decode(): value.decode("latin-1") for name, value in carrier.items()}
             span = self.tracer.start_span(
                 str(scope["method"]),
-                self._context.extract(carrier) if carrier else None,
+                self._propagator.extract(text, self._chosen),
                 kind=self.trace.SpanKind.SERVER,
                 attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
                 start_time=_epoch_ns(started_s),
@@ -111,18 +136,24 @@ class Tracing:
 
     def batch(
         self, traces: Iterable[RequestTrace], dispatched_s: float, done_s: float, attributes: Mapping[str, Any]
-    ) -> SpanContext:
-        """The span of a batch that is done, linked to the requests in it; what their `infer` links to."""
+    ) -> SpanContext | None:
+        """The span of a batch that is done, linked to the requests in it; what their `infer` links to.
+
+        None where a provider that is not ours drops it.
+        """
         links = [self.trace.Link(trace.context) for trace in traces]
         span = self.tracer.start_span(
-            "batch", self._nothing(), links=links, attributes=attributes, start_time=_epoch_ns(dispatched_s)
+            "batch", self._chosen, links=links, attributes=attributes, start_time=_epoch_ns(dispatched_s)
         )
         span.end(_epoch_ns(done_s))
-        return span.get_span_context()
+        context = span.get_span_context()
+        return context if context.trace_flags.sampled else None
 
-    def _nothing(self) -> Context:
-        # The request whose task happens to run this is not the batch's parent.
-        return self.trace.set_span_in_context(self.trace.INVALID_SPAN)
+    def _wanted(self, traceparent: bytes) -> bool:
+        if self.ratio is None:
+            return True
+        found = TRACEPARENT.fullmatch(traceparent)
+        return bool(int(found[2], 16) & 1) if found else random.random() < self.ratio
 
     def close(self) -> None:
         """Send what is left. Blocks for some seconds where nobody takes it; idempotent."""

@@ -85,6 +85,7 @@ class _Spawned:
         """Raises OSError."""
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe(duplex=True)
+        self._surroundings = dict(os.environ)
         # Should the server end in disorder, multiprocessing's own exit hook kills a daemon, too.
         self.process = context.Process(target=worker_process.main, args=(theirs, prepare), name=name, daemon=True)
         try:
@@ -94,6 +95,10 @@ class _Spawned:
             raise
         finally:
             theirs.close()  # Ours would keep the pipe open after the process's death.
+
+    def environment(self, wanted: Mapping[str, str]) -> dict[str, str]:
+        """What the process has to be told: what is wanted, and what has been set here since it was started."""
+        return {**dict(os.environ.items() - self._surroundings.items()), **wanted}
 
 
 _prepared: list[_Spawned] = []
@@ -199,7 +204,7 @@ class WorkerProcess:
             return
         ours, process = self._connection, self._process = taken.connection, taken.process
         try:
-            ours.send(Begin(self.id, dict(self.plan.environment), self.plan.log_style, self._arena.pools))
+            ours.send(Begin(self.id, taken.environment(self.plan.environment), self.plan.log_style, self._arena.pools))
             self._arena.send(ours, process.pid or 0)
             ours.send(self.plan.load)
             loop.add_reader(ours.fileno(), self._readable)

@@ -7,13 +7,16 @@ import threading
 from types import SimpleNamespace
 
 import httpx
+import prometheus_client
 import pytest
 from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
+from app.histogram import Histogram
 from app.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics, States
 from app.protocol import Released, Stats
 from app.routes import status
@@ -127,6 +130,31 @@ def test_switched_off_nothing_is_counted():
     States(metrics.model_info).show({("m", "d", "e", "p", "w"): 1})
     States(metrics.model_info).show({})
     assert list(metrics.registry.collect()) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_histograms_say_what_prometheus_own_client_would(amounts):
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    bounds = (0.001, 0.5, 1, 10)
+    series = Histogram("h", "text", ["a"], buckets=bounds, registry=ours).labels("x")
+    other = prometheus_client.Histogram("h", "text", ["a"], buckets=bounds, registry=theirs).labels("x")
+    for amount in (*amounts, *bounds):
+        series.observe(amount)
+        other.observe(amount)
+    said = [
+        {(sample.name, *sample.labels.items()): sample.value for family in each.collect() for sample in family.samples}
+        for each in (ours, theirs)
+    ]
+    assert said[0] == pytest.approx(said[1])
+    assert said[0].keys() == said[1].keys()
+
+
+def test_a_histogram_wants_ascending_bounds_and_its_labels():
+    with pytest.raises(ValueError, match="ascend"):
+        Histogram("h", "text", ["a"], buckets=(1, 1), registry=CollectorRegistry())
+    with pytest.raises(ValueError, match="has the labels a"):
+        Histogram("h", "text", ["a"], buckets=(1,), registry=CollectorRegistry()).labels("x", "y")
 
 
 def test_an_exemplar_is_in_openmetrics_and_not_in_the_text_format():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 
 import httpx
@@ -12,7 +13,7 @@ import pytest_asyncio
 from app.config import Settings
 from app.main import Front, create_app
 from app.service import Service
-from app.tracing import Tracing, TracingError, from_settings
+from app.tracing import Tracing, TracingError, from_settings, sampler
 from models import open_model, parse_spec
 from tests.load import WAIT_S
 from tests.test_faults import GREY, JPEG, RED
@@ -20,7 +21,6 @@ from tests.test_faults import GREY, JPEG, RED
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs anychip[traces]")
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio, Sampler  # noqa: E402
 
 hot = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,8 +31,8 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 class Recorded:
     """A service whose spans stay in memory; `client` asks what uvicorn would serve, `through_fastapi` round it."""
 
-    def __init__(self, service: Service, exporter: InMemorySpanExporter, switch: Switch) -> None:
-        self.exporter, self.switch = exporter, switch
+    def __init__(self, service: Service, exporter: InMemorySpanExporter) -> None:
+        self.exporter, self.tracing = exporter, service.tracing
         app = create_app(service)
         self.client, self.through_fastapi = (
             httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://service", timeout=WAIT_S)
@@ -43,31 +43,19 @@ class Recorded:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
 
-class Switch(Sampler):
-    """Head sampling whose share a test may change."""
-
-    share = 1.0
-
-    def should_sample(self, *arguments, **options):
-        return ParentBasedTraceIdRatio(self.share).should_sample(*arguments, **options)
-
-    def get_description(self):
-        return "switch"
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service():
     """One for all tests: a worker takes seconds to start."""
-    exporter, switch = InMemorySpanExporter(), Switch()
-    provider = sdk.TracerProvider(sampler=switch, shutdown_on_exit=False)
+    exporter = InMemorySpanExporter()
+    provider = sdk.TracerProvider(sampler=sampler(0.0), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     null = "delay_ms=20,fail=#ff0000"
     settings = Settings(models="resnet18", weights="random", device="null", null=null, batch_sizes="1,2,4")
     models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
-    service = Service(settings, models, Tracing(provider))
+    service = Service(settings, models, Tracing(provider, ratio=1.0))
     try:
         await service.start()
-        found = Recorded(service, exporter, switch)
+        found = Recorded(service, exporter)
         async with found.client, found.through_fastapi:
             yield found
     finally:
@@ -80,7 +68,7 @@ async def service():
 def found(service):
     """Nothing recorded yet, all to be recorded."""
     service.exporter.clear()
-    service.switch.share = 1.0
+    service.tracing.ratio = 1.0
     return service
 
 
@@ -136,7 +124,7 @@ async def test_images_of_a_request_and_requests_of_a_batch_are_told_apart(found)
 
 @hot
 async def test_a_clients_trace_goes_on(found):
-    found.switch.share = 0.0
+    found.tracing.ratio = 0.0
     headers = {**JPEG, "traceparent": f"00-{TRACE}-{PARENT}-01"}
     answer = await found.client.post(PREDICT, content=GREY, headers=headers)
     [request] = found.spans("POST /v1/models/{model}:predict")
@@ -149,7 +137,7 @@ async def test_a_clients_trace_goes_on(found):
 @hot
 @pytest.mark.parametrize("given", [f"00-{TRACE}-{PARENT}-00", "", "no trace at all", f"00-{'0' * 32}-{PARENT}-01"])
 async def test_what_is_not_recorded_costs_no_span_and_comes_back_as_it_was(found, given):
-    found.switch.share = 0.0
+    found.tracing.ratio = 0.0
     headers = {**JPEG, **({"traceparent": given} if given else {})}
     answer = await found.client.post(PREDICT, content=GREY, headers=headers)
     assert answer.status_code == 200
@@ -177,13 +165,23 @@ async def test_a_failure_is_recorded_with_the_stage_it_came_to(found):
 @hot
 async def test_through_fastapi_there_is_one_request_span_with_the_same_stages(found):
     """With FastAPI's native telemetry it is FastAPI's, without it is ours."""
-    answer = await found.through_fastapi.post(PREDICT, content=GREY, headers=JPEG)
+    recorded = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    answer = await found.through_fastapi.post(PREDICT, content=GREY, headers={**JPEG, **recorded})
     assert answer.status_code == 200
     [request] = [span for span in found.exporter.get_finished_spans() if span.kind.name == "SERVER"]
     assert [span.name for span in children(found, request)] == ["decode", "queue", "infer", "post"]
     assert request.attributes["anychip.code"] == "OK"
-    assert (await found.through_fastapi.get("/v1/models")).status_code == 200
+    assert (await found.through_fastapi.get("/v1/models", headers=recorded)).status_code == 200
     assert len([span for span in found.exporter.get_finished_spans() if span.kind.name == "SERVER"]) == 2
+
+
+@hot
+async def test_the_open_inference_protocol_is_traced_alike(found):
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(GREY).decode()]}
+    answer = await found.client.post("/v2/models/resnet18/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 200, answer.text
+    [request] = found.spans("POST /v2/models/{model}/infer")
+    assert [span.name for span in children(found, request)] == ["decode", "queue", "infer", "post"]
 
 
 @hot

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from app.wire import BYTES, bad
 from models import Model
 
 router = APIRouter(tags=["inference"])
+ROUTE = "/v2/models/{model}/infer"
 
 Header = tuple[bytes, bytes]
 
@@ -112,7 +114,7 @@ class _Parsed:
     binary_default: bool
 
 
-@router.post("/v2/models/{model}/infer", openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 @router.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def infer(request: Request, model: str, version: str = "") -> Response:
     """Outputs of a model for one of its inputs, as JSON or as binary tensors."""
@@ -138,6 +140,7 @@ async def answer(
     service.admit(served, deadline_s, priority)
     with counted(served):
         body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, deadline_s)
+    served.metrics.stage_seconds["upload"].observe(time.monotonic() - context.started_s, context.exemplar)
     held = len(body)
     try:
         encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
@@ -149,7 +152,7 @@ async def answer(
         parse = (_parsed, served.model, body, header_bytes)
         large = min(header_bytes if header_bytes is not None else len(body), len(body)) > _JSON_INLINE_BYTES
         parsed = await service.offload(*parse) if large else _parsed(*parse[1:])
-        terms = Terms(context.started_s, timeout_s, priority, context.timings)
+        terms = Terms(context.started_s, timeout_s, priority, context.timings, context.trace, context.exemplar)
         work = open_inference.prepare(service, served, parsed.ask, terms)
         answered = await unless_disconnected(receive, open_inference.run(service, served, work), work.request.abandon)
     finally:

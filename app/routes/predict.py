@@ -97,7 +97,6 @@ async def predictions(
     context: RequestContext = scope["anychip"]
     served = service.find(model)
     context.model = model
-    context.route = ROUTE
     service.refuse_if_stopping()
     headers = dict(scope["headers"])
     options, timeout_ms = read_query(scope["query_string"])
