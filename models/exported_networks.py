@@ -185,12 +185,10 @@ class ScriptGraph(Graph):
 
     def __init__(self, file: str) -> None:
         super().__init__()
-        load: Any = getattr(torch.jit, "load", None)
-        if load is None:
+        if getattr(torch.jit, "load", None) is None:
             raise WeightsError(f"PyTorch {torch.__version__} has no TorchScript any more: export a .pt2 instead.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.module = load(file, map_location="cpu").eval()
+        self._file, self._dtype = file, torch.float32
+        self.module = self._loaded("cpu")
         arguments = [each for each in self.module.forward.schema.arguments if each.name != "self"]
         wanted = [each for each in arguments if not each.has_default_value()]
         strange = [each.name for each in wanted if str(each.type) != "Tensor"]
@@ -202,6 +200,24 @@ class ScriptGraph(Graph):
     def cast(self, dtype: torch.dtype) -> None:
         """Weights; what the graph makes itself keeps its type."""
         self.module.to(dtype)
+        self._dtype = dtype
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; loaded again for a device, since only loading moves what the graph makes itself."""
+        device, *_, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None and device.type != "cpu":
+            self.module = self._loaded(str(device))
+            if self._dtype != torch.float32:
+                self.module.to(self._dtype)
+        if memory_format is not None:
+            self.module.to(memory_format=memory_format)
+        return self
+
+    def _loaded(self, device: str) -> Any:
+        load: Any = torch.jit.load
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load(self._file, map_location=device).eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """As the class says."""
@@ -244,9 +260,8 @@ class TensorNetwork(nn.Module):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module."""
-        super().to(*args, **kwargs)
-        self.core.to(*args, **kwargs)  # Whose own way a parent does not take.
+        """As of any module; all there is to move is the graph, which has its own way."""
+        self.core.to(*args, **kwargs)
         return self
 
     def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
