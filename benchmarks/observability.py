@@ -1,8 +1,8 @@
 """What watching costs: throughput with metrics, traces and scrapes, as a share of that without any of them.
 
 Two services on the device that computes nothing, so that nothing hides the cost; the same load, turn and turn about in
-one run, the order changed every round. On: metrics, scraped as OpenMetrics once a second, and traces of a hundredth of the
-requests, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
+one run, the order changed every round. On: metrics, scraped as OpenMetrics once a second, and traces of one request in
+a hundred, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
 
     python -m benchmarks.observability [--connections 32] [--seconds 5] [--rounds 6] [--trace-ratio 0.01] [--json FILE]
 
