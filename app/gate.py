@@ -213,7 +213,8 @@ def compile_options(
 
 def weights_key(model: Model) -> str:
     """What identifies a network on disk; empty where nothing does."""
-    if model.weights_file is None:
+    # An ONNX file may keep its weights in others, whose names it knows alone.
+    if model.weights_file is None or model.architecture == "onnx":
         return ""
     status = os.stat(model.weights_file)
     digest = _digest(model.weights_file, status.st_size, status.st_mtime_ns)

@@ -381,6 +381,8 @@ class Service:
         """Put a decoded picture into a slot. Raises QUEUE_FULL."""
         slot = served.slots.take()
         target = self.dispatcher.arena.slot(served.index, slot)
+        if not self._reads_pixels:
+            return slot, Placement(frame.width, frame.height)
         if frame.placed:
             target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
             return slot, Placement(frame.width, frame.height)

@@ -68,7 +68,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Gather the wheels of this environment into a folder.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--extras", default="cpu,onnx", help="of anychip, as far as they are installed: %(default)s")
+    parser.add_argument(
+        "--extras", default="cpu,grpc,onnx", help="of anychip, as far as they are installed: %(default)s"
+    )
     parser.add_argument("--without-torch", action="store_true", help="leave out torch, torchvision and what they need")
     parser.add_argument("--index", default="", help="a further index, such as https://download.pytorch.org/whl/cpu")
     options = parser.parse_args()

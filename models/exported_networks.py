@@ -280,10 +280,13 @@ def arrays_to_tensors(arrays: Sequence[Array]) -> list[Tensor]:
 
 
 def output_names(structure: Any) -> list[str]:
-    """Names for a network's answer by its structure: keys of a mapping, else output, or output_0, output_1, …."""
-    if isinstance(structure, Mapping):
-        return [str(key) for key in structure]
+    """Names for a network's answer by its structure, whose leaves are all different.
+
+    Keys of a mapping and fields of a named tuple, in the order of the leaves, else output, or output_0, output_1, ….
+    """
     flat = _flat(structure)
+    if isinstance(structure, Mapping) and set(structure.values()) == set(flat):
+        return [str(key) for key in sorted(structure, key=lambda key: flat.index(structure[key]))]
     if hasattr(structure, "_fields") and len(structure._fields) == len(flat):
         return list(structure._fields)
     return ["output"] if len(flat) == 1 else [f"output_{index}" for index in range(len(flat))]

@@ -130,7 +130,7 @@ class Builder:
                 (context / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, context / name)
         gather = [sys.executable, str(ROOT / "deploy/wheelhouse.py"), str(context / "wheelhouse")]
-        _run(*gather, "--extras", "cpu", "--without-torch")
+        _run(*gather, "--extras", "cpu,grpc", "--without-torch")
         return context
 
     def build(self, flavour: str, context: Path, *arguments: str) -> str:

@@ -183,6 +183,18 @@ def test_an_update_takes_no_card_more_than_there_are(chart, flavour):
 
 
 @pytest.mark.deploy
+def test_grpc_gets_its_port_where_it_is_on(chart):
+    objects = rendered(chart, "cuda", {"settings": {"grpc_port": 8001}})
+    for document in objects.values():
+        checked(document)
+    assert [port["name"] for port in objects["Service"]["spec"]["ports"]] == ["http", "grpc"]
+    container = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert [port["containerPort"] for port in container["ports"]] == [8000, 8001]
+    assert [port["port"] for port in objects["NetworkPolicy"]["spec"]["ingress"][0]["ports"]] == ["http", "grpc"]
+    assert [port["name"] for port in rendered(chart, "cuda")["Service"]["spec"]["ports"]] == ["http"]
+
+
+@pytest.mark.deploy
 def test_the_scalers_ask_for_the_pods_of_this_release_alone(chart):
     query = rendered(chart, "cuda", {"autoscaling": {"mode": "keda"}})["ScaledObject"]["spec"]["triggers"][0][
         "metadata"
@@ -266,6 +278,7 @@ def test_every_inference_service_is_valid_and_names_a_runtime_and_a_model(path):
 
 @pytest.mark.deploy
 @needs("kubernetes_validate")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_the_ray_service_is_valid_and_its_config_is_rays():
     [service] = read(DEPLOY / "ray" / "rayservice.yaml")
     checked(service)

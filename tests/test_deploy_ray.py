@@ -35,7 +35,8 @@ SETTINGS = {
     "engine": "eager",
     "precision": "fp32",
     "batch_sizes": "1",
-    "heartbeat_timeout_s": 120,  # Of a machine that does much else.
+    "heartbeat_timeout_s": 120,  # Of a machine that does much else, as is the next.
+    "timeout_ms": 110_000,
 }
 WAIT_S = 120
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")
@@ -163,7 +164,7 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
 
     def ask(number):
         picture = PICTURES[number % len(PICTURES)]
-        if number == 100:
+        if number == 40:
             halfway.set()
         for _ in range(10):
             answer = predict(cluster.url, picture)
@@ -174,12 +175,12 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
         raise AssertionError(f"not even at the tenth attempt: {answer.status_code} {answer.text}")
 
     expected = [predict(cluster.url, picture).json()["predictions"] for picture in PICTURES]
-    with ThreadPoolExecutor(8) as threads:
-        answers = threads.map(ask, range(300))
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(ask, range(120))
         halfway.wait(WAIT_S)
         before[0].kill()
-        assert list(answers) == [expected[number % len(PICTURES)] for number in range(300)]
-    assert len(retried) <= 8 * 10
+        assert list(answers) == [expected[number % len(PICTURES)] for number in range(120)]
+    assert len(retried) <= 4 * 10
     pause = threading.Event()
     for _ in range(WAIT_S * 2):
         now = cluster.replicas()
@@ -191,6 +192,8 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
 
 
 @needs_ray
+@pytest.mark.deploy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
     from app.ray_serve import build
 
@@ -205,6 +208,8 @@ def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
 
 
 @needs_ray
+@pytest.mark.deploy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
     from app.ray_serve import claim
     from backends import BackendUnavailableError, Choice

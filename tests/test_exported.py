@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
 import time
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from torch import nn
 
 from app.config import Settings
 from app.errors import ServiceError
-from app.gate import Gate, compile_options, measures
+from app.gate import Gate, compile_options, measures, weights_key
 from app.inference import infer
 from app.service import Request, Service
 from backends import EngineRefusedError, WrongAnswersError
@@ -27,6 +27,7 @@ from models import (
     DATATYPES,
     ExportedModel,
     InputError,
+    ModelError,
     Options,
     TensorOptions,
     TensorSpec,
@@ -35,10 +36,13 @@ from models import (
     open_model,
     parse_spec,
 )
+from models.exported import read_probes
 from models.exported_networks import load_graph
 from models.exported_trial import tried
 from models.tensors import item_bytes
 from tests.exported_files import INPUTS, LONGEST, OUTPUTS, WORDS, example, exported, frozen, question_answering
+from tests.service_process import running
+from tests.test_http import assert_error
 
 SUFFIXES = (".onnx", ".pt2", ".ts")
 FORMS = {".onnx": "onnx", ".pt2": "program", ".ts": "script"}
@@ -415,7 +419,14 @@ def test_an_owners_probes_are_used_and_checked(tmp_path):
         np.testing.assert_array_equal(array, arrays(5)[name])
     np.savez(tmp_path / "qa.probes.npz", **arrays(5, length=7))
     with pytest.raises(WeightsError, match=r"input_ids in qa.probes.npz must be INT64 \[n, 12\]"):
-        open_model(parse_spec(f"qa={file}"), tmp_path)
+        read_probes(tmp_path / "qa.probes.npz", model.inputs)
+
+
+def test_only_what_a_file_holds_itself_identifies_it(models):
+    """An ONNX file's weights may lie beside it, and change while it stays the same."""
+    assert [bool(weights_key(models[suffix])) for suffix in SUFFIXES] == [False, True, True]
+    shorter = replace(models[".pt2"], inputs=models[".pt2"].inputs[:1])
+    assert weights_key(shorter) != weights_key(models[".pt2"])
 
 
 # The service
@@ -441,9 +452,8 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
                 for output, wanted in expected(inputs).items():
                     np.testing.assert_allclose(answer.outputs[output], wanted, atol=1e-5)
             images, batches = sum(len(inputs["input_ids"]) for inputs in asked), served.metrics.batch("cpu:0")[0]
-            counted = {sample.name: sample.value for metric in batches.collect() for sample in metric.samples}
-            assert next(value for key, value in counted.items() if key.endswith("_sum")) == images
-            assert next(value for key, value in counted.items() if key.endswith("_count")) < images
+            assert batches.sum == images
+            assert sum(batches.counts) < images
         served = service.find(names[".onnx"])
         only = await infer(service, served, arrays(2), a_request(), ["end_logits"])
         assert list(only.outputs) == ["end_logits"]
@@ -466,16 +476,37 @@ def test_outputs_are_cut_to_the_lengths_of_their_request(models):
     np.testing.assert_array_equal(answer["end_logits"], whole[1][:, :5])
 
 
-def test_the_sidecar_may_be_what_the_documentation_shows(tmp_path):
-    """docs/tensors.md's example, with this network's file."""
+def test_a_file_is_named_by_itself_or_by_its_owner():
+    for text, *wanted in (
+        ("/models/bert-base.onnx", "bert-base", "onnx", "/models/bert-base.onnx"),
+        ("qa=/models/a=b:c/bert.v2.pt2", "qa", "pt2", "/models/a=b:c/bert.v2.pt2"),
+        ("dogs=resnet50:dogs.ts", "dogs", "resnet50", "dogs.ts"),
+    ):
+        spec = parse_spec(text)
+        assert [spec.name, spec.architecture, spec.weights] == wanted
+    with pytest.raises(ModelError, match="cannot name a model"):
+        parse_spec("a b=bert.onnx")
+
+
+def test_it_is_served_by_the_open_inference_protocol(tmp_path):
     file = exported(tmp_path, ".onnx")
-    (tmp_path / "qa.tensors.json").write_text(
-        json.dumps(
-            {
-                "inputs": {"input_ids": {"range": [0, 49]}},
-                "dimensions": {"sequence": {"at_most": 12}},
-            }
-        ),
-        encoding="utf-8",
-    )
-    assert open_model(parse_spec(str(file)), tmp_path).name == "qa"
+    with running(tmp_path, "--models", f"qa={file}", "--engine", "auto") as service, service.client() as client:
+        metadata = client.get("/v2/models/qa").raise_for_status().json()
+        assert metadata["platform"] == "onnx_onnxv1"
+        assert metadata["inputs"] == [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in INPUTS]
+        inputs = arrays(2, length=7)
+        tensors = [
+            {"name": name, "datatype": "INT64", "shape": list(array.shape), "data": array.tolist()}
+            for name, array in inputs.items()
+        ]
+        answer = client.post("/v2/models/qa/infer", json={"inputs": tensors}).raise_for_status().json()
+        assert [output["name"] for output in answer["outputs"]] == list(OUTPUTS)
+        for output in answer["outputs"]:
+            assert output["shape"] == [2, 7]
+            data = np.reshape(output["data"], (2, 7))
+            np.testing.assert_allclose(data, expected(inputs)[output["name"]], atol=1e-5)
+        refused = client.post("/v2/models/qa/infer", json={"inputs": tensors[:1]})
+        assert_error(refused, 400, "INVALID_REQUEST")
+        [served] = client.get("/v1/models").json()["models"]
+        assert served["task"] == "infer"
+        assert served["served_on"][0]["errors"]["error"] < 0.01

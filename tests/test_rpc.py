@@ -297,6 +297,9 @@ def test_repository_over_grpc(channel, client):
 
 
 async def test_a_client_that_leaves_gives_its_places_up(service, port, client):
+    def idle():
+        return 'anychip_images_in_flight{model="yolov8n"} 0.0' in client.get("/metrics").text
+
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         infer_ = channel.unary_unary(
             f"/{SERVICE}/ModelInfer",
@@ -304,16 +307,12 @@ async def test_a_client_that_leaves_gives_its_places_up(service, port, client):
             response_deserializer=message("ModelInferResponse").FromString,
         )
         calls = [infer_(image_request(*[PHOTO] * 8, model="yolov8n")) for _ in range(8)]
-        await asyncio.gather(*(call.wait_for_connection() for call in calls))
-        await infer_(image_request(PHOTO))  # By now the others have been received.
+        waiting = [asyncio.ensure_future(each) for each in calls]
+        await until(lambda: not idle())
         for each in calls:
             each.cancel()
-        await infer_(image_request(PHOTO))
-
-    def gone():
-        return 'anychip_images_in_flight{model="yolov8n"} 0.0' in client.get("/metrics").text
-
-    await until(gone)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await until(idle)
     assert 'anychip_requests_total{code="CANCELLED",model="yolov8n"}' in client.get("/metrics").text
 
 

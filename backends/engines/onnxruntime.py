@@ -87,11 +87,13 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
+        executable: CheckedExecutable
         if packed is not None:
-            return _PackedExecutable(self.name, device, precision, batch_sizes, packed, session=session)
-        if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
+            executable = _PackedExecutable(self.name, device, precision, batch_sizes, packed, session=session)
+        elif any(isinstance(output.shape[0], int) for output in session.get_outputs()):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
-        executable = _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
+        else:
+            executable = _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
         executable.version = runtime.__version__
         return executable
 
@@ -145,7 +147,7 @@ class _PackedExecutable(CheckedExecutable):
         try:
             if self._batched:
                 return tuple(self._session.run(None, given))
-            outputs = self._session.run(None, {name: array[0] for name, array in given.items()})
+            outputs = self._session.run(None, {name: array.reshape(array.shape[1:]) for name, array in given.items()})
             return tuple(np.asarray(output)[None] for output in outputs)
         except Exception as error:
             raise RuntimeError(str(error)) from error

@@ -165,7 +165,8 @@ class _PackedExecutable(_OpenVINOExecutable):
     def _feed(self, request: Any, item: Pixels) -> None:
         for index, (_, take) in enumerate(self._unpacking):
             tensor = take(item)
-            request.set_input_tensor(index, self._tensor(tensor if self._batched else tensor[0], shared_memory=True))
+            tensor = tensor if self._batched else tensor.reshape(tensor.shape[1:])
+            request.set_input_tensor(index, self._tensor(tensor, shared_memory=True))
 
 
 def _wait(requests: list[Any]) -> None:

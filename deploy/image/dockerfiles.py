@@ -30,7 +30,7 @@ class Flavour:
     base: str
     about: str
     torch: str = "keep"
-    extras: str = ""
+    extras: str = "grpc"
     python: str = "python3"
     vendor_environment: str = ""
     environment: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ FLAVOURS = {
         title="NVIDIA GPUs",
         base="nvcr.io/nvidia/pytorch:26.05-py3",
         about="NVIDIA's build of torch, with torch_tensorrt. Other bases that have torch: pytorch/pytorch.",
-        extras="cuda",
+        extras="cuda,grpc",
     ),
     "rocm": Flavour(
         title="AMD GPUs",
@@ -83,7 +83,7 @@ FLAVOURS = {
         base="python:3.12-slim-bookworm",
         about="Python without torch: the CPU build is installed. A base that has torch: --build-arg TORCH=keep.",
         torch="cpu",
-        extras="cpu",
+        extras="cpu,grpc",
     ),
 }
 
