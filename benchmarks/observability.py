@@ -1,10 +1,10 @@
 """What watching costs: throughput with metrics, traces and scrapes, as a share of that without any of them.
 
 Two services on the device that computes nothing, so that nothing hides the cost; the same load, turn and turn about in
-one run, the order changed every round. On: metrics, scraped as OpenMetrics once a second, and traces of a tenth of the
-requests, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
+one run, the order changed every round. On: metrics, scraped as OpenMetrics once a second, and traces of one request in
+a hundred, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
 
-    python -m benchmarks.observability [--connections 32] [--seconds 5] [--rounds 6] [--trace-ratio 0.1] [--json FILE]
+    python -m benchmarks.observability [--connections 32] [--seconds 5] [--rounds 6] [--trace-ratio 0.01] [--json FILE]
 
 Owns: the two services, the rounds, and the ratio.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=6, help="how often each is measured; medians count")
     parser.add_argument(
-        "--trace-ratio", type=float, default=0.1, help="share of requests that are traced; 0: no traces"
+        "--trace-ratio", type=float, default=0.01, help="share of requests that are traced; 0: no traces"
     )
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
