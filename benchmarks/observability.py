@@ -1,8 +1,8 @@
 """What watching costs: throughput with metrics, traces and scrapes, as a share of that without any of them.
 
-Two services on the device that computes nothing, so that nothing hides the cost; the same load, turn and turn about in
-one run, the order changed every round. On: metrics, scraped as OpenMetrics once a second, and traces of one request in
-a hundred, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
+Two services on the device that computes nothing, so that nothing hides the cost, or on a real one (`--device cpu`); the
+same load, turn and turn about in one run, the order changed every round. On: metrics, scraped as OpenMetrics once a
+second, and traces of one request in a hundred, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
 
     python -m benchmarks.observability [--connections 32] [--seconds 5] [--rounds 6] [--trace-ratio 0.01] [--json FILE]
 
@@ -36,6 +36,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--device", default="null", help="what anychip serve takes; with sample weights unless null")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=5, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=6, help="how often each is measured; medians count")
@@ -53,7 +54,7 @@ def main() -> None:
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Rounds of both, one after the other; the medians, and the median of the rounds' ratios."""
     picture = noise_jpeg(PICTURE_BYTES)
-    common = ("--weights", "random", "--device", "null")
+    common = ("--weights", "random" if given.device == "null" else "sample", "--device", given.device)
     rounds: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     with _sink() as endpoint, contextlib.ExitStack() as stack:
         traces = ("--trace-endpoint", endpoint, "--trace-ratio", str(given.trace_ratio)) if given.trace_ratio else ()
@@ -71,7 +72,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                     rounds[kind].append(_measure_once(server, request, given.connections, given.seconds))
     pairs = list(zip(rounds["on"], rounds["off"], strict=True))
     return {
-        **{name: getattr(given, name) for name in ("model", "connections", "seconds", "rounds", "trace_ratio")},
+        **{
+            name: getattr(given, name)
+            for name in ("model", "device", "connections", "seconds", "rounds", "trace_ratio")
+        },
         "cores": core_count(),
         "date": time.strftime("%Y-%m-%d"),
         **{kind: _medians(measured) for kind, measured in rounds.items()},
@@ -149,7 +153,7 @@ def _sink() -> Iterator[str]:
 
 def _print(report: dict[str, Any]) -> None:
     print(
-        f"{report['model']} on null, {report['connections']} connections, {report['rounds']} rounds of "
+        f"{report['model']} on {report['device']}, {report['connections']} connections, {report['rounds']} rounds of "
         f"{report['seconds']:g} s, {report['trace_ratio']:.0%} traced, {report['cores']} cores"
     )
     print(f"{'':5}{'answers/s':>11}{'p99 ms':>9}{'CPU ms a request':>18}")
