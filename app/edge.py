@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
@@ -43,12 +43,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = RequestContext(_request_id(scope), time.monotonic())
-        tracing = self._service.tracing
-        context.follow(scope["headers"], tracing.request(scope, context.started_s) if tracing else None)
-        logs.request_id.set(context.request_id)
-        logs.trace_id.set(context.exemplar["trace_id"] if context.exemplar else "")
-        scope["anychip"] = context
+        scope["anychip"] = context = begun(self._service, scope)
         status, code = 0, "OK"
 
         async def answer(message: Message) -> None:
@@ -89,27 +84,41 @@ class Edge:
                 answer, context, ServiceError("INTERNAL", "something went wrong here; the log knows more")
             )
         finally:
-            self._ended(scope, context, status, code)
-
-    def _ended(self, scope: Scope, context: RequestContext, status: int, code: str) -> None:
-        """Count, trace and, where that is wanted, log the request."""
-        seconds = time.monotonic() - context.started_s
-        service = self._service
-        if context.model:
-            service.count(context.model, code, seconds, context.exemplar)
-        elif code in MODELLESS:
-            service.metrics.requests.labels("", code).inc()
-        if context.trace is not None:
-            context.trace.end(f"{scope['method']} {context.route}".rstrip(), status, code)
-        if service.settings.log_requests:
-            # Without the query: it is the client's, and may hold what nobody should read.
-            fields = {"method": scope["method"], "path": scope["path"], "status": status, "code": code}
-            fields |= {"ms": round(seconds * 1e3, 3)}
-            log.info("request", extra={"fields": fields})
+            ended(self._service, scope, context, status, code)
 
 
-def _request_id(scope: Scope) -> str:
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+def begun(service: Service, scope: Scope) -> RequestContext:
+    """What is known of a request at its first byte. From here on the log lines of this task name it.
+
+    Of the scope's entries `method`, `path` and `headers` matter: a gRPC call has them, too.
+    """
+    context = RequestContext(request_id(scope["headers"]), time.monotonic())
+    tracing = service.tracing
+    context.follow(scope["headers"], tracing.request(scope, context.started_s) if tracing else None)
+    logs.request_id.set(context.request_id)
+    logs.trace_id.set(context.exemplar["trace_id"] if context.exemplar else "")
+    return context
+
+
+def ended(service: Service, scope: Scope, context: RequestContext, status: int, code: str) -> None:
+    """Count, trace and, where that is wanted, log the request. `status`: HTTP's, 0 where nobody was left to answer."""
+    seconds = time.monotonic() - context.started_s
+    if context.model:
+        service.count(context.model, code, seconds, context.exemplar)
+    elif code in MODELLESS:
+        service.metrics.requests.labels("", code).inc()
+    if context.trace is not None:
+        context.trace.end(f"{scope['method']} {context.route}".rstrip(), status, code)
+    if service.settings.log_requests:
+        # Without the query: it is the client's, and may hold what nobody should read.
+        fields = {"method": scope["method"], "path": scope["path"], "status": status, "code": code}
+        fields |= {"ms": round(seconds * 1e3, 3)}
+        log.info("request", extra={"fields": fields})
+
+
+def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's, where it sends one that can be trusted, else a new one."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
     return given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from app.config import Settings
+from app.errors import ServiceError
 from app.main import Front, create_app
 from app.service import Service
 from app.tracing import Tracing, TracingError, from_settings, sampler
@@ -33,7 +34,7 @@ class Recorded:
 
     def __init__(self, service: Service, exporter: InMemorySpanExporter) -> None:
         self.exporter, self.tracing = exporter, service.tracing
-        app = create_app(service)
+        self.app = app = create_app(service)
         self.client, self.through_fastapi = (
             httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://service", timeout=WAIT_S)
             for each in (Front(app), app)
@@ -182,6 +183,50 @@ async def test_the_open_inference_protocol_is_traced_alike(found):
     assert answer.status_code == 200, answer.text
     [request] = found.spans("POST /v2/models/{model}/infer")
     assert [span.name for span in children(found, request)] == ["decode", "queue", "infer", "post"]
+
+
+class Call:
+    """What grpc.aio hands to a method."""
+
+    def __init__(self, **metadata):
+        self.metadata, self.trailing = metadata, {}
+
+    def invocation_metadata(self):
+        return [(key.replace("_", "-"), value) for key, value in self.metadata.items()]
+
+    def time_remaining(self):
+        return None
+
+    def set_trailing_metadata(self, trailing):
+        self.trailing = dict(trailing)
+
+
+@hot
+async def test_grpc_is_traced_alike(found):
+    pytest.importorskip("grpc")
+    from app.rpc.messages import message
+    from app.rpc.methods import Methods
+
+    state = found.app.state
+    methods = Methods(state.service, state.repository, state.bodies)
+    request = message("ModelInferRequest")(
+        model_name="resnet18", raw_input_contents=[len(GREY).to_bytes(4, "little") + GREY]
+    )
+    request.inputs.add(name="image", datatype="BYTES", shape=[1])
+    call = Call(x_request_id="mine", traceparent=f"00-{TRACE}-{PARENT}-01")
+    await methods.model_infer(request, call)
+    [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
+    assert [each.name for each in children(found, span)] == ["decode", "queue", "infer", "post"]
+    assert f"{span.context.trace_id:032x}" == TRACE
+    assert span.attributes["anychip.request_id"] == call.trailing["x-request-id"] == "mine"
+    assert call.trailing["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert "decode;dur=" in call.trailing["server-timing"]
+    found.exporter.clear()
+    request.model_name = "nothing"
+    with pytest.raises(ServiceError):
+        await methods.model_infer(request, Call())
+    [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
+    assert span.attributes["anychip.code"] == "MODEL_NOT_FOUND"
 
 
 @hot

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
 
-from app import open_inference, triton, wire
+from app import edge, logs, open_inference, triton, wire
 from app.errors import GRPC_STATUS, ServiceError
 from app.open_inference import Answered, Ask, Given, Terms, Wanted
 from app.parameters import read_priority
 from app.repository import Repository
 from app.routes.body import BodyBudget
-from app.rpc.messages import message
+from app.rpc.messages import SERVICE, message
 from app.service import Service
 from app.statistics import VERSION
-from app.timings import Timings
 from app.wire import BYTES, bad
 
 log = logging.getLogger("anychip.rpc")
@@ -33,7 +29,7 @@ log = logging.getLogger("anychip.rpc")
 Message = Any
 Context = Any
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_INFER = f"/{SERVICE}/ModelInfer"
 _CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -102,24 +98,34 @@ class Methods:
 
     async def model_infer(self, request: Message, context: Context) -> Message:
         """Outputs of a model for one of its inputs. Raises ServiceError; cancelled, it gives up its places."""
-        service, started_s, timings = self._service, time.monotonic(), Timings()
-        served = open_inference.find(service, request.model_name, request.model_version)
-        code = "INTERNAL"
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": _INFER,
+            "headers": _headers(context),
+        }  # As it is on the wire.
+        known = edge.begun(self._service, scope)
+        known.route = _INFER
+        status, code = 500, "INTERNAL"
         try:
-            response = await self._infer(served, request, context, Terms(started_s, *self._terms(context), timings))
-            code = "OK"
+            served = open_inference.find(self._service, request.model_name, request.model_version)
+            known.model = request.model_name
+            terms = Terms(known.started_s, *self._terms(context), known.timings, known.trace, known.exemplar)
+            response = await self._infer(served, request, context, terms)
+            status, code = 200, "OK"
         except ServiceError as error:
-            code = error.code
+            status, code = error.status, error.code
             raise
         except asyncio.CancelledError:
-            code = "CANCELLED"
+            status, code = 0, "CANCELLED"
             raise
         finally:
-            service.count(request.model_name, code, time.monotonic() - started_s)
-        trailing = [
-            *_id(context),
-            ("server-timing", timings.header()),
-        ]
+            if known.trace is not None:
+                known.trace.describe(known.attributes())
+            edge.ended(self._service, scope, known, status, code)
+        trailing = [("x-request-id", known.request_id), ("server-timing", known.timings.header())]
+        if known.traceparent:
+            trailing.append(("traceparent", known.traceparent.decode()))
         context.set_trailing_metadata(trailing)
         return response
 
@@ -168,15 +174,17 @@ class Methods:
 
 async def refuse(context: Context, error: ServiceError) -> None:
     """End a call with an error's status, its sentence, and its code beside it."""
-    trailing = [*_id(context), ("code", error.code)]
+    trailing = [("x-request-id", logs.request_id.get() or edge.request_id(_headers(context))), ("code", error.code)]
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))
     await context.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, tuple(trailing))
 
 
-def _id(context: Context) -> list[tuple[str, str]]:
-    given = next((value for key, value in context.invocation_metadata() or () if key == "x-request-id"), "")
-    return [("x-request-id", given if _REQUEST_ID.fullmatch(str(given)) else secrets.token_hex(8))]
+def _headers(context: Context) -> list[tuple[bytes, bytes]]:
+    return [
+        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
+        for key, value in context.invocation_metadata() or ()
+    ]
 
 
 def _filled(name: str, document: Mapping[str, Any]) -> Message:
