@@ -99,7 +99,8 @@ def cluster(tmp_path_factory):
         "RAY_AUTH_MODE": "disabled",
         "RAY_DISABLE_IMPORT_WARNING": "1",
     }
-    command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
+    # In the background of a shell SIGINT is ignored, and children inherit that.
+    command = ["env", "--default-signal=INT", str(Path(sys.executable).with_name("serve")), "run", str(path)]
     log = folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
