@@ -97,6 +97,17 @@ class OnnxRuntimeEngine(Engine):
         executable.version = runtime.__version__
         return executable
 
+    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
+        """Quantising takes its time, unless it has been done."""
+        if precision != "int8" or options.calibration is None:
+            return True
+        try:
+            described = _described(_runtime(), network, options)
+        except EngineRefusedError:
+            return True  # In refusing.
+        cache = _cache(options)
+        return cache is not None and cache.get(**described) is not None
+
 
 class _OnnxRuntimeExecutable(CheckedExecutable):
     def __init__(
@@ -181,14 +192,7 @@ def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) ->
     """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
     if options.calibration is None:
         raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
-    described: dict[str, object] = {
-        "engine": "onnxruntime",
-        "version": f"{runtime.__version__} {torch.__version__}",
-        "key": options.key,
-        "calibration": options.calibration_key,
-        "shape": network.input_shape,
-    }
-    cache = EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+    described, cache = _described(runtime, network, options), _cache(options)
     entry = cache.get(**described) if cache else None
     if entry is not None:
         return (entry / "int8.onnx").read_bytes()
@@ -200,6 +204,20 @@ def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) ->
     if cache is not None:
         cache.put(write, **described)
     return quantised
+
+
+def _cache(options: CompileOptions) -> EngineCache | None:
+    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+
+
+def _described(runtime: Any, network: Network, options: CompileOptions) -> dict[str, object]:
+    return {
+        "engine": "onnxruntime",
+        "version": f"{runtime.__version__} {torch.__version__}",
+        "key": options.key,
+        "calibration": options.calibration_key,
+        "shape": network.input_shape,
+    }
 
 
 def _quantised(exported: bytes, pixels: Pixels) -> bytes:
