@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel
 
 from app.errors import ServiceError
@@ -116,6 +116,8 @@ async def models(request: Request) -> Models:
 @router.get("/v1/models/{model}", responses={503: {"description": "Not ready, with the reason"}})
 async def model(request: Request, model: str) -> ModelReady:
     """KServe's v1 form of a model's readiness."""
+    if model.endswith(":predict"):  # That path is POST's alone.
+        raise HTTPException(405, headers={"Allow": "POST"})
     service: Service = request.app.state.service
     reason = service.model_not_ready(service.find(model))
     if reason:
