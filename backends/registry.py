@@ -134,7 +134,7 @@ def report() -> list[Row]:
 def device_files() -> list[str]:
     """The device files of any vendor's driver that are here, whether or not they may be opened."""
     return sorted(
-        {path for backend in BACKENDS if isinstance(backend, TorchBackend) for path in backend.driver_files()}
+        {path for backend in BACKENDS if isinstance(backend, TorchBackend) for path in backend._driver_files()}
     )
 
 

@@ -205,7 +205,7 @@ class TorchBackend(Backend):
             return f"{self._package} is not installed: {self._install}."
         return ""
 
-    def driver_files(self) -> list[str]:
+    def _driver_files(self) -> list[str]:
         """The device files of this vendor's driver that are here."""
         return [path for pattern in self._nodes for path in glob.glob(pattern)]
 
@@ -216,7 +216,7 @@ class TorchBackend(Backend):
     def _refusal(self) -> str:
         if reason := self._not_installed():
             return reason
-        here = bool(self.driver_files())
+        here = bool(self._driver_files())
         node = self._nodes[0].replace("[0-9]*", "0").replace("*", "128")
         missing = (
             f"the driver of {self._title} is not there: {node} is missing; "
@@ -256,7 +256,7 @@ class CudaTypeBackend(TorchBackend):
 
     _vendor: ClassVar[str]
 
-    def driver_files(self) -> list[str]:
+    def _driver_files(self) -> list[str]:
         """The device files of this vendor's driver that are here."""
         return [path for pattern in self._nodes for path in glob.glob(pattern)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,8 +131,10 @@ async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
             await load.answers(100)
         assert set(load.outcomes) == {(200, "OK")}
         await until(lambda: len(service.workers()) == 1 and service.worker().pid != first)
+        # Each worker loses it anew after forty batches, those of its gate included.
         text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
-        assert 'anychip_worker_restarts_total{device="mlu:0",reason="lost"} 1.0' in text
+        [lost] = re.findall(r'anychip_worker_restarts_total\{device="mlu:0",reason="lost"\} (\S+)', text)
+        assert float(lost) >= 1
     assert "is lost" in service.log.read_text()
 
 
