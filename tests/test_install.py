@@ -224,6 +224,8 @@ def test_an_environment_is_made_once_and_sees_linked_packages(tmp_path):
     assert install.installed_torch(python) == install.look().present["torch"]
 
 
+# setuptools' hook, which another test's import may have set off.
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils:UserWarning")
 def test_an_environment_borrows_pip_from_a_python_that_has_no_ensurepip(tmp_path, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else found(name))
