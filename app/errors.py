@@ -94,6 +94,11 @@ class ServiceError(Exception):
         return STATUS[self.code]
 
 
+def unready(reason: str, *, draining: bool) -> ServiceError:
+    """A service or model that cannot be asked now, for a reason in one sentence."""
+    return ServiceError("DRAINING" if draining else "NOT_READY", reason, retry_after_s=1)
+
+
 def error_body(code: Code, message: str, request_id: str) -> dict[str, str]:
     """The body of every error answer."""
     return {"error": message, "code": code, "request_id": request_id}

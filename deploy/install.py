@@ -267,26 +267,27 @@ def install(folder: Path, developer: bool, environ: Mapping[str, str], copy: boo
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(settled)]
     if not choice.accepts(present):
         if present:  # To pip, 2.0+cpu satisfies 2.0.
-            _run([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
+            run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
         if choice.kind != "keep":
-            _run([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
+            run_pip([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
     named = [extra for extra in re.split(r"[\s,]+", environ.get("ANYCHIP_EXTRAS") or "") if extra]
     extras = ",".join(dict.fromkeys((*choice.extras, *named, *(["dev"] if developer else []))))
     link = [] if copy else ["--editable"]
-    _run([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT)])
+    run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT)])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.
-        _run([*pip, "--force-reinstall", "--no-deps", "opencv-python-headless"])
+        run_pip([*pip, "--force-reinstall", "--no-deps", "opencv-python-headless"])
     if choice.optional_extra:
         try:
-            _run([*pip, *link, f"{ROOT}[{choice.optional_extra}]"])
+            run_pip([*pip, *link, f"{ROOT}[{choice.optional_extra}]"])
         except InstallError:
             if kind != "auto":
                 raise
             print(f"anychip: goes on without its extra '{choice.optional_extra}': see above.", flush=True)
 
 
-def _run(command: Sequence[str]) -> None:
+def run_pip(command: Sequence[str]) -> None:
+    """Run an installation. Raises InstallError."""
     if subprocess.run(command, check=False).returncode:
         raise InstallError("pip could not install everything: see its last lines above, then try again.")
 

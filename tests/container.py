@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from tests.service_process import stop
+
 ROOT = Path(__file__).resolve().parent.parent
 BASE = "localhost/anychip-stand-in"
 # What a build reads of this machine, so that pip may ask the package registry as it does here.
@@ -205,13 +207,7 @@ def container(
     try:
         yield Container(process, variables)
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(process)
         assert process.stdout is not None
         process.stdout.close()
         made("umount", name)

@@ -7,14 +7,13 @@ Owns: nothing of theirs. Used by `make test-deploy`; example: .venv/bin/python t
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from deploy.install import InstallError, link_packages, make_venv  # noqa: E402
+from deploy.install import InstallError, link_packages, make_venv, run_pip  # noqa: E402
 
 
 def make(folder: Path) -> None:
@@ -24,8 +23,7 @@ def make(folder: Path) -> None:
     settled = Path(sys.prefix) / "constraints.txt"
     constraints = settled if settled.exists() else ROOT / "constraints.txt"
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(constraints)]
-    if subprocess.run([*pip, "--editable", f"{ROOT}[deploy]"], check=False).returncode:
-        raise InstallError("pip could not install everything: see its last lines above, then try again.")
+    run_pip([*pip, "--editable", f"{ROOT}[deploy]"])
 
 
 def main() -> None:

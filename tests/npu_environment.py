@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from deploy.install import INDEX, InstallError, find_build, make_venv, with_pins  # noqa: E402
+from deploy.install import INDEX, InstallError, find_build, make_venv, run_pip, with_pins  # noqa: E402
 
 TORCH, TORCH_NPU, TORCHVISION = "2.13.0", "2.13.0", "0.28.0"
 _TESTS = ("pytest", "pytest-asyncio", "pytest-timeout")
@@ -42,19 +42,19 @@ def make(folder: Path) -> None:
         wanted = f"{TORCH}+{build}" if build else TORCH
         _settle(constraints, wanted)
         # Alone: a build for CUDA, which will not do, would bring gigabytes of libraries.
-        _run([*add, "--no-deps", *(["--extra-index-url", f"{index}/{build}"] if build else []), f"torch=={wanted}"])
+        run_pip([*add, "--no-deps", *(["--extra-index-url", f"{index}/{build}"] if build else []), f"torch=={wanted}"])
         version, cuda = _torch(python)
         if cuda is not None:
-            _run([*pip, "uninstall", "--yes", "torch"])
+            run_pip([*pip, "uninstall", "--yes", "torch"])
             raise InstallError(
                 f"torch_npu needs a CPU build of torch {TORCH}, and only one for CUDA {cuda} was found: name an index "
                 "that has it in ANYCHIP_TORCH_INDEX."
             )
     _settle(constraints, version)
     # They ask for torch builds and packages that nothing here uses.
-    _run([*add, "--no-deps", f"torch_npu=={TORCH_NPU}", f"torchvision=={TORCHVISION}"])
+    run_pip([*add, "--no-deps", f"torch_npu=={TORCH_NPU}", f"torchvision=={TORCHVISION}"])
     # torch again: it was installed without what it needs.
-    _run([*add, f"torch=={version}", "--editable", str(ROOT), "pyyaml", *_TESTS])
+    run_pip([*add, f"torch=={version}", "--editable", str(ROOT), "pyyaml", *_TESTS])
 
 
 def _settle(constraints: Path, torch: str) -> None:
@@ -65,11 +65,6 @@ def _settle(constraints: Path, torch: str) -> None:
 def _torch(python: Path) -> tuple[str, str | None]:
     version, cuda = json.loads(subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True).stdout)
     return version, cuda
-
-
-def _run(command: list[str]) -> None:
-    if subprocess.run(command, check=False).returncode:
-        raise InstallError("pip could not install everything: see its last lines above, then try again.")
 
 
 def main() -> None:

@@ -48,6 +48,17 @@ class ServiceProcess:
         return self.process.wait(60)
 
 
+def stop(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, and the end of what does not listen."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 @contextlib.contextmanager
 def running(
     folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
@@ -84,13 +95,7 @@ def running(
         children = service.children()
         yield service
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        stop(process)
         process.stdout.close()
         left = psutil.wait_procs(children, timeout=20)[1]
         for child in left:

@@ -250,7 +250,7 @@ def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeyp
     monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
     monkeypatch.setattr(install, "link_packages", lambda python: None)
     monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
-    monkeypatch.setattr(install, "_run", lambda command: commands.append(list(command)))
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
     monkeypatch.setattr(install, "look", lambda: install.Signals(present={"torch": "2.9.0+das", "numpy": "1.26.4"}))
     install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep", "ANYCHIP_EXTRAS": extras}, copy=copy)
     [command] = commands

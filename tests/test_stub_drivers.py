@@ -232,7 +232,7 @@ def test_an_environment_whose_torch_is_for_cuda_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(npu_environment, "make_venv", lambda folder: Path("python"))
     monkeypatch.setattr(npu_environment, "find_build", lambda python, index, build, version: "")
     monkeypatch.setattr(npu_environment, "_torch", lambda python: next(versions))
-    monkeypatch.setattr(npu_environment, "_run", commands.append)
+    monkeypatch.setattr(npu_environment, "run_pip", commands.append)
     with pytest.raises(InstallError, match=r"CPU build of torch 2\.13\.0, and only one for CUDA 13\.0"):
         npu_environment.make(tmp_path)
     assert [command[3] for command in commands] == ["install", "uninstall"]
@@ -248,7 +248,7 @@ def test_an_environment_takes_torch_from_the_index_of_cpu_builds(
     monkeypatch.setattr(npu_environment, "make_venv", lambda folder: Path("python"))
     monkeypatch.setattr(npu_environment, "find_build", lambda python, index, build, version: build)
     monkeypatch.setattr(npu_environment, "_torch", lambda python: next(versions))
-    monkeypatch.setattr(npu_environment, "_run", commands.append)
+    monkeypatch.setattr(npu_environment, "run_pip", commands.append)
     npu_environment.make(tmp_path)
     torch, packages, rest = commands
     assert torch[-3:] == ["--extra-index-url", "http://index.example/whl/cpu", "torch==2.13.0+cpu"]

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel
 
-from app.errors import ServiceError
+from app.errors import ServiceError, unready
 from app.service import Service
 from app.stats import Stats, snapshot
 
@@ -121,7 +121,7 @@ async def model(request: Request, model: str) -> ModelReady:
     service: Service = request.app.state.service
     reason = service.model_not_ready(service.find(model))
     if reason:
-        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+        raise unready(reason, draining=service.draining)
     return ModelReady(name=model, ready=True)
 
 
@@ -157,7 +157,7 @@ async def ready(request: Request) -> Ready:
     service: Service = request.app.state.service
     reason = service.not_ready()
     if reason:
-        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+        raise unready(reason, draining=service.draining)
     return Ready(ready=True)
 
 

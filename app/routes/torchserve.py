@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from app import open_inference
-from app.errors import ServiceError
+from app.errors import unready
 from app.routes import predict
 from app.service import Service
 from models import Model
@@ -60,7 +60,7 @@ async def ping(request: Request) -> Ping:
     service: Service = request.app.state.service
     reason = service.not_ready()
     if reason:
-        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+        raise unready(reason, draining=service.draining)
     return Ping(status="Healthy")
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
 from app import open_inference, triton
-from app.errors import ServiceError
+from app.errors import unready
 from app.routes.status import ModelReady
 from app.service import Service
 
@@ -83,7 +83,7 @@ async def model_ready(request: Request, model: str, version: str = "") -> ModelR
     service: Service = request.app.state.service
     reason = service.model_not_ready(open_inference.find(service, model, version))
     if reason:
-        raise ServiceError("DRAINING" if service.draining else "NOT_READY", reason, retry_after_s=1)
+        raise unready(reason, draining=service.draining)
     return ModelReady(name=model, ready=True)
 
 

@@ -11,7 +11,7 @@ import logging
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -38,6 +38,7 @@ from backends.backend import (
     built,
     form_of,
 )
+from backends.engine_cache import EngineCache
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +182,24 @@ class _Finished:
 
     def outputs(self) -> tuple[Array, ...]:
         return self._outputs
+
+
+def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
+    """Who brings pictures for int8. Raises EngineRefusedError where nobody does."""
+    if options.calibration is None:
+        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    return options.calibration
+
+
+def cache_of(options: CompileOptions) -> EngineCache | None:
+    """Where compiled networks are kept; None where there is no place, or nothing to know the network by."""
+    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+
+
+def is_kept(options: CompileOptions, parts: Mapping[str, object]) -> bool:
+    """Whether the cache has what is made of these parts."""
+    cache = cache_of(options)
+    return cache is not None and cache.get(**parts) is not None
 
 
 def compile_first(

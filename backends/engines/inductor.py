@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
-from backends.engine_cache import EngineCache
 from backends.engines import quantised
 from backends.engines.eager import torch_executable
-from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
+from backends.engines.engine import DTYPES, Engine, cache_of, calibration_of, first_line, translated_errors
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +68,7 @@ class InductorEngine(Engine):
 
     def _int8(self, network: Network, device: str, batch_sizes: tuple[int, ...], options: CompileOptions) -> Executable:
         """Found by what it is made of: to quantise again, only to see that it is the same, takes most of the time."""
-        if options.calibration is None:
-            raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+        calibration = calibration_of(options)
         version = f"{torch.__version__} {quantised.version()}"
         described: dict[str, object] = {
             "engine": self.name,
@@ -81,7 +79,7 @@ class InductorEngine(Engine):
             "sizes": batch_sizes,
             "chip": f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}",
         }
-        cache = EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
+        cache = cache_of(options)
         entry = cache.get(**described) if cache else None
 
         def write(folder: Path) -> None:
@@ -96,7 +94,6 @@ class InductorEngine(Engine):
         def loaded(folder: Path) -> Mapping[int, Any]:
             return {size: _inductor_package(folder / f"{size}.pt2") for size in batch_sizes}
 
-        calibration = options.calibration
         if entry is None and cache is not None:
             entry = cache.put(write, **described)
         if entry is not None:

@@ -28,8 +28,16 @@ from backends.backend import (
     TensorNetwork,
     form_of,
 )
-from backends.engine_cache import EngineCache
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine, first_line, unpacking
+from backends.engines.engine import (
+    DTYPES,
+    CheckedExecutable,
+    Engine,
+    cache_of,
+    calibration_of,
+    first_line,
+    is_kept,
+    unpacking,
+)
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {
@@ -105,8 +113,7 @@ class OnnxRuntimeEngine(Engine):
             described = _described(_runtime(), network, options)
         except EngineRefusedError:
             return True  # In refusing.
-        cache = _cache(options)
-        return cache is not None and cache.get(**described) is not None
+        return is_kept(options, described)
 
 
 class _OnnxRuntimeExecutable(CheckedExecutable):
@@ -125,8 +132,11 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
         self._input = session.get_inputs()[0].name
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        return self._run_session({self._input: pixels})
+
+    def _run_session(self, given: dict[str, Array]) -> tuple[Array, ...]:
         try:
-            return tuple(self._session.run(None, {self._input: pixels}))
+            return tuple(self._session.run(None, given))
         except Exception as error:
             # What `translated_errors` reads; the text says what kind it is.
             raise RuntimeError(str(error)) from error
@@ -135,36 +145,21 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
         self._session = None
 
 
-class _PackedExecutable(CheckedExecutable):
+class _PackedExecutable(_OnnxRuntimeExecutable):
     """A file's own graph, its inputs taken out of the items' bytes."""
 
-    def __init__(
-        self,
-        engine: str,
-        device: str,
-        precision: str,
-        batch_sizes: tuple[int, ...],
-        network: TensorNetwork,
-        *,
-        session: Any,
-    ) -> None:
-        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
-        self._session = session
+    def __init__(self, *described: Any, session: Any) -> None:
+        super().__init__(*described, session=session)
+        network: TensorNetwork = described[-1]
         self._inputs, self._batched = unpacking(network), network.batched
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
         # The session wants what lies in one piece: of several inputs none does, when the batch is more than one.
         given = {name: np.ascontiguousarray(take(pixels)) for name, take in self._inputs}
-        try:
-            if self._batched:
-                return tuple(self._session.run(None, given))
-            outputs = self._session.run(None, {name: array.reshape(array.shape[1:]) for name, array in given.items()})
-            return tuple(np.asarray(output)[None] for output in outputs)
-        except Exception as error:
-            raise RuntimeError(str(error)) from error
-
-    def _release(self) -> None:
-        self._session = None
+        if self._batched:
+            return self._run_session(given)
+        outputs = self._run_session({name: array.reshape(array.shape[1:]) for name, array in given.items()})
+        return tuple(np.asarray(output)[None] for output in outputs)
 
 
 def _runtime() -> Any:
@@ -190,13 +185,12 @@ def _provider(runtime: Any, device_type: str) -> str:
 
 def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) -> bytes:
     """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
-    if options.calibration is None:
-        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
-    described, cache = _described(runtime, network, options), _cache(options)
+    calibration = calibration_of(options)
+    described, cache = _described(runtime, network, options), cache_of(options)
     entry = cache.get(**described) if cache else None
     if entry is not None:
         return (entry / "int8.onnx").read_bytes()
-    quantised = _quantised(_exported(network, size), options.calibration())
+    quantised = _quantised(_exported(network, size), calibration())
 
     def write(folder: Path) -> None:
         (folder / "int8.onnx").write_bytes(quantised)
@@ -204,10 +198,6 @@ def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) ->
     if cache is not None:
         cache.put(write, **described)
     return quantised
-
-
-def _cache(options: CompileOptions) -> EngineCache | None:
-    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
 
 
 def _described(runtime: Any, network: Network, options: CompileOptions) -> dict[str, object]:

@@ -33,8 +33,16 @@ from backends.backend import (
     built,
     form_of,
 )
-from backends.engine_cache import EngineCache
-from backends.engines.engine import CheckedExecutable, Engine, first_line, translated_errors, unpacking
+from backends.engines.engine import (
+    CheckedExecutable,
+    Engine,
+    cache_of,
+    calibration_of,
+    first_line,
+    is_kept,
+    translated_errors,
+    unpacking,
+)
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
@@ -95,8 +103,7 @@ class OpenVINOEngine(Engine):
         """Quantising takes its time, unless it has been done."""
         if precision != "int8" or options.calibration is None:
             return True
-        cache = _cache(options)
-        return cache is not None and cache.get(**_parts(network, precision, options)) is not None
+        return is_kept(options, _parts(network, precision, options))
 
 
 class _OpenVINOExecutable(CheckedExecutable):
@@ -185,27 +192,21 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
     """The network for one picture as an OpenVINO model, from the cache where it is there. Raises EngineRefusedError."""
     import openvino
 
-    if precision == "int8" and options.calibration is None:
-        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    calibration = calibration_of(options) if precision == "int8" else None
     form = form_of(network)
     if form == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
         return _read_onnx(core, cast(TensorNetwork, network))
-    parts, cache = _parts(network, precision, options), _cache(options)
+    parts, cache = _parts(network, precision, options), cache_of(options)
     kept = cache.get(**parts) if cache else None
     if kept is not None:
         return core.read_model(kept / "model.xml")
     given = built(network)
     model = _convert(given) if form == "pixels" else _convert_packed(cast(TensorNetwork, given))
-    if precision == "int8":
-        assert options.calibration is not None
-        model = _quantised(model, options.calibration())
+    if calibration is not None:
+        model = _quantised(model, calibration())
     if cache:
         cache.put(lambda folder: openvino.save_model(model, folder / "model.xml", compress_to_fp16=False), **parts)
     return model
-
-
-def _cache(options: CompileOptions) -> EngineCache | None:
-    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
 
 
 def _parts(network: Network, precision: str, options: CompileOptions) -> dict[str, object]:

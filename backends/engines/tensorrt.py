@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from backends.backend import CompileOptions, EngineRefusedError, Executable, Network
 from backends.engines.compiled import Dispatched, compiling, imported, is_installed
 from backends.engines.eager import placed
-from backends.engines.engine import Engine
+from backends.engines.engine import Engine, calibration_of
 from backends.engines.streamed import StreamedExecutable
 
 _ENGINE_CACHE_BYTES = 4 * 2**30
@@ -87,10 +87,9 @@ def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callab
 
     Raises EngineRefusedError.
     """
-    if options.calibration is None:
-        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+    calibration = calibration_of(options)
     quantization = imported("modelopt.torch.quantization", "pip install nvidia-modelopt")
-    pixels = torch.from_numpy(options.calibration())
+    pixels = torch.from_numpy(calibration())
 
     def show(module: nn.Module) -> None:
         for row in range(0, len(pixels), _CALIBRATION_BATCH):
