@@ -456,14 +456,16 @@ async def test_work_cancelled_while_it_runs_is_waited_for(pool):
     assert finished == [True]
 
 
-jobs = st.lists(st.tuples(st.booleans(), st.sampled_from(["kept", "cancelled", "cancelled late", "cancelled twice"])))
+FATES = ["kept", "cancelled", "cancelled late", "cancelled twice"]
+jobs = st.lists(st.tuples(st.booleans(), st.sampled_from(FATES)), max_size=40)
 
 
 @settings(max_examples=50, deadline=None)
 @given(jobs, st.booleans())
 def test_nothing_runs_once_run_has_ended(plan, closes):
     async def scenario():
-        pool, gate, busy = images.DecodePool(2, 100), threading.Event(), threading.Semaphore(2)
+        # Room for every picture, as an eighth of it is for large ones.
+        pool, gate, busy = images.DecodePool(2, 8 * 40), threading.Event(), threading.Semaphore(2)
         started, lent, large = set(), set(), threading.Semaphore(1)
 
         def work(index, is_large):
