@@ -26,7 +26,7 @@ from typing import Any
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive
-from benchmarks.overhead import PICTURE_BYTES, noise_jpeg
+from benchmarks.overhead import PICTURE_BYTES, measure_once, medians, noise_jpeg
 
 AIM = 0.97
 _SCRAPE_INTERVAL_S = 1.0
@@ -69,7 +69,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             for kind in ("off", "on") if number % 2 else ("on", "off"):
                 server = services[kind]
                 with _scraped(server.port) if kind == "on" else contextlib.nullcontext():
-                    rounds[kind].append(_measure_once(server, request, given.connections, given.seconds))
+                    rounds[kind].append(measure_once(server, request, given.connections, given.seconds))
     pairs = list(zip(rounds["on"], rounds["off"], strict=True))
     return {
         **{
@@ -78,26 +78,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         },
         "cores": core_count(),
         "date": time.strftime("%Y-%m-%d"),
-        **{kind: _medians(measured) for kind, measured in rounds.items()},
+        **{kind: medians(measured) for kind, measured in rounds.items()},
         "throughput_ratio": statistics.median(on["answers_per_s"] / off["answers_per_s"] for on, off in pairs),
         "throughput_ratios": [round(on["answers_per_s"] / off["answers_per_s"], 3) for on, off in pairs],
         "cpu_ratio": statistics.median(on["cpu_ms"] / off["cpu_ms"] for on, off in pairs),
     }
-
-
-def _measure_once(server: servers.Server, request: bytes, connections: int, seconds: float) -> dict[str, float]:
-    before = server.cpu_time()
-    load = drive(server.port, request, connections, seconds)
-    after = server.cpu_time()
-    answers = len(load.latencies_s)
-    if load.errors or not answers:
-        raise RuntimeError(f"{answers} answers, errors {load.errors}: there is nothing to compare")
-    used_s = after.server_s - before.server_s + after.workers_s - before.workers_s
-    return {"answers_per_s": load.answers_per_s, "p99_ms": load.percentile_ms(99), "cpu_ms": used_s / answers * 1e3}
-
-
-def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: round(statistics.median(figures[name] for figures in rounds), 4) for name in rounds[0]}
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             drive(server.port, request, given.connections, 0.5)  # Warm-up.
         for _ in range(given.rounds):
             for kind, (server, request) in targets.items():
-                rounds[kind].append(_measure_once(server, request, given.connections, given.seconds))
+                rounds[kind].append(measure_once(server, request, given.connections, given.seconds))
             decodes_ms.append(decode_ms(model, picture))
     return {
         "model": given.model,
@@ -116,7 +116,8 @@ def decode_ms(model: PixelModel, picture: bytes) -> float:
         return statistics.mean(pool.map(thread_s, range(threads))) / DECODES * 1e3
 
 
-def _measure_once(server: servers.Server, request: bytes, connections: int, seconds: float) -> dict[str, float]:
+def measure_once(server: servers.Server, request: bytes, connections: int, seconds: float) -> dict[str, float]:
+    """One measurement: rate, latency, and CPU time an answer. Raises RuntimeError where there is nothing to compare."""
     before, generator_s = server.cpu_time(), time.process_time()
     load = drive(server.port, request, connections, seconds)
     after, generator_s = server.cpu_time(), time.process_time() - generator_s
