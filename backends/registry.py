@@ -25,7 +25,7 @@ from backends.musa import MusaBackend
 from backends.null import NullBackend
 from backends.rocm import RocmBackend
 from backends.simulated import simulates
-from backends.torch_device import TorchBackend
+from backends.torch_device import TorchBackend, driver_files
 from backends.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
@@ -133,9 +133,7 @@ def report() -> list[Row]:
 
 def device_files() -> list[str]:
     """The device files of any vendor's driver that are here, whether or not they may be opened."""
-    return sorted(
-        {path for backend in BACKENDS if isinstance(backend, TorchBackend) for path in backend._driver_files()}
-    )
+    return sorted({path for backend in BACKENDS if isinstance(backend, TorchBackend) for path in driver_files(backend)})
 
 
 def _first_available() -> Choice:

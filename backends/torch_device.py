@@ -205,10 +205,6 @@ class TorchBackend(Backend):
             return f"{self._package} is not installed: {self._install}."
         return ""
 
-    def _driver_files(self) -> list[str]:
-        """The device files of this vendor's driver that are here."""
-        return [path for pattern in self._nodes for path in glob.glob(pattern)]
-
     def _mistaken(self, answer: detect.Found) -> str:
         """Why the devices that answered are not this vendor's; empty when they are."""
         return ""
@@ -216,7 +212,7 @@ class TorchBackend(Backend):
     def _refusal(self) -> str:
         if reason := self._not_installed():
             return reason
-        here = bool(self._driver_files())
+        here = bool(driver_files(self))
         node = self._nodes[0].replace("[0-9]*", "0").replace("*", "128")
         missing = (
             f"the driver of {self._title} is not there: {node} is missing; "
@@ -256,10 +252,6 @@ class CudaTypeBackend(TorchBackend):
 
     _vendor: ClassVar[str]
 
-    def _driver_files(self) -> list[str]:
-        """The device files of this vendor's driver that are here."""
-        return [path for pattern in self._nodes for path in glob.glob(pattern)]
-
     def _mistaken(self, answer: detect.Found) -> str:
         vendor = detect.vendor_of_cuda(answer, detect.signs())
         if not answer.devices or vendor == self._vendor:
@@ -267,6 +259,11 @@ class CudaTypeBackend(TorchBackend):
         if vendor.startswith("shim:"):
             return f"torch.cuda is a disguise of {vendor[5:]} here: choose --device {vendor[5:]}."
         return f"torch.cuda answers here, but the device is not of {self._title}: it is {vendor}'s."
+
+
+def driver_files(backend: TorchBackend) -> list[str]:
+    """The device files of the driver of the backend's vendor that are here, whether or not they may be opened."""
+    return [path for pattern in backend._nodes for path in glob.glob(pattern)]
 
 
 def _sentence(text: str) -> str:

@@ -66,7 +66,7 @@ def service(
 ) -> Iterator[Server]:
     """`anychip serve` with the given options; `module` is what is run for it, `environment` what it has beside ours."""
     command = [sys.executable, "-m", module, "serve", "--models", models, "--port", "0", *options]
-    with _process(command, _STOP_LIMIT_S, environment or {}, stdout=subprocess.PIPE, text=True) as process:
+    with _process(command, _STOP_LIMIT_S, environment, stdout=subprocess.PIPE, text=True) as process:
         limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
         limit.start()
         line = process.stdout.readline() if process.stdout else ""
@@ -131,7 +131,7 @@ def _uvicorn(module: str, *arguments: str) -> Iterator[Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # Ends soon: these servers may have a queue of requests nobody waits for any more.
-    with _process([sys.executable, "-m", module, *arguments, str(port)], 2.0, {}) as process:
+    with _process([sys.executable, "-m", module, *arguments, str(port)], 2.0) as process:
         _wait_until_it_answers(process, port)
         yield Server(port, psutil.Process(process.pid))
 
@@ -147,9 +147,9 @@ def _wait_until_it_answers(process: subprocess.Popen[Any], port: int) -> None:
 
 @contextlib.contextmanager
 def _process(
-    command: list[str], stop_limit_s: float, environment: Mapping[str, str], **options: Any
+    command: list[str], stop_limit_s: float, environment: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
     process = subprocess.Popen(command, cwd=_ROOT, env=environment, **options)
     try:
         yield process

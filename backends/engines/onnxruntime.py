@@ -95,13 +95,14 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
+        about = (self.name, device, precision, batch_sizes)
         executable: CheckedExecutable
         if packed is not None:
-            executable = _PackedExecutable(self.name, device, precision, batch_sizes, packed, session=session)
+            executable = _PackedExecutable(*about, network=packed, session=session)
         elif any(isinstance(output.shape[0], int) for output in session.get_outputs()):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         else:
-            executable = _OnnxRuntimeExecutable(self.name, device, precision, batch_sizes, network, session=session)
+            executable = _OnnxRuntimeExecutable(*about, network=network, session=session)
         executable.version = runtime.__version__
         return executable
 
@@ -123,8 +124,8 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
         device: str,
         precision: str,
         batch_sizes: tuple[int, ...],
-        network: Network,
         *,
+        network: Network,
         session: Any,
     ) -> None:
         super().__init__(engine, device, precision, batch_sizes, network.input_shape)
@@ -148,9 +149,8 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
 class _PackedExecutable(_OnnxRuntimeExecutable):
     """A file's own graph, its inputs taken out of the items' bytes."""
 
-    def __init__(self, *described: Any, session: Any) -> None:
-        super().__init__(*described, session=session)
-        network: TensorNetwork = described[-1]
+    def __init__(self, *about: Any, network: TensorNetwork, session: Any) -> None:
+        super().__init__(*about, network=network, session=session)
         self._inputs, self._batched = unpacking(network), network.batched
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
