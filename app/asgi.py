@@ -55,8 +55,8 @@ class Hosted:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         from app.main import Front, create_app, drain
-        from app.service import Service
-        from app.tracing import from_settings
+        from app.observability.tracing import from_settings
+        from app.serving.service import Service
 
         await receive()  # lifespan.startup
         tracing = from_settings(self._settings)

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from app.config import Settings, split
-from app.doctor import CHECKS, examine
+from app.tools.doctor import CHECKS, examine
 
 _SETTINGS_OF_PREDICT = (
     "weights",
@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
-    from app.images import ImageError
-    from app.probes import CalibrationError
-    from app.top import TopError
-    from app.tracing import TracingError
-    from app.workers import WorkerStartError
+    from app.images.header import ImageError
+    from app.observability.tracing import TracingError
+    from app.precision.probes import CalibrationError
+    from app.tools.top import TopError
+    from app.workers.replica import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
@@ -204,13 +204,13 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
-    from app import workers
+    from app.workers import replica
 
-    workers.prepare()
+    replica.prepare()
     try:
         return _serve_models(settings, announce)
     finally:
-        workers.discard_prepared()
+        replica.discard_prepared()
 
 
 def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
@@ -233,7 +233,7 @@ def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
 
 
 def _predict(parsed: argparse.Namespace) -> int:
-    from app.offline import Predictor, draw
+    from app.tools.offline import Predictor, draw
     from models import Options, PixelModel, open_model, parse_spec
 
     settings = _settings(parsed)
@@ -300,7 +300,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
 def _top(parsed: argparse.Namespace) -> None:
     import httpx
 
-    from app import top
+    from app.tools import top
 
     if not parsed.interval_s > 0:
         raise CommandError("--interval-s must be more than 0")

@@ -17,7 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from app.guard import Limits
+from app.workers.guard import Limits
 
 CONFIG_FILE = "anychip.toml"
 

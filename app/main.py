@@ -23,16 +23,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.config import Settings
-from app.connection import OnePieceProtocol
-from app.docs_page import mount_docs
-from app.edge import Edge
 from app.errors import Code, ServiceError
-from app.repository import Repository
-from app.routes import devices, infer, predict, repository, status, torchserve, v2
-from app.routes.body import BodyBudget
-from app.service import Service
-from app.tracing import Tracing, from_settings, untraced
-from app.workers import WorkerStartError
+from app.http.body import BodyBudget
+from app.http.connection import OnePieceProtocol
+from app.http.docs_page import mount_docs
+from app.http.edge import Edge
+from app.http.routes import devices, infer, predict, repository, status, torchserve, v2
+from app.observability.tracing import Tracing, from_settings, untraced
+from app.serving.repository import Repository
+from app.serving.service import Service
+from app.workers.replica import WorkerStartError
 from models import Model
 
 log = logging.getLogger("anychip")
@@ -244,7 +244,7 @@ async def _listening_for_rpc(app: FastAPI, settings: Settings) -> AsyncIterator[
         yield
         return
     try:
-        from app.rpc import methods, server
+        from app.grpc import methods, server
     except ImportError as error:
         raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
     state = app.state

@@ -25,8 +25,8 @@ import psutil
 import torch
 
 from app.config import Settings
-from app.gate import compile_options
-from app.probes import Calibration
+from app.precision.gate import compile_options
+from app.precision.probes import Calibration
 from backends import EngineRefusedError, Executable
 from backends.backend import Pixels
 from backends.cpu import CpuBackend

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from app import images
-from app.service import decode_into
+from app.images.header import read_header
+from app.serving.service import decode_into
 from backends import BackendUnavailableError, EngineRefusedError, Executable, choose
 from backends.backend import Array, CompileOptions, Pixels
 from models import Model, open_model, parse_spec
@@ -65,8 +65,8 @@ def main() -> int:
     }
     if not given.no_tests:
         for words in (
-            ("tests/test_device_contract.py", "-k", f"here and {backend.name}"),
-            ("tests/test_backends.py", "-k", f"{backend.name} or TestBackend"),
+            ("tests/simulated/test_device_contract.py", "-k", f"here and {backend.name}"),
+            ("tests/cpu/test_backends.py", "-k", f"{backend.name} or TestBackend"),
         ):
             report["tests"].append(suite(words, given.limit))
             _write(given.out, report)
@@ -173,7 +173,7 @@ def sample_pixels(model: Model, count: int) -> Pixels:
     pixels = torch.zeros((count, *model.input_shape), dtype=torch.uint8)
     for row, path in zip(pixels, [files[index % len(files)] for index in range(count)], strict=True):
         picture = path.read_bytes()
-        decode_into(model, picture, images.read_header(picture), row)
+        decode_into(model, picture, read_header(picture), row)
     taken: Pixels = pixels.numpy()
     return taken
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from app import images
 from app.config import Settings
-from app.gate import compile_options
-from app.probes import Calibration
-from app.service import decode_into
+from app.images.header import Header, read_header
+from app.precision.gate import compile_options
+from app.precision.probes import Calibration
+from app.serving.service import decode_into
 from backends import choose
 from backends.host import core_count
 from benchmarks import servers
@@ -84,7 +84,7 @@ def measure(
 ) -> dict[str, Any]:
     """Rounds of ceiling, service and naive handler, one after the other; medians over the rounds."""
     model = open_model(parse_spec(name, settings.weights), settings.weights_dir)
-    header = images.read_header(picture)
+    header = read_header(picture)
     naive = naive and model.task == "classify"
     ceilings: list[float] = []
     parts_ms: list[float] = []
@@ -184,7 +184,7 @@ class Ceiling:
     def __exit__(self, *_: object) -> None:
         self._executable.close()
 
-    def images_per_s(self, picture: bytes, header: images.Header, seconds: float) -> float:
+    def images_per_s(self, picture: bytes, header: Header, seconds: float) -> float:
         """Images a second from JPEG to predictions, batch after batch, the next one decoded meanwhile."""
         free: Queue[torch.Tensor] = Queue()
         ready: Queue[tuple[torch.Tensor, list[Any]]] = Queue()
@@ -217,7 +217,7 @@ class Ceiling:
         filler.join()
         return done / elapsed_s
 
-    def one_image_ms(self, picture: bytes, header: images.Header) -> float:
+    def one_image_ms(self, picture: bytes, header: Header) -> float:
         """Median milliseconds of one image alone: decode, preprocess, engine at batch 1, postprocess."""
         pixels = torch.zeros((1, *self._model.input_shape), dtype=torch.uint8)
         times = []

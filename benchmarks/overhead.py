@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from app.images import read_header
-from app.service import decode_into
+from app.images.header import read_header
+from app.serving.service import decode_into
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive

@@ -39,14 +39,15 @@ def _timed(row: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> int:
     """The service, with this module in its workers."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    from app import cli, service
+    from app import cli
+    from app.serving import service
 
     service.decode_into = _timed("decode", service.decode_into)
     return cli.main([*sys.argv[1:], "--plugins", "benchmarks.timeline_spans"])
 
 
 def _watch_worker() -> None:
-    from app.worker import Worker
+    from app.workers.worker import Worker
     from backends.engines.engine import CheckedExecutable
     from backends.engines.streamed import StreamedExecutable
 

@@ -1,4 +1,4 @@
-"""Make app/rpc/open_inference.binpb, the descriptor of what anychip speaks over gRPC, from the .proto beside it.
+"""Make app/grpc/open_inference.binpb, the descriptor of what anychip speaks over gRPC, from the .proto beside it.
 
 Owns: how it is compiled. Needs grpcio-tools (one of the developers' packages); example: python deploy/generate_rpc.py
 

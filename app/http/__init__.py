@@ -1,0 +1,4 @@
+"""HTTP: bytes on a connection to a call of the service, and its answer back.
+
+Must not know how images become predictions, nor how gRPC does the same; what both share is in app.protocols.
+"""

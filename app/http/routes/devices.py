@@ -1,0 +1,37 @@
+"""Devices while the service runs: `POST /v1/devices/{device}:release` has its workers give cached memory back now."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from app.errors import ServiceError
+from app.serving.service import Service
+
+router = APIRouter(tags=["devices"])
+
+
+class WorkerReleased(BaseModel):
+    """Bytes one worker gave back, by rung: 1 collected, 2 caches."""
+
+    worker: str
+    returned_bytes: dict[int, int]
+
+
+class Released(BaseModel):
+    """What a device's workers gave back."""
+
+    device: str
+    workers: list[WorkerReleased]
+
+
+@router.post("/v1/devices/{device}:release")
+async def release(request: Request, device: str) -> Released:
+    """Release cached memory on every worker of the device; answers when all have."""
+    service: Service = request.app.state.service
+    if device not in service.choice.devices:
+        there_is = ", ".join(service.choice.devices)
+        raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")
+    returned = await service.dispatcher.release(device)
+    workers = [WorkerReleased(worker=worker, returned_bytes=each) for worker, each in returned.items()]
+    return Released(device=device, workers=workers)

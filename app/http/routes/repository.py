@@ -1,0 +1,91 @@
+"""Models while the service runs: which there are, loading (again) and unloading. Triton's model repository extension.
+
+Owns: paths and answers' forms. What happens to requests meanwhile is the service's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+
+from app.protocols import triton
+from app.protocols.parameters import switch
+from app.protocols.wire import bad
+
+router = APIRouter(tags=["repository"])
+
+_LARGEST_BYTES = 64 * 1024
+
+
+class LoadedModel(BaseModel):
+    """A model whose new weights are being served."""
+
+    name: str
+    weights: str
+
+
+class UnloadedModel(BaseModel):
+    """A model that no worker holds any more."""
+
+    name: str
+
+
+class IndexedModel(BaseModel):
+    """A model of the repository; `state`: READY, LOADING or UNAVAILABLE."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@router.post("/v2/repository/index")
+async def index(request: Request) -> list[IndexedModel]:
+    """Every model that can be loaded, with its state; `{"ready": true}`: only those that are ready."""
+    ready = switch(await _document(request), "ready")
+    return [IndexedModel(**each) for each in triton.index(request.app.state.service, ready)]
+
+
+@router.post("/v2/repository/models/{model}/load")
+async def load(request: Request, model: str) -> LoadedModel:
+    """Serve what the model's weight file holds now; answers when every worker has been replaced, loses no request."""
+    triton.check_parameters(_parameters(await _document(request)))
+    state = request.app.state
+    await state.repository.load(model)
+    return LoadedModel(name=model, weights=state.service.find(model).model.weights)
+
+
+@router.post("/v2/repository/models/{model}/unload")
+async def unload(request: Request, model: str) -> UnloadedModel:
+    """Refuse new requests for the model, answer those under way, and free its memory on every device."""
+    triton.check_parameters(_parameters(await _document(request)))
+    await request.app.state.repository.unload(model)
+    return UnloadedModel(name=model)
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    """The body, an object or nothing. Raises INVALID_REQUEST."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _LARGEST_BYTES:
+            raise bad(f"the body is larger than the {_LARGEST_BYTES} bytes that such a request may have")
+    if not body.strip():
+        return {}
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise bad("the body must be a JSON object")
+    return document
+
+
+def _parameters(document: dict[str, Any]) -> dict[str, Any]:
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise bad("the parameters must be an object")
+    return parameters

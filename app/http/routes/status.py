@@ -1,0 +1,183 @@
+"""What is served, on what, and whether it is ready: models, devices, health, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import BaseModel
+
+from app.errors import ServiceError, unready
+from app.serving.service import Service
+from app.serving.stats import Stats, snapshot
+
+router = APIRouter(tags=["status"])
+
+
+class ServedOn(BaseModel):
+    """How a device serves a model."""
+
+    device: str
+    engine: str
+    precision: str
+    batch_sizes: list[int]
+    refusals: dict[str, str]
+    errors: dict[str, float]
+    operators: dict[str, str]
+
+
+class ModelStatus(BaseModel):
+    """A model of the service."""
+
+    name: str
+    architecture: str
+    task: str
+    weights: str
+    classes: int
+    input_shape: tuple[int, ...]
+    ready: bool
+    served_on: list[ServedOn]
+
+
+class Models(BaseModel):
+    """Every model of the service."""
+
+    models: list[ModelStatus]
+
+
+class DeviceStatus(BaseModel):
+    """A device the service uses."""
+
+    device: str
+    name: str
+    vendor: str
+    simulated: bool
+    ready: bool
+
+
+class Devices(BaseModel):
+    """Devices in use, and why other vendors were not chosen."""
+
+    devices: list[DeviceStatus]
+    refusals: dict[str, str]
+
+
+class ModelReady(BaseModel):
+    """A model that answers."""
+
+    name: str
+    ready: bool
+
+
+class Live(BaseModel):
+    """The event loop answers."""
+
+    live: bool
+
+
+class Ready(BaseModel):
+    """Every model has a worker."""
+
+    ready: bool
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Models:
+    """What is served, on what, by which engine."""
+    service: Service = request.app.state.service
+    return Models(
+        models=[
+            ModelStatus(
+                name=served.model.name,
+                architecture=served.model.architecture,
+                task=served.model.task,
+                weights=served.model.weights,
+                classes=len(served.model.labels),
+                input_shape=served.model.input_shape,
+                ready=service.dispatcher.serves(served.model.name),
+                served_on=[
+                    ServedOn(
+                        device=device,
+                        engine=loaded.engine,
+                        precision=loaded.precision,
+                        batch_sizes=list(loaded.latency_s),
+                        refusals=dict(loaded.refusals),
+                        errors=dict(loaded.measures),
+                        operators=dict(loaded.operators),
+                    )
+                    for device, loaded in service.dispatcher.loaded(served)
+                ],
+            )
+            for served in service.models.values()
+        ]
+    )
+
+
+@router.get("/v1/models/{model}", responses={503: {"description": "Not ready, with the reason"}})
+async def model(request: Request, model: str) -> ModelReady:
+    """KServe's v1 form of a model's readiness."""
+    if model.endswith(":predict"):  # That path is POST's alone.
+        raise HTTPException(405, headers={"Allow": "POST"})
+    service: Service = request.app.state.service
+    reason = service.model_not_ready(service.find(model))
+    if reason:
+        raise unready(reason, draining=service.draining)
+    return ModelReady(name=model, ready=True)
+
+
+@router.get("/v1/devices")
+async def devices(request: Request) -> Devices:
+    """The devices in use, and why other vendors were not chosen."""
+    service: Service = request.app.state.service
+    ready = {worker.device: worker.ready for worker in service.dispatcher.workers() if worker.ready}
+    return Devices(
+        devices=[
+            DeviceStatus(
+                device=device,
+                name=ready[device].device_name if device in ready else "",
+                vendor=service.choice.vendor,
+                simulated=service.choice.simulated,
+                ready=device in ready,
+            )
+            for device in service.choice.devices
+        ],
+        refusals=dict(service.choice.refusals),
+    )
+
+
+@router.get("/v2/health/live")
+async def live() -> Live:
+    """200 while the process answers at all."""
+    return Live(live=True)
+
+
+@router.get("/v2/health/ready", responses={503: {"description": "Not ready, with the reason"}})
+async def ready(request: Request) -> Ready:
+    """200 while every model has a worker and the service is not shutting down."""
+    service: Service = request.app.state.service
+    reason = service.not_ready()
+    if reason:
+        raise unready(reason, draining=service.draining)
+    return Ready(ready=True)
+
+
+def _counting(request: Request) -> Service:
+    service: Service = request.app.state.service
+    if not service.metrics.enabled:
+        raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
+    return service
+
+
+# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop. The same below.
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request) -> Any:
+    """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
+    service = _counting(request)
+    content, content_type = service.metrics.render(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
+
+
+@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
+def stats(request: Request) -> Stats:
+    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
+    return snapshot(_counting(request))

@@ -1,0 +1,97 @@
+"""What TorchServe's clients call: `/ping`, `/predictions/{model}`, `/models`. For those who leave it: it is archived.
+
+Owns: its paths, and answers in the shape of its handlers `image_classifier` and `object_detector`. Errors are ours.
+TorchServe listened on three ports; here inference and the list of models are on one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from app.errors import unready
+from app.http.routes import predict
+from app.protocols import open_inference
+from app.serving.service import Service
+from models import Model
+
+router = APIRouter(tags=["torchserve"])
+
+_DOCUMENTATION: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/jpeg": {"schema": {"type": "string", "format": "binary"}},
+            "multipart/form-data": {
+                "schema": {"type": "object", "properties": {"data": {"type": "string", "format": "binary"}}}
+            },
+        },
+    },
+}
+
+
+class Ping(BaseModel):
+    """Every model has a worker."""
+
+    status: str
+
+
+class ListedModel(BaseModel):
+    """A model, and where its weights come from."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    modelName: str  # noqa: N815 - TorchServe's name
+    modelUrl: str  # noqa: N815
+
+
+class ModelList(BaseModel):
+    """Every model."""
+
+    models: list[ListedModel]
+
+
+@router.get("/ping", responses={503: {"description": "Not healthy, with the reason"}})
+async def ping(request: Request) -> Ping:
+    """200 while every model has a worker and the service is not shutting down."""
+    service: Service = request.app.state.service
+    reason = service.not_ready()
+    if reason:
+        raise unready(reason, draining=service.draining)
+    return Ping(status="Healthy")
+
+
+@router.get("/models")
+async def models(request: Request) -> ModelList:
+    """What is served."""
+    service: Service = request.app.state.service
+    return ModelList(
+        models=[
+            ListedModel(modelName=name, modelUrl=served.model.weights_file or served.model.weights)
+            for name, served in service.models.items()
+        ]
+    )
+
+
+@router.put("/predictions/{model}", include_in_schema=False)
+@router.put("/predictions/{model}/{version}", include_in_schema=False)
+@router.post("/predictions/{model}", openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
+async def predictions(request: Request, model: str, version: str = "") -> Response:
+    """Classes with their probabilities, or detections, of one image; of several in one request, a list of these."""
+    state = request.app.state
+    served = open_inference.find(state.service, model, version)
+    answered = await predict.predictions(
+        state.service, state.bodies, request.scope, request.receive, model, any_type=True
+    )
+    shaped = [_shaped(served.model, each) for each in answered.predictions]
+    return Response(orjson.dumps(shaped[0] if len(shaped) == 1 else shaped), media_type="application/json")
+
+
+def _shaped(model: Model, prediction: dict[str, Any]) -> Any:
+    if model.task == "classify":
+        return {each["label"]: each["score"] for each in prediction["classes"]}
+    return [{each["label"]: list(each["box"].values()), "score": each["score"]} for each in prediction["detections"]]

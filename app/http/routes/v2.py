@@ -1,0 +1,102 @@
+"""The Open Inference Protocol over REST but for inference: metadata, readiness, and what Triton's tools ask.
+
+Owns: paths and answers' forms. Health is in app.http.routes.status, inference in app.http.routes.infer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
+
+from app.errors import unready
+from app.http.routes.status import ModelReady
+from app.protocols import open_inference, triton
+from app.serving.service import Service
+
+router = APIRouter(tags=["inference"])
+
+
+class ServerMetadata(BaseModel):
+    """What the server is."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """A tensor; -1: a dimension that may vary."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """What a model takes, one of its inputs a request, and answers with; `parameters`: how it is served."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: dict[str, Any]
+
+
+class Statistics(BaseModel):
+    """Triton's statistics."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_stats: list[dict[str, Any]]
+
+
+@router.get("/v2/", include_in_schema=False)
+@router.get("/v2")
+async def server() -> ServerMetadata:
+    """Name, version, extensions."""
+    return ServerMetadata(**open_inference.server_metadata())
+
+
+# Before the routes of models, as Triton has it: its clients ask here for all of them.
+@router.get("/v2/models/stats", include_in_schema=False)
+@router.get("/v2/stats", include_in_schema=False)
+async def all_statistics(request: Request) -> Statistics:
+    """Statistics of every model."""
+    return Statistics(model_stats=triton.statistics(request.app.state.service))
+
+
+@router.get("/v2/models/{model}")
+@router.get("/v2/models/{model}/versions/{version}")
+async def model_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
+    """A model's inputs and outputs."""
+    service: Service = request.app.state.service
+    return ModelMetadata.model_validate(open_inference.metadata(service, model, version))
+
+
+@router.get("/v2/models/{model}/ready", responses={503: {"description": "Not ready, with the reason"}})
+@router.get("/v2/models/{model}/versions/{version}/ready", responses={503: {"description": "Not ready"}})
+async def model_ready(request: Request, model: str, version: str = "") -> ModelReady:
+    """200 while the model has a worker and the service is not shutting down."""
+    service: Service = request.app.state.service
+    reason = service.model_not_ready(open_inference.find(service, model, version))
+    if reason:
+        raise unready(reason, draining=service.draining)
+    return ModelReady(name=model, ready=True)
+
+
+@router.get("/v2/models/{model}/config")
+@router.get("/v2/models/{model}/versions/{version}/config")
+async def config(request: Request, model: str, version: str = "") -> dict[str, Any]:
+    """A model's configuration in Triton's terms."""
+    service: Service = request.app.state.service
+    return triton.configuration(service, open_inference.find(service, model, version))
+
+
+@router.get("/v2/models/{model}/stats")
+@router.get("/v2/models/{model}/versions/{version}/stats")
+async def statistics(request: Request, model: str, version: str = "") -> Statistics:
+    """Requests, images, batches and time by stage since the start, as Triton counts them."""
+    return Statistics(model_stats=triton.statistics(request.app.state.service, model, version))

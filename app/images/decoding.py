@@ -1,0 +1,169 @@
+"""Encoded images to RGB pixels.
+
+Owns: decoding and EXIF orientation. Must not know models, threads or HTTP.
+
+    bytes ─► read_header ─► check_pixels ─► decode ─► uint8 [h, w, 3]
+
+The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
+torchvision decodes JPEG (faster than Pillow, and to the same pixels), Pillow large JPEG at reduced scale and everything
+else, opened by format so that nothing is guessed and no metadata is read.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+from torch import Tensor
+
+from app.images.header import Format, Header, InvalidImageError
+from models.vision import torchvision
+
+_MAX_SCANS = 100
+"""Scans of a JPEG: a progressive one has about ten, and each makes the decoder pass over every pixel, so that a few
+bytes a scan could keep a thread busy for minutes."""
+
+_MAX_CHUNKS = 100_000
+_BAND_PIXELS = 1 << 18
+_PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
+_STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
+"""Down and across the stored picture (its transpose from 5 on) for each EXIF orientation."""
+
+Encoded = bytes | bytearray | memoryview
+_Pixels = npt.NDArray[np.uint8]
+
+
+def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None) -> Tensor:
+    """RGB pixels as displayed: uint8 [height, width, 3], contiguous.
+
+    `size`: the smallest (width, height), as displayed, that will do; a JPEG of at least twice that is decoded at a
+    half, quarter or eighth, its sides rounded up. Memory is bounded by the header's pixels: `check_pixels` first.
+    A JPEG damaged in its middle is decoded as every decoder does; one that ends early is an error.
+    Raises InvalidImageError.
+    """
+    try:
+        if header.format == "JPEG":
+            stored = _decode_jpeg(encoded, header, size)
+        else:
+            data = _pixel_chunks(encoded) if header.format == "PNG" else encoded
+            with _FILES[header.format](io.BytesIO(data)) as image:
+                stored = _rgb(image, header)
+    except (MemoryError, InvalidImageError):
+        raise
+    except Exception as error:  # Decoders raise whatever they like at broken files.
+        raise InvalidImageError(f"the {header.format} is broken or truncated") from error
+    return torch.from_numpy(_oriented(stored, header.orientation))
+
+
+def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None) -> _Pixels:
+    data = bytearray(encoded)  # torch wants memory it may write to; the copy is nothing beside decoding.
+    if data.count(b"\xff\xda") > _MAX_SCANS:
+        raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
+    width, height = header.stored_size
+    least_width, least_height = header.turn(*size) if size else (width, height)
+    scalable = width >= 2 * least_width and height >= 2 * least_height
+    if scalable or not _torchvision_reads_jpeg():
+        with _JpegFile(io.BytesIO(data)) as image:
+            return _rgb(image, header, (least_width, least_height))
+    pixels: _Pixels = _torchvision_jpeg(data).permute(1, 2, 0).numpy()
+    if pixels.shape != (height, width, 3):
+        raise InvalidImageError("the JPEG contradicts its header")
+    return pixels
+
+
+def _torchvision_jpeg(data: bytearray) -> Tensor:
+    """uint8 [3, height, width], the channels last in memory.
+
+    The operator is called directly: since torchvision 0.29 its Python wrapper warns at every call. Only JPEG goes this
+    way: torchvision's PNG decoder (0.29.2) ends the process at a wrong checksum, its WebP decoder knows no animations.
+    """
+    pixels: Tensor = torch.ops.image.decode_jpeg(
+        torch.frombuffer(data, dtype=torch.uint8), torchvision.io.ImageReadMode.RGB.value, False
+    )
+    return pixels
+
+
+@cache
+def _torchvision_reads_jpeg() -> bool:
+    """Some builds of torchvision come without libjpeg, and the operator is announced to go."""
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "JPEG")
+    try:
+        return _torchvision_jpeg(bytearray(stream.getvalue())).shape == (3, 8, 8)
+    except (RuntimeError, AttributeError):
+        return False
+
+
+class _JpegFile(JpegImageFile):
+    def _read_dpi_from_exif(self) -> None:
+        """Not read: nobody asks for it, and damaged EXIF data would warn."""
+
+
+_FILES: dict[Format, type[ImageFile.ImageFile]] = {
+    "PNG": PngImageFile,
+    "WebP": WebPImageFile,
+    "BMP": BmpImageFile,
+    "GIF": GifImageFile,
+}
+
+
+def _pixel_chunks(encoded: Encoded) -> bytes:
+    """A PNG of only those chunks that make its pixels, their checksums verified.
+
+    Pillow checks no checksum of picture data, and would read (and inflate) all text on the way to it.
+    """
+    view = memoryview(encoded)
+    kept, at = [view[:8]], 8
+    for _ in range(_MAX_CHUNKS):
+        length, kind = struct.unpack_from(">I4s", view, at)
+        end = at + 12 + length
+        if kind in _PIXEL_CHUNKS:
+            (checksum,) = struct.unpack_from(">I", view, end - 4)
+            if zlib.crc32(view[at + 4 : end - 4]) != checksum:
+                raise InvalidImageError("the PNG is broken: a checksum is wrong")
+            kept.append(view[at:end])
+        elif not kind[0] & 0x20:
+            raise InvalidImageError("the PNG has a critical chunk that no standard knows")
+        if kind == b"IEND":
+            return b"".join(kept)
+        at = end
+    raise InvalidImageError(f"the PNG has more than {_MAX_CHUNKS} chunks")
+
+
+def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | None = None) -> _Pixels:
+    """The first frame as stored; of a JPEG at the smallest scale that is not under `least`."""
+    if image.size != header.stored_size:  # Pixels were counted by our header, memory is taken by Pillow's.
+        raise InvalidImageError(f"the {header.format} contradicts its header")
+    if least:
+        image.draft(None, least)
+    image.load()
+    width, height = image.size
+    pixels: _Pixels = np.empty((height, width, 3), np.uint8)
+    rows = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, rows):  # In bands: a third of the memory, and it stays in the cache.
+        band = image.crop((0, top, width, min(top + rows, height)))
+        if band.mode.startswith("I"):
+            pixels[top : top + rows] = (np.asarray(band) >> 8)[:, :, None]
+        else:
+            pixels[top : top + rows] = np.asarray(band.convert("RGB"))
+    return pixels
+
+
+def _oriented(stored: _Pixels, orientation: int) -> _Pixels:
+    if orientation == 1:
+        return stored
+    down, across = _STEPS[orientation]
+    points = stored.view("V3")[:, :, 0]  # A pixel as one item: numpy copies those faster than three bytes.
+    turned = (points.T if orientation >= 5 else points)[::down, ::across]
+    return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape, 3)

@@ -1,0 +1,100 @@
+"""The threads that decode, and everything else that would hold up the event loop.
+
+Owns: how much work may wait, and that large images leave a thread free for small ones. Must not know what the work is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+LARGE_PIXELS = 16_000_000
+"""Pictures from this size on share all but one decode thread, so that they never hold up small ones. Above what phones
+and cameras commonly send (12 million): of ordinary pictures every thread may take one."""
+
+_Result = TypeVar("_Result")
+
+
+class DecodeQueueFullError(Exception):
+    """As many images are being decoded, or wait for it, as may be."""
+
+
+class DecodePool:
+    """Threads that decode, owned by one event loop. Work is taken in order; large pictures leave one thread free."""
+
+    def __init__(self, threads: int, limit: int) -> None:
+        """At least two threads run, whatever `threads` says: one must stay free of large pictures.
+
+        `limit`: pictures that may be decoded or wait for it, of which an eighth may be large ones.
+        """
+        threads = max(2, threads)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._large = asyncio.Semaphore(threads - 1)
+        self._limit = limit
+        self._large_limit = max(1, limit // 8)
+        self._here = 0
+        self._large_here = 0
+
+    async def decode(self, function: Callable[..., _Result], *args: Any, pixels: int) -> _Result:
+        """As `run`, for a function that decodes so many pixels. Raises DecodeQueueFullError at once."""
+        large = pixels >= LARGE_PIXELS
+        if self._here >= self._limit or (large and self._large_here >= self._large_limit):
+            kind = "large images" if self._here < self._limit else "images"
+            here = self._large_here if self._here < self._limit else self._here
+            raise DecodeQueueFullError(f"{here} {kind} are waiting to be decoded")
+        self._here += 1
+        self._large_here += large
+        try:
+            if not large:
+                return await self.run(function, *args)
+            async with self._large:
+                return await self.run(function, *args)
+        finally:
+            self._here -= 1
+            self._large_here -= large
+
+    async def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run `function` in a thread.
+
+        When this ends, however it ends, no thread runs `function` and none will: what the caller lent it (a slot) is
+        the caller's again. So work cancelled before it begins never begins, and work cancelled later is waited for.
+        Raises RuntimeError once the pool is closed, and what `function` raises.
+        """
+        work = self._executor.submit(function, *args)
+        try:
+            await _ended(work)
+        except asyncio.CancelledError:
+            work.cancel()
+            while not work.done():
+                with suppress(asyncio.CancelledError):
+                    await _ended(work)
+            raise
+        try:
+            return work.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("the decode pool was closed") from None
+
+    async def close(self) -> None:
+        """End the threads; work that has not begun is dropped, work that has is waited for."""
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+
+async def _ended(work: Future[Any]) -> None:
+    """Wait for work to end; unlike asyncio.wrap_future, to be cancelled oneself says nothing to the work."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def wake() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def notify(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(wake)
+
+    work.add_done_callback(notify)
+    await ended

@@ -1,0 +1,114 @@
+"""What a device's workers report, and what they serve, as metrics.
+
+Owns: one device's series, the sums over several workers on it, and who serves what. Must not decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isnan
+from typing import get_args
+
+from app.observability.metrics import MEMORY_KINDS, Metrics, States
+from app.workers.guard import CACHE, COLLECT, HAND_OVER, Trigger
+from app.workers.messages import Released, Stats
+from app.workers.replica import WorkerProcess
+
+RESTARTS = ("died", "hung", "lost", "leaked", "start")
+HANDOVERS = ("load", "memory", "compiled")
+_RELEASES = (
+    *((rung, trigger) for rung in (COLLECT, CACHE) for trigger in (*get_args(Trigger), "request")),
+    *((HAND_OVER, trigger) for trigger in ("device", "resident")),
+    (CACHE, "out_of_memory"),
+)
+
+
+class DeviceMetrics:
+    """Of one device."""
+
+    def __init__(self, metrics: Metrics, device: str, vendor: str) -> None:
+        self._metrics, self._device, self._labels = metrics, device, (device, vendor)
+        self._stats: dict[str, Stats] = {}
+        self._up = metrics.worker_up.labels(device)
+        self._up.set(0)
+        for reason in RESTARTS:
+            metrics.worker_restarts.labels(device, reason)
+        for reason in HANDOVERS:
+            metrics.handovers.labels(device, reason)
+        for rung, trigger in _RELEASES:
+            metrics.cache_releases.labels(device, rung, trigger)
+            metrics.cache_released_bytes.labels(device, rung)
+
+    def ready(self) -> None:
+        """A worker serves."""
+        self._up.set(1)
+
+    def report(self, worker: str, stats: Stats) -> None:
+        """Memory of a device is what all its workers hold of it; used and total are the device's own."""
+        before = self._stats.get(worker)
+        self._stats[worker] = stats
+        here = self._stats.values()
+        metrics = self._metrics
+        for kind in MEMORY_KINDS:
+            value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
+            metrics.device_memory.labels(*self._labels, kind).set(value)
+        metrics.worker_resident.labels(self._device).set(sum(each.resident for each in here))
+        for name, gauge in metrics.telemetry.items():
+            gauge.labels(*self._labels).set(getattr(stats, name))
+        if not isnan(stats.energy_joules):
+            energy = metrics.energy.labels(*self._labels)
+            joules = stats.energy_joules - (before.energy_joules if before else stats.energy_joules)
+            # Of several workers on a device one is enough. A counter that began again is no energy yet.
+            if joules > 0 and worker == next(iter(self._stats)):
+                energy.inc(joules)
+        for operator, count in stats.fallbacks.items():
+            new = count - (before.fallbacks.get(operator, 0) if before else 0)
+            metrics.operator_fallbacks.labels(self._device, operator).inc(new)
+
+    def gone(self, worker: str, *, last: bool) -> None:
+        """A worker is gone; `last`: none serves the device now, so that nobody knows how it is."""
+        self._stats.pop(worker, None)
+        if not last:
+            return
+        self._up.set(0)
+        for kind in MEMORY_KINDS[:-1]:
+            self._metrics.device_memory.labels(*self._labels, kind).set(float("nan"))
+        self._metrics.worker_resident.labels(self._device).set(0)
+        for gauge in self._metrics.telemetry.values():
+            gauge.labels(*self._labels).set(float("nan"))
+
+    def released(self, message: Released) -> None:
+        """A worker has climbed rungs of the memory guard."""
+        for rung, returned in message.returned.items():
+            self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
+            self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
+
+
+class ServedStates:
+    """Who serves what now, by which engine, and what the gate found."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._info = States(metrics.model_info)
+        self._errors = States(metrics.precision_error)
+        self._verdicts = States(metrics.precision_gate)
+
+    def show(self, workers: Iterable[WorkerProcess]) -> None:
+        """These are all workers that are ready."""
+        info: dict[tuple[str, ...], float] = {}
+        errors: dict[tuple[str, ...], float] = {}
+        verdicts: dict[tuple[str, ...], float] = {}
+        for worker in workers:
+            assert worker.ready is not None
+            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+                if loaded is None:
+                    continue
+                where = (model.name, worker.device)
+                served_by = (*where, loaded.engine, loaded.precision)
+                info |= {(*served_by, model.weights): 1}
+                errors |= {(*where, measure): error for measure, error in loaded.measures.items()}
+                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.wrong}
+                if loaded.measures:
+                    verdicts[served_by] = 1
+        self._info.show(info)
+        self._errors.show(errors)
+        self._verdicts.show(verdicts)

@@ -1,0 +1,214 @@
+"""Traces: what becomes of a request, as OpenTelemetry spans.
+
+    request ─┬─ decode ─ queue ─ infer ─ post        one of each an image
+             └────────────────────┴─link─► batch     one a batch, a trace of its own: it serves many requests
+
+Owns: when spans are made and what they say; everything OpenTelemetry is behind these two classes. Must not know HTTP
+beyond headers, nor models. Optional (`anychip[traces]`): without an endpoint and without a provider of the surrounding
+program nothing is made. Spans of stages are made afterwards, from times that are measured anyway, and only for requests
+that are recorded.
+
+Where FastAPI makes the request's span itself (its native telemetry, or OpenTelemetry's instrumentation), that one is
+taken; the hot route goes round FastAPI, so its span is made here.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.config import Settings
+from app.observability.metrics import version
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.sampling import Sampler
+    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
+    from starlette.types import Scope
+
+_UNTRACED = ("/metrics", "/ping", "/v1/stats", "/v2/health/")
+_EXPORT_TIMEOUT_S = 5
+_CHOSEN = "anychip-chosen"
+TRACEPARENT = re.compile(rb"00-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
+"""W3C Trace Context, https://www.w3.org/TR/trace-context/: trace id and flags, of which bit 0 means recorded."""
+_EPOCH_NS = time.time_ns() - time.monotonic_ns()
+
+
+class TracingError(Exception):
+    """Traces are wanted and cannot be had; the message is one plain sentence."""
+
+
+def untraced(scope: Scope) -> bool:
+    """Whether a request is asked by machines every few seconds, and nobody's to trace."""
+    return str(scope["path"]).startswith(_UNTRACED)
+
+
+def from_settings(settings: Settings) -> Tracing | None:
+    """Traces as the settings want them, else as the surrounding program has configured them, else none.
+
+    Raises TracingError where an endpoint is named and the packages for it are missing.
+    """
+    if settings.trace_endpoint:
+        return Tracing(
+            _exporting(settings.trace_endpoint, settings.trace_ratio), ratio=settings.trace_ratio, owned=True
+        )
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    provider = trace.get_tracer_provider()
+    inert = isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+    return None if inert else Tracing(provider)
+
+
+def _exporting(endpoint: str, ratio: float) -> TracerProvider:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise TracingError("traces need OpenTelemetry: pip install 'anychip[traces]'") from None
+    ours = Resource({"service.name": "anychip", "service.version": version()})
+    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last and wins.
+    resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(sampler=sampler(ratio), resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S)))
+    return provider
+
+
+def sampler(ratio: float) -> Sampler:
+    """Records what its parent records, what was chosen before (`Tracing`), and of all else a share."""
+    from opentelemetry.context import get_value
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, SamplingResult, TraceIdRatioBased
+
+    class Chosen(TraceIdRatioBased):
+        def should_sample(self, parent_context: Context | None, *rest: Any, **more: Any) -> SamplingResult:
+            if get_value(_CHOSEN, parent_context):
+                return ALWAYS_ON.should_sample(parent_context, *rest, **more)
+            return super().should_sample(parent_context, *rest, **more)
+
+    return ParentBased(Chosen(ratio))
+
+
+class Tracing:
+    """Spans through a tracer provider of OpenTelemetry's API."""
+
+    def __init__(self, provider: TracerProvider, *, ratio: float | None = None, owned: bool = False) -> None:
+        """`ratio`: the share of requests to record, where `sampler` is the provider's: chosen here, before anything is
+        made, as even a span that is dropped costs more than all metrics. None: the provider alone decides. `owned`:
+        nobody else uses the provider, and `close` ends it.
+        """
+        from opentelemetry import context, trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self.provider = provider
+        self.ratio = ratio
+        self._owned = owned
+        self._chosen = context.set_value(_CHOSEN, True, context.Context())
+        self.trace = trace
+        self.tracer: Tracer = provider.get_tracer("anychip", version())
+        self._propagator = TraceContextTextMapPropagator()
+
+    def request(self, scope: Scope, started_s: float) -> RequestTrace | None:
+        """The trace of an HTTP request that began at `started_s` (`time.monotonic()`); None where it is not kept."""
+        if scope.get("fastapi.telemetry") is not None or self.trace.get_current_span().is_recording():
+            span, owned = self.trace.get_current_span(), False
+        elif untraced(scope):
+            return None
+        else:
+            carrier = {name: value for name, value in scope["headers"] if name in (b"traceparent", b"tracestate")}
+            if not self._wanted(carrier.get(b"traceparent", b"")):
+                return None
+            text = {name.decode(): value.decode("latin-1") for name, value in carrier.items()}
+            span = self.tracer.start_span(
+                str(scope["method"]),
+                self._propagator.extract(text, self._chosen),
+                kind=self.trace.SpanKind.SERVER,
+                attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
+                start_time=_epoch_ns(started_s),
+            )
+            owned = True
+        return RequestTrace(self, span, owned=owned) if span.is_recording() else None
+
+    def batch(
+        self, traces: Iterable[RequestTrace], dispatched_s: float, done_s: float, attributes: Mapping[str, Any]
+    ) -> SpanContext | None:
+        """The span of a batch that is done, linked to the requests in it; what their `infer` links to.
+
+        None where a provider that is not ours drops it.
+        """
+        links = [self.trace.Link(trace.context) for trace in traces]
+        span = self.tracer.start_span(
+            "batch", self._chosen, links=links, attributes=attributes, start_time=_epoch_ns(dispatched_s)
+        )
+        span.end(_epoch_ns(done_s))
+        context = span.get_span_context()
+        return context if context.trace_flags.sampled else None
+
+    def _wanted(self, traceparent: bytes) -> bool:
+        if self.ratio is None:
+            return True
+        found = TRACEPARENT.fullmatch(traceparent)
+        return bool(int(found[2], 16) & 1) if found else random.random() < self.ratio
+
+    def close(self) -> None:
+        """Send what is left. Blocks for some seconds where nobody takes it; idempotent."""
+        if self._owned:
+            self._owned = False
+            self.provider.shutdown()  # type: ignore[attr-defined]
+
+
+class RequestTrace:
+    """One request that is recorded."""
+
+    def __init__(self, tracing: Tracing, span: Span, *, owned: bool) -> None:
+        self._tracing, self._span, self._owned = tracing, span, owned
+        self.context = span.get_span_context()
+        self.trace_id = f"{self.context.trace_id:032x}"
+
+    @property
+    def traceparent(self) -> str:
+        """What a service that this one asks, and whoever asked it, may go on with (W3C Trace Context)."""
+        return f"00-{self.trace_id}-{self.context.span_id:016x}-{int(self.context.trace_flags):02x}"
+
+    def stages(self, begun: Sequence[tuple[str, float]], end_s: float, image: int, batch: SpanContext | None) -> None:
+        """Spans of what one image went through: names and begins (`time.monotonic()`) in order, each up to the next one
+        and the last up to `end_s`. `infer` links to `batch`.
+        """
+        trace = self._tracing.trace
+        parent = trace.set_span_in_context(self._span)
+        ends_s = [*(begin_s for _, begin_s in begun[1:]), end_s]
+        for (name, begin_s), stage_end_s in zip(begun, ends_s, strict=True):
+            links = [trace.Link(batch)] if batch is not None and name == "infer" else []
+            span = self._tracing.tracer.start_span(
+                name, parent, links=links, attributes={"anychip.image": image}, start_time=_epoch_ns(begin_s)
+            )
+            span.end(_epoch_ns(stage_end_s))
+
+    def describe(self, attributes: Mapping[str, str]) -> None:
+        """Say more of the request, at the latest when its answer begins: FastAPI's span ends with the answer."""
+        self._span.set_attributes(attributes)
+
+    def end(self, name: str, status: int, code: str) -> None:
+        """The request, by its method and route, is answered with an HTTP status, 0 where nobody was left to answer.
+
+        `code`: "OK" or an error's.
+        """
+        if not self._owned:
+            return
+        self._span.set_attribute("anychip.code", code)
+        self._span.update_name(name)
+        if status:
+            self._span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self._span.set_attribute("error.type", code)
+            self._span.set_status(self._tracing.trace.StatusCode.ERROR)
+        self._span.end()
+
+
+def _epoch_ns(monotonic_s: float) -> int:
+    return _EPOCH_NS + int(monotonic_s * 1e9)

@@ -1,0 +1,114 @@
+"""What Triton's tools count: requests, images and batches of a model with the time each stage took, since the start.
+
+Owns: the counters and their JSON form (Triton's statistics extension). Must not decide anything. The service's own
+metrics are in app.observability.metrics, their names for Triton's dashboards in app.observability.triton_metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VERSION = "1"
+"""Models have one version: what is loaded. Loading again replaces it."""
+
+_NS = 1e9
+STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
+"""Ours, and what Triton calls them."""
+
+_REASONS = {
+    "QUEUE_FULL": "REJECTED",
+    "DEADLINE_UNREACHABLE": "REJECTED",
+    "DEADLINE_EXCEEDED": "REJECTED",
+    "DRAINING": "REJECTED",
+    "NOT_READY": "REJECTED",
+    "CANCELLED": "CANCELED",
+    "INFERENCE_FAILED": "BACKEND",
+}
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often, and seconds in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Once more."""
+        self.count += 1
+        self.seconds += seconds
+
+    def as_json(self) -> dict[str, int]:
+        """As Triton writes it."""
+        return {"count": self.count, "ns": round(self.seconds * _NS)}
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Of one model."""
+
+    last_ms: int = 0
+    success: Duration = field(default_factory=Duration)
+    failure: dict[str, Duration] = field(default_factory=dict)  # By Triton's reason.
+    images: int = 0
+    stages: dict[str, Duration] = field(default_factory=lambda: {stage: Duration() for stage in STAGES})
+    batches: dict[int, Duration] = field(default_factory=dict)  # By images in the batch; seconds on the device.
+
+    def request(self, code: str, seconds: float) -> None:
+        """A request has ended, with "OK" or an error's code."""
+        if code == "OK":
+            self.success.add(seconds)
+            self.last_ms = int(time.time() * 1e3)
+        else:
+            self.failure.setdefault(_REASONS.get(code, "OTHER"), Duration()).add(seconds)
+
+    def image(self, seconds: Mapping[str, float]) -> None:
+        """An image was answered, after so many seconds in each stage."""
+        self.images += 1
+        for stage, taken in seconds.items():
+            self.stages[stage].add(taken)
+
+    def batch(self, images: int, seconds: float) -> None:
+        """A batch was computed."""
+        self.batches.setdefault(images, Duration()).add(seconds)
+
+    @property
+    def executions(self) -> int:
+        """Batches computed."""
+        return sum(duration.count for duration in self.batches.values())
+
+    def as_json(self, name: str) -> dict[str, Any]:
+        """One entry of "model_stats"."""
+        failed = Duration(
+            sum(each.count for each in self.failure.values()), sum(each.seconds for each in self.failure.values())
+        )
+        nothing = Duration().as_json()
+        return {
+            "name": name,
+            "version": VERSION,
+            "last_inference": self.last_ms,
+            "inference_count": self.images,
+            "execution_count": self.executions,
+            "inference_stats": {
+                "success": self.success.as_json(),
+                "fail": failed.as_json(),
+                **{theirs: self.stages[ours].as_json() for ours, theirs in STAGES.items()},
+                "cache_hit": nothing,
+                "cache_miss": nothing,
+            },
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    # What is done for an image is not done for a batch here; it is counted above.
+                    "compute_input": nothing,
+                    "compute_infer": duration.as_json(),
+                    "compute_output": nothing,
+                }
+                for size, duration in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+            "response_stats": {},
+        }

@@ -1,0 +1,144 @@
+"""What a model is tried on before it serves: probes for the gate, calibration and held-out pictures for int8.
+
+Owns: where they come from, and that they reach the network exactly as pictures of requests do. Must not know engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from app.images.decoding import decode
+from app.images.header import ImageError, read_header
+from models import Model, NormalisedModel, PixelModel, Placement, TensorModel
+from models.accuracy import Boxes
+
+Pixels = npt.NDArray[np.uint8]
+
+_CALIBRATION = 128
+"""Pictures for int8: more made no difference on the sample weights (docs/precision.md)."""
+_HELD_OUT = 256
+"""Pictures to measure it on: one is 0.4 points of top-1."""
+_SEEDS = {"calibration": 2029, "held out": 2039}  # Of the sample generator: training has neither's pictures.
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
+
+
+class CalibrationError(Exception):
+    """There are no pictures to calibrate on; the message says what to do."""
+
+
+def probes(model: Model) -> Pixels:
+    """The pictures that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
+    from models.sample import PICTURES
+
+    if isinstance(model, NormalisedModel):
+        return model.items(probes(model.pictures))
+    if isinstance(model, TensorModel):
+        return model.probes()
+    assert isinstance(model, PixelModel)
+    pixels = np.stack([_seen(model, path.read_bytes())[0] for path in sorted(PICTURES.glob("*.jpg"))])
+    return np.concatenate([pixels, pixels[:2, :, ::-1]])
+
+
+def calibration(model: Model, folder: str) -> Calibration | None:
+    """Pictures for int8; None for a tensor model, which is served in another precision. Raises CalibrationError."""
+    return Calibration(model, folder) if isinstance(model, PixelModel) else None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Pictures that int8 was not calibrated on. `truth`: each one's class or Boxes; empty where nobody knows it."""
+
+    pixels: Pixels  # uint8 [n, *model.input_shape]
+    placements: tuple[Placement, ...]
+    truth: tuple[Any, ...] = ()
+
+
+class Calibration:
+    """Pictures like those to come, decoded when they are asked for: picklable, so that a worker may ask."""
+
+    def __init__(self, model: PixelModel, folder: str) -> None:
+        """`folder`: of pictures; empty: the generator's, where the model has the sample weights.
+
+        Raises CalibrationError.
+        """
+        self._model = model
+        files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in _SUFFIXES) if folder else []
+        if folder and not files:
+            raise CalibrationError(f"There is no picture in {folder} to calibrate on.")
+        if not folder and model.weights != "sample":
+            raise CalibrationError(
+                f"int8 needs pictures like those {model.name} will see: name a folder of them, --calibrate DIR."
+            )
+        # Folders are often sorted by class: both are taken from all over it.
+        chosen = _spread(files, _CALIBRATION + _HELD_OUT)
+        enough = len(chosen) >= 2 * _CALIBRATION
+        held_out = [row % 3 != 0 if enough else row % 4 == 3 for row in range(len(chosen))]
+        self._files = _spread([path for path, held in zip(chosen, held_out, strict=True) if not held], _CALIBRATION)
+        self._held_out = [path for path, held in zip(chosen, held_out, strict=True) if held]
+
+    @property
+    def key(self) -> str:
+        """What tells these pictures from others, without reading them."""
+        facts = [(str(path), status.st_size, status.st_mtime_ns) for path in self._files for status in [path.stat()]]
+        return hashlib.sha256(repr(facts or (_SEEDS, _CALIBRATION)).encode()).hexdigest()[:16]
+
+    def __call__(self) -> Pixels:
+        """uint8 [n, *model.input_shape], n at most 128. Raises CalibrationError, OSError."""
+        drawn = self._read(self._files) if self._files else self._drawn("calibration", _CALIBRATION)
+        pixels = [out for out, _, _ in drawn]
+        if not pixels:
+            raise CalibrationError("None of the pictures to calibrate on can be read.")
+        return np.stack(pixels)
+
+    def held_out(self) -> HeldOut | None:
+        """Other pictures, at most 256; None where the folder has too few to spare any. Raises OSError."""
+        drawn = list(self._read(self._held_out) if self._files else self._drawn("held out", _HELD_OUT))
+        if not drawn:
+            return None
+        pixels, placements, truth = zip(*drawn, strict=True)
+        return HeldOut(np.stack(pixels), placements, () if self._files else truth)
+
+    def _read(self, files: Sequence[Path]) -> Iterator[tuple[Pixels, Placement, None]]:
+        for path in files:
+            try:
+                yield *_seen(self._model, path.read_bytes()), None
+            except ImageError:  # One broken file among many is no reason to stop.
+                continue
+
+    def _drawn(self, purpose: str, count: int) -> Iterator[tuple[Pixels, Placement, Any]]:
+        from models.sample.pictures import classification_picture, detection_picture
+
+        for index in range(count):
+            width, height = size = ((500, 375), (640, 480), (375, 500))[index % 3]
+            rgb: Pixels
+            truth: Any
+            if self._model.task == "classify":
+                rgb, truth = classification_picture(_SEEDS[purpose], index, size)
+            else:
+                rgb, boxes, classes = detection_picture(_SEEDS[purpose], index, size)
+                truth = Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32))
+            out = torch.zeros(self._model.input_shape, dtype=torch.uint8)
+            placement = self._model.preprocess(torch.from_numpy(rgb), out, width, height)
+            yield out.numpy(), placement, truth
+
+
+def _spread(files: Sequence[Path], count: int) -> list[Path]:
+    """At most `count` of them, evenly."""
+    count = min(count, len(files))
+    return [files[row * len(files) // count] for row in range(count)]
+
+
+def _seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:
+    header = read_header(encoded)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    size = model.decode_size(header.width, header.height)
+    placement = model.preprocess(decode(encoded, header, size), out, header.width, header.height)
+    return out.numpy(), placement

@@ -1,0 +1,91 @@
+"""What Triton's clients and tools ask of a server beside inference: configuration, statistics, the repository's index.
+
+Owns: the JSON forms, which are also those of the gRPC messages (app.grpc). Must not know HTTP or gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from app.observability.triton_statistics import VERSION
+from app.protocols import open_inference
+from app.protocols.open_inference import NORMAL_PRIORITY, PIXELS, PRIORITIES
+from app.protocols.wire import BYTES, bad
+from app.scheduling.dispatcher import ServedModel
+from app.serving.service import Service
+from models import OutputSpec, PixelModel
+
+
+def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
+    """A model's configuration as Triton would have it: shapes without the batch, which comes in front."""
+    signature = open_inference.signature(served)
+    settings = service.settings
+    # Of pictures, one input is all a request has. Those that make up their data (load generators) skip what is
+    # optional, and made-up bytes are no pictures.
+    pictures = isinstance(served.model, PixelModel)
+    skipped = {spec.name for spec in signature.inputs if spec.name != PIXELS} if pictures else set()
+    return {
+        "name": served.model.name,
+        "platform": signature.platform,
+        "backend": "anychip",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": settings.max_images if signature.batched else 0,
+        "input": [
+            {**_tensor(spec, signature.batched), **({"optional": True} if spec.name in skipped else {})}
+            for spec in signature.inputs
+        ],
+        "output": [_tensor(spec, signature.batched) for spec in signature.outputs],
+        "dynamic_batching": {
+            "preferred_batch_size": list(settings.ladder),
+            "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
+            "priority_levels": PRIORITIES,
+            "default_priority_level": NORMAL_PRIORITY,
+            "default_queue_policy": {
+                "timeout_action": "REJECT",
+                "default_timeout_microseconds": round(settings.timeout_ms * 1e3),
+                "allow_timeout_override": True,
+                "max_queue_size": settings.queue_size,
+            },
+        },
+    }
+
+
+def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
+    dims = list(spec.shape[1:] if batched else spec.shape)
+    tensor: dict[str, Any] = {
+        "name": spec.name,
+        "data_type": "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}",
+        "dims": dims or [1],
+    }
+    if not dims:  # Triton has no tensors without dimensions; this is how it says that only the batch is there.
+        tensor["reshape"] = {"shape": []}
+    return tensor
+
+
+def statistics(service: Service, name: str = "", version: str = "") -> list[dict[str, Any]]:
+    """ "model_stats": of one model, or of all. Raises MODEL_NOT_FOUND."""
+    chosen = [open_inference.find(service, name, version)] if name else list(service.models.values())
+    return [served.statistics.as_json(served.model.name) for served in chosen]
+
+
+def index(service: Service, ready_only: bool = False) -> list[dict[str, str]]:
+    """Every model with its state: READY, LOADING or UNAVAILABLE."""
+    models = []
+    for name, served in service.models.items():
+        state, reason = "READY", ""
+        if served.unloaded:
+            state, reason = "UNAVAILABLE", "unloaded"
+        elif not service.dispatcher.serves(name):
+            state = "LOADING" if service.dispatcher.expects(name) else "UNAVAILABLE"
+            reason = service.dispatcher.why_not_ready()
+        if state == "READY" or not ready_only:
+            models.append({"name": name, "version": VERSION, "state": state, "reason": reason})
+    return models
+
+
+def check_parameters(names: Iterable[str]) -> None:
+    """Of a load or unload. Raises INVALID_REQUEST for those that would replace a model's configuration or files."""
+    for name in names:
+        if name != "unload_dependents":
+            raise bad(f"the parameter {name!r} is not read here: models are what --models names")

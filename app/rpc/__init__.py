@@ -1,5 +1,0 @@
-"""The Open Inference Protocol over gRPC, beside HTTP in the same event loop. Needs `anychip[grpc]`.
-
-Owns: what is gRPC's alone. What requests mean, and all they can fail with, is app.open_inference's and app.triton's
-business, so that both transports say the same.
-"""

@@ -1,0 +1,142 @@
+"""What waits: the images of a model on their way to a worker, in the order in which they run.
+
+Owns: one model's queue, its bound and its order. Must not know workers or batches' times. Times are in seconds, the
+clock is a parameter.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.scheduling.latency import Lateness
+
+
+class QueueFullError(Exception):
+    """The model has as many images waiting as it may have."""
+
+
+class DeadlineUnreachableError(Exception):
+    """The deadline would pass before the answer could be there; `expected_s` is when it could."""
+
+    def __init__(self, expected_s: float) -> None:
+        super().__init__(f"the answer would take {expected_s * 1e3:.0f} ms")
+        self.expected_s = expected_s
+
+
+@dataclass(eq=False, slots=True)
+class Places:
+    """Room in a model's queue for images of one request that are still on their way to it.
+
+    `expected_s`: when the first of them was expected to be answered, by the queue alone, from `admitted_s` on.
+    """
+
+    model: str
+    images: int
+    left: int
+    priority: int
+    deadline_s: float
+    admitted_s: float
+    expected_s: float
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One image that waits for its answer. `payload` is the caller's; deadlines and times are in seconds.
+
+    `position`: which image of its request. `alone`: it runs in a batch of its own, because the last one it was in took
+    its worker down.
+    """
+
+    model: str
+    payload: Any
+    deadline_s: float
+    priority: int = 0
+    position: int = 0
+    alone: bool = False
+    places: Places | None = field(default=None, repr=False)
+    enqueued_s: float = 0.0
+    dispatched_s: float = 0.0
+    rank_s: float = field(default=0.0, repr=False)
+    queued: bool = field(default=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Items sent to a worker together, padded to `size`, one of the model's ladder."""
+
+    id: int
+    worker: str
+    model: str
+    items: tuple[Item, ...]
+    size: int
+    dispatched_s: float
+
+
+@dataclass(slots=True)
+class Queue:
+    """A model's images, reserved and waiting, the next one first."""
+
+    limit: int
+    reserved: int = 0
+    depth: int = 0
+    ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
+    heap: list[tuple[float, int, Item]] = field(default_factory=list)
+    lateness: Lateness = field(default_factory=Lateness)
+    usual: float = 1.0  # Images in a batch of late: an image that waits will ride in one as full.
+
+    def late(self, items: Iterable[Item], answered_s: float) -> None:
+        """Learn from when items were answered, or would have been.
+
+        Only from the latest: what shares a batch shares its noise. And only from the first of a request: the others
+        wait for those of their own as well.
+        """
+        late_s = [
+            answered_s - item.places.admitted_s - item.places.expected_s
+            for item in items
+            if item.places is not None and not item.position and not item.alone
+        ]
+        if late_s:
+            self.lateness.learn(max(late_s))
+
+    def count(self, priority: int, images: int) -> None:
+        """Count images that came (or, negative, went) at a priority."""
+        left = self.ahead.get(priority, 0) + images
+        if left:
+            self.ahead[priority] = left
+        else:
+            del self.ahead[priority]  # Priorities are the clients' numbers: what is unused must not stay.
+
+    def ahead_of(self, priority: int) -> int:
+        """Images waiting or reserved that go before new ones of this priority."""
+        return sum(images for other, images in self.ahead.items() if other >= priority)
+
+    def push(self, item: Item, order: int) -> None:
+        """Let an item wait; `order` decides between equal ranks."""
+        heapq.heappush(self.heap, (item.rank_s, order, item))
+        item.queued = True
+        self.depth += 1
+        self.count(item.priority, 1)
+
+    def first(self) -> Item:
+        """The next item. Raises IndexError when none waits."""
+        return self.heap[0][2]
+
+    def discard(self, item: Item) -> None:
+        """Take a waiting item out."""
+        item.queued = False
+        self.depth -= 1
+        self.count(item.priority, -1)
+        # The first is always one that waits: what was sent must not be here a second time when it is requeued.
+        while self.heap and not self.heap[0][2].queued:
+            heapq.heappop(self.heap)
+        # Other discarded items stay until they surface; rebuilt when they are most of it, memory stays bounded.
+        if len(self.heap) > 2 * self.depth + 16:
+            self.heap = [entry for entry in self.heap if entry[2].queued]
+            heapq.heapify(self.heap)
+
+    def oldest_s(self) -> float:
+        """When the one that waits longest was enqueued."""
+        return min(entry[2].enqueued_s for entry in self.heap if entry[2].queued)

@@ -1,0 +1,92 @@
+"""Models that come and go while the service runs: loaded again, unloaded, loaded once more.
+
+    load:   read the file ─► hand over to workers that have it ─► take requests
+    unload: refuse requests ─► answer those under way ─► hand over to workers without it
+
+Owns: what all workers hold after each of these, one at a time. How a worker is replaced without losing a request is
+app.scheduling.handover's business. Must not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from app.errors import ServiceError
+from app.scheduling.dispatcher import ServedModel
+from app.serving.service import Service
+from app.workers.replica import WorkerStartError
+from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
+
+log = logging.getLogger("anychip.service")
+
+
+class Repository:
+    """The models of a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = asyncio.Lock()
+
+    async def load(self, name: str) -> None:
+        """Read a model's weights again and hand over to workers that have them, without losing a request.
+
+        Raises MODEL_NOT_FOUND, INVALID_REQUEST when the weights cannot be read or are of a network with another input,
+        INTERNAL when a worker cannot start with them; the workers not yet replaced then serve on as they did.
+        """
+        served = self._service.find(name)
+        async with self._lock:
+            model = await self._read(served)
+            await self._hand_over({name: model}, "load")
+            served.unloaded = False
+
+    async def unload(self, name: str) -> None:
+        """Refuse new requests for a model, answer those under way, and hand over to workers without it. Idempotent.
+
+        Raises MODEL_NOT_FOUND; INTERNAL when a worker cannot start without it: the model then serves on.
+        """
+        served = self._service.find(name)
+        async with self._lock:
+            if served.unloaded:
+                return
+            served.unloaded = True
+            try:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._service.drained(served), self._service.settings.drain_s)
+                await self._hand_over({}, "unload")
+            except BaseException:
+                served.unloaded = False
+                raise
+
+    async def _read(self, served: ServedModel) -> Model:
+        settings, old = self._service.settings, served.model
+        specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
+        spec = next(spec for spec in specs if spec.name == old.name)
+        try:
+            model = await asyncio.to_thread(open_model, spec, settings.weights_dir)
+        except ModelError as error:
+            raise ServiceError("INVALID_REQUEST", f"{old.name} cannot be loaded: {error}") from None
+        if replace(model, labels=old.labels, weights=old.weights, weights_file=old.weights_file) != old:
+            message = f"{old.name} now wants other inputs than before; restart the service"
+            raise ServiceError("INVALID_REQUEST", message)
+        return model
+
+    async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:
+        """To workers with the models that are loaded, of which some are new. Raises INTERNAL."""
+        service = self._service
+        models: list[Model | None] = []
+        for served in service.dispatcher.models.values():
+            model = served.model
+            name = model.pictures.name if isinstance(model, NormalisedModel) else model.name
+            shown: Model = new.get(name) or service.models[name].model
+            if isinstance(model, NormalisedModel) and isinstance(shown, PixelModel):
+                shown = NormalisedModel.of(shown)  # With every model go its other forms.
+            models.append(None if service.models[name].unloaded and name not in new else shown)
+        try:
+            await service.dispatcher.hand_over(models, reason)
+        except WorkerStartError as error:
+            log.error("%s: no worker could take over: %s", reason, error)
+            raise ServiceError("INTERNAL", f"no worker could take over for this {reason}; the log knows why") from None

@@ -1,0 +1,273 @@
+"""`anychip doctor`: the environment, check by check, each failure with its remedy.
+
+Owns: what a service needs of its surroundings before it can start, asked in the order in which things fail. Must not
+change anything but a file of its own in the cache folder, and must not import torch before a child process has done
+so unharmed: vendors' builds can end the process that imports them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from app.config import Settings
+
+Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
+
+_TORCH_TIME_LIMIT_S = 120.0
+_LEAST_FREE_BYTES = 2 << 30
+_LEAST_OPEN_FILES = 1024
+# What the service imports besides torch; a C extension among them may lack a library of the system.
+_MODULES = ("numpy", "cv2", "PIL", "safetensors", "orjson", "fastapi", "uvicorn", "httptools", "prometheus_client")
+# nms lives in torchvision's own C++ part: it is missing where the two builds do not fit each other.
+_TORCH = (
+    "import numpy, torch, torchvision; boxes = torch.tensor([[0., 0., 1., 1.]]); "
+    "torchvision.ops.nms(boxes, torch.ones(1), 0.5); torch.from_numpy(numpy.ones(1)).numpy(); "
+    "print(f'torch {torch.__version__}, torchvision {torchvision.__version__}, numpy {numpy.__version__}')"
+)
+# What a failed import says -> what to do.
+_TORCH_REMEDIES = {
+    "galaxyhip": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
+    "hyhal": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
+    "libascend": "source CANN's set_env.sh first, and mount /usr/local/Ascend/driver into a container",
+    "libgl": "install OpenCV without a desktop: pip install --force-reinstall opencv-python-headless",
+    "numpy": "torch was built for another major version of numpy: install the one its vendor names",
+    "nms": "install the torchvision that belongs to this torch",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check found. `remedy` is what to do, for everything that is not as it should be."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
+def examine(settings: Settings, skip: Collection[str] = ()) -> Iterator[Check]:
+    """Every check in turn, as it is done; a generator, because some take seconds.
+
+    Those named in `skip` are not done, nor are those that need torch when it cannot be imported.
+    """
+    torch_works = "torch" not in skip
+    for name, check in CHECKS.items():
+        if name in skip:
+            continue
+        if name in _NEEDS_TORCH and not torch_works:
+            yield Check(name, "SKIP", "needs torch, which is skipped or does not work")
+            continue
+        found = check(settings)
+        torch_works &= name != "torch" or found.status == "PASS"
+        yield found
+
+
+def _python(_: Settings) -> Check:
+    version = platform.python_version()
+    detail = f"Python {version} on {platform.system()} {platform.machine()}, {sys.prefix}"
+    if sys.platform != "linux":
+        return Check("python", "FAIL", detail, "run the service on Linux: its shared memory is a Linux memfd")
+    return Check("python", "PASS", detail)
+
+
+def _packages(_: Settings) -> Check:
+    for module in _MODULES:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # A C extension may raise anything.
+            reason = _line(str(error)) or type(error).__name__
+            remedy = _remedy(reason) or "install again: make install, or pip install anychip"
+            return Check("packages", "FAIL", f"{module} cannot be imported: {reason}", remedy)
+    try:
+        version = importlib.metadata.version("anychip")
+    except importlib.metadata.PackageNotFoundError:
+        version = "that is not installed (run from its sources)"
+    return Check("packages", "PASS", f"anychip {version} and the {len(_MODULES)} packages it serves with")
+
+
+def _torch(_: Settings) -> Check:
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _TORCH],
+            env=environment, capture_output=True, text=True, timeout=_TORCH_TIME_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        reason = f"importing torch takes more than {_TORCH_TIME_LIMIT_S:g} s"
+        return Check("torch", "FAIL", reason, "its driver may hang: ask the vendor's tool whether the device answers")
+    if asked.returncode == 0:
+        return Check("torch", "PASS", _line(asked.stdout))
+    reason = _line(asked.stderr) or f"it ended its process, status {asked.returncode}"
+    return Check("torch", "FAIL", reason, _remedy(asked.stderr) or "install the torch that the device's vendor names")
+
+
+def _images(_: Settings) -> Check:
+    from app.images.decoding import decode
+    from app.images.header import read_header
+    from models.sample import PICTURES
+
+    encoded = min(PICTURES.glob("*.jpg")).read_bytes()
+    try:
+        header = read_header(encoded)
+        pixels = decode(encoded, header)
+    except Exception as error:  # Whatever a library of the system makes of it.
+        return Check(
+            "images", "FAIL", f"a JPEG cannot be decoded: {_line(str(error))}", "install pillow and torchvision again"
+        )
+    return Check("images", "PASS", f"a JPEG of {header.width} x {header.height} became {tuple(pixels.shape)} bytes")
+
+
+def _shared_memory(_: Settings) -> Check:
+    from app.workers.arena import Arena
+
+    try:
+        Arena([(1 << 20, 1)])
+    except OSError as error:
+        remedy = "allow memfd_create and mmap: a seccomp profile of the container may forbid them"
+        return Check("shared-memory", "FAIL", f"a memfd cannot be made: {error.strerror}", remedy)
+    return Check("shared-memory", "PASS", "memfd works; /dev/shm is not used, so its size does not matter")
+
+
+def _cache(settings: Settings) -> Check:
+    folder = settings.cache_dir.expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"anychip")
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        remedy = f"make it writable for uid {os.getuid()}, gid {os.getgid()}, or name another in ANYCHIP_CACHE_DIR"
+        return Check("cache", "FAIL", f"{folder} cannot be written: {error.strerror}", remedy)
+    detail = f"{folder} can be written, {free_bytes / 2**30:.1f} GiB free"
+    if free_bytes < _LEAST_FREE_BYTES:
+        return Check("cache", "WARN", detail, "weights and compiled engines may need more: free some space")
+    return Check("cache", "PASS", detail)
+
+
+def _weights(settings: Settings) -> Check:
+    from models import ModelError, WeightsNotFoundError, open_model, parse_spec
+
+    found = []
+    for text in settings.model_specs:
+        official = False
+        try:
+            spec = parse_spec(text, settings.weights)
+            official = spec.weights == "official"
+            model = open_model(spec, settings.weights_dir, allow_download=False)
+        except ModelError as error:
+            if official and isinstance(error, WeightsNotFoundError):
+                detail = f"the official file of {spec.architecture} is not in {settings.weights_dir}"
+                remedy = f"with a network the service fetches it; without: anychip weights fetch {spec.architecture}"
+                return Check("weights", "WARN", detail, remedy)
+            return Check("weights", "FAIL", str(error), "name models and weights that are there: --models, --weights")
+        found.append(f"{model.name} ({model.weights}, {len(model.labels)} classes)")
+    return Check("weights", "PASS", ", ".join(found))
+
+
+def _limits(_: Settings) -> Check:
+    import resource
+
+    from backends import host
+
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    used_bytes, total_bytes = host.memory_bytes()
+    unlimited = files == resource.RLIM_INFINITY
+    detail = (
+        f"{host.core_count()} cores, {(total_bytes - used_bytes) / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
+    )
+    detail += ", open files without limit" if unlimited else f", {files} open files"
+    if not unlimited and files < _LEAST_OPEN_FILES:
+        return Check("limits", "WARN", detail, f"allow {_LEAST_OPEN_FILES} at least: ulimit -n, LimitNOFILE=, --ulimit")
+    if total_bytes - used_bytes < _LEAST_FREE_BYTES:
+        return Check("limits", "WARN", detail, "a worker needs 1 to 3 GiB of host memory: give more, or fewer workers")
+    return Check("limits", "PASS", detail)
+
+
+def _port(settings: Settings) -> Check:
+    where = f"{settings.host}:{settings.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(address)
+    except OSError as error:
+        return Check(
+            "port", "FAIL", f"{where} cannot be had: {error.strerror}", "end what listens there, or use --port"
+        )
+    return Check("port", "PASS", f"{where} is free")
+
+
+def _device_files(_: Settings) -> Check:
+    from backends import device_files
+
+    files = device_files()
+    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if closed:
+        group = os.stat(closed[0]).st_gid
+        remedy = f"join the group that owns it: --group-add {group} for a container, usermod -aG for a user"
+        return Check("device-files", "FAIL", f"{closed[0]} may not be opened by uid {os.getuid()}", remedy)
+    if not files:
+        return Check("device-files", "PASS", "no accelerator's device file is here")
+    return Check("device-files", "PASS", ", ".join(files) + ": open to this user")
+
+
+def _devices(settings: Settings) -> Check:
+    from backends import BackendUnavailableError, choose, device_files, report, simulated
+
+    if settings.simulate:
+        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    try:
+        chosen = choose(settings.device)
+    except BackendUnavailableError as error:
+        return Check("devices", "FAIL", str(error), "docs/hardware.md names driver, packages and mounts of each vendor")
+    rows = {row.device: row for row in report()}
+    for device in chosen.devices:
+        if device in rows and not rows[device].ok:
+            remedy = "the driver or the vendor's package is broken: compare their versions with docs/hardware.md"
+            return Check("devices", "FAIL", f"{device}: {rows[device].detail}", remedy)
+    detail = ", ".join(f"{device} ({rows[device].detail})" if device in rows else device for device in chosen.devices)
+    files = device_files()
+    if chosen.backend.facts.device_type == "cpu" and settings.device in ("auto", "all") and files:
+        refusals = " ".join(f"{name}: {reason}" for name, reason in chosen.refusals.items())
+        return Check("devices", "WARN", f"{files[0]} is here, and still the CPU would serve", refusals)
+    return Check("devices", "PASS", detail)
+
+
+def _remedy(message: str) -> str:
+    lowered = message.lower()
+    return next((remedy for sign, remedy in _TORCH_REMEDIES.items() if sign in lowered), "")
+
+
+def _line(text: str) -> str:
+    """The last line that says something, where Python puts the reason."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+CHECKS: dict[str, Callable[[Settings], Check]] = {
+    "python": _python,
+    "packages": _packages,
+    "torch": _torch,
+    "images": _images,
+    "shared-memory": _shared_memory,
+    "cache": _cache,
+    "weights": _weights,
+    "limits": _limits,
+    "port": _port,
+    "device-files": _device_files,
+    "devices": _devices,
+}
+_NEEDS_TORCH = ("images", "weights", "limits", "device-files", "devices")

@@ -1,0 +1,55 @@
+"""The process around a worker: signals, environment, the arena.
+
+Owns: what must be settled before any library is loaded. Must not import torch, models or backends before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+from app import logs
+from app.workers.arena import Arena
+from app.workers.worker import run
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(connection: Connection[Any, Any], prepare: bool = False) -> None:
+    """The process: ends when told to, or when the server's end of the pipe is gone, however the server ended.
+
+    `prepare`: import what every worker needs before the first message comes, and with it the environment.
+    """
+    # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server hears it and sends Release.
+    with contextlib.suppress(OSError, AttributeError):  # Linux: dies with the server even inside a hung driver call.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if prepare:
+        _import_libraries()
+    try:
+        begin = connection.recv()
+        arena = Arena.received(begin.pools, connection)
+    except (EOFError, ConnectionError):
+        return
+    os.environ.update(begin.environment)
+    multiprocessing.current_process().name = begin.name  # Its log lines say so.
+    logs.configure(*begin.log_style)
+    _import_libraries()
+    run(connection, arena)
+
+
+def _import_libraries() -> None:
+    """All that every worker needs, a fifth quicker for not looking for garbage meanwhile."""
+    gc.disable()
+    with contextlib.suppress(Exception):  # The worker will meet it again, and say so.
+        importlib.import_module("app.precision.gate")
+    gc.enable()

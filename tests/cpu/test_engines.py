@@ -1,0 +1,312 @@
+"""The engines beside eager and OpenVINO: why they refuse, what they keep, and that what they compiled is what runs.
+
+That their answers are right: tests/cpu/test_backends.py, over every engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+from torch import Tensor, nn
+
+from backends import BACKENDS, CompileOptions, EngineRefusedError
+from backends.cpu import CpuBackend
+from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, compile_first
+from backends.engines import inductor as inductor_file
+from backends.engines import onnxruntime as onnxruntime_file
+from backends.torch_device import _ENGINES as ENGINES
+from backends.torch_device import TorchBackend
+
+DEVICE = "cpu:0"
+with_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+
+
+class Slope(nn.Module):
+    """A convolution over bytes: what must be float32 and what int32 in the answer, at any core precision."""
+
+    input_shape = (8, 6, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core = nn.Conv2d(3, 4, 3).requires_grad_(False)
+        self.dtype = torch.float32
+
+    def cast(self, dtype: torch.dtype) -> Slope:
+        self.core.to(dtype)
+        self.dtype = dtype
+        return self
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        scores = self.core(pixels.permute(0, 3, 1, 2).to(self.dtype)).float().mean(dim=(2, 3))
+        return scores, scores.argmax(dim=1).to(torch.int32)
+
+
+class OneSize(Slope):
+    """Written for batches of exactly two."""
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        return (pixels.to(torch.float32)[:2].reshape(2, -1).mean(dim=1),)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
+
+
+def answers() -> list[np.ndarray[Any, Any]]:
+    with torch.inference_mode():
+        return [answer.numpy() for answer in Slope().eval()(torch.from_numpy(PIXELS))]
+
+
+def refusal(engine: str, network: Any = None, options: CompileOptions | None = None) -> str:
+    with pytest.raises(EngineRefusedError) as caught:
+        load(engine, network, options or CompileOptions())
+    return str(caught.value)
+
+
+def load(
+    engine: str, network: Any = None, options: CompileOptions | None = None, sizes: tuple[int, ...] = (1, 3)
+) -> Any:
+    network = (network or Slope()).eval()
+    return CpuBackend(1).load(network, DEVICE, engine, "fp32", (1, 3), options=options or CompileOptions())
+
+
+class TestByName:
+    def test_auto_does_not_try_what_takes_long_to_start(self) -> None:
+        facts = CpuBackend.facts
+        assert not set(facts.engines) & set(facts.by_name)
+        assert "inductor" in facts.by_name
+        executable = CpuBackend(1).load(Slope().eval(), DEVICE, "auto", "fp32", (1,))
+        assert executable.engine in facts.engines
+        assert not set(executable.refusals) & set(facts.by_name)
+
+    def test_an_unknown_engine_is_told_all_that_may_be_named(self) -> None:
+        message = refusal("warp")
+        assert all(name in message for name in (*CpuBackend.facts.engines, *CpuBackend.facts.by_name))
+
+    def test_every_engine_of_a_device_can_be_constructed_by_name(self) -> None:
+        for backend in BACKENDS:
+            if isinstance(backend, TorchBackend):
+                for name in (*backend.facts.engines, *backend.facts.by_name):
+                    made = ENGINES[name](backend.facts.precisions, True)
+                    assert made.name == name
+                    assert made.precisions
+
+    def test_why_an_engine_refused_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        engines = [OnnxRuntimeEngine(1), EagerEngine(("fp32",))]
+        executable = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
+        assert executable.engine == "eager"
+        assert "pip install 'anychip[onnx]'" in executable.refusals["onnxruntime"]
+
+
+class Chain(Slope):
+    """What int8 is for: convolutions in a row, one activation called twice, a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False)
+        self.act = nn.ReLU()
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        x = self.act(self.core(pixels.permute(0, 3, 1, 2).to(self.dtype) / 255))
+        return (self.act(self.second(x) + x).flatten(1),)
+
+
+class TestInt8ByOnnxRuntime:
+    def test_what_runs_is_the_network_in_int8_and_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
+        options = CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
+        with torch.inference_mode():
+            [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
+        for _ in range(2):
+            executable = OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            [given] = executable.run(PIXELS)
+            error = np.abs(given - expected).max()
+            assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
+            np.testing.assert_array_equal(executable.run(PIXELS[:1])[0], given[:1])
+            executable.close()
+            monkeypatch.setattr(onnxruntime_file, "_quantised", _must_not_be_called)
+
+    def test_it_needs_pictures(self) -> None:
+        with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
+            OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
+
+
+@with_compiler
+class TestInt8ByInductor:
+    @pytest.fixture
+    def options(self, tmp_path: Path) -> CompileOptions:
+        pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
+        return CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
+
+    def test_what_is_compiled_is_the_network_in_int8_and_is_kept(
+        self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("torchao")
+        with torch.inference_mode():
+            [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
+        for _ in range(2):
+            executable = InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            [given] = executable.run(PIXELS)
+            error = np.abs(given - expected).max()
+            assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
+            np.testing.assert_array_equal(executable.run(PIXELS[:1])[0], given[:1])
+            executable.close()
+            monkeypatch.setattr(inductor_file, "_compile", _must_not_be_called)
+
+    def test_it_needs_pictures_and_torchao(self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refusal(options: CompileOptions) -> str:
+            with pytest.raises(EngineRefusedError) as caught:
+                InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), options)
+            return str(caught.value)
+
+        assert "--calibrate DIR" in refusal(CompileOptions())
+
+        def absent(name: str) -> str:
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "version", absent)
+        assert "pip install 'anychip[inductor]'" in refusal(options)
+
+
+class TestInductor:
+    @pytest.mark.parametrize("device", ["npu:0", "mlu:0", "meta"])
+    def test_refuses_devices_it_generates_no_code_for(self, device: str) -> None:
+        with pytest.raises(EngineRefusedError, match=f"not for {device.split(':', maxsplit=1)[0]}"):
+            InductorEngine(("fp32",)).compile(Slope(), device, "fp32", (1,), CompileOptions())
+
+    def test_refuses_without_a_compiler_and_says_what_to_install(self) -> None:
+        with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
+            assert "there is no C++ compiler: install g++" in refusal("inductor")
+
+    def test_refuses_a_torch_without_packages(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+        assert "PyTorch 2.5.1+cpu has no packages" in refusal("inductor")
+
+    @with_compiler
+    def test_a_network_that_cannot_be_exported_is_refused(self) -> None:
+        class Branching(Slope):
+            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+                return super().forward(pixels) if pixels.sum().item() > 3 else super().forward(pixels + 1)
+
+        assert "PyTorch cannot export the network" in refusal("inductor", Branching())
+
+    @with_compiler
+    def test_keeps_one_package_a_size_and_loads_it_at_the_next_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options = CompileOptions(cache_dir=tmp_path)
+        first = load("inductor", options=options)
+        packages = sorted((tmp_path / "inductor").iterdir())
+        assert [package.suffix for package in packages] == [".pt2", ".pt2"]
+        for package in packages:  # Generated C++ and its library, not a graph that is interpreted.
+            names = zipfile.ZipFile(package).namelist()
+            assert any(name.endswith(".so") for name in names), names
+            assert any(name.endswith(".cpp") for name in names), names
+        expected = answers()
+        for size in (1, 3):
+            for ours, right in zip(first.run(PIXELS[:size]), expected, strict=True):
+                assert ours.dtype == right.dtype
+                np.testing.assert_allclose(ours, right[:size], rtol=1e-4)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(inductor_file, "_compile", _must_not_be_called)
+            again = load("inductor", options=options)
+            np.testing.assert_allclose(again.run(PIXELS)[0], expected[0], rtol=1e-4)
+            # Other weights are another network, whatever else is alike.
+            other = Slope()
+            other.core.bias.data += 1
+            assert "must not compile" in refusal("inductor", other, options=options)
+
+        packages[0].write_bytes(b"torn")
+        with caplog.at_level(logging.WARNING):
+            mended = load("inductor", options=options)
+        assert f"{packages[0]} cannot be used and is compiled again" in caplog.text
+        for size in (1, 3):
+            np.testing.assert_allclose(mended.run(PIXELS[:size])[0], expected[0][:size], rtol=1e-4)
+
+
+def _must_not_be_called(*_: Any) -> None:
+    raise RuntimeError("must not compile")
+
+
+class TestOnnxRuntime:
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        for package in ("onnxruntime", "onnx", "onnxscript"):
+            pytest.importorskip(package)
+
+    @pytest.mark.parametrize("package", ["onnxruntime", "onnx", "onnxscript"])
+    def test_says_how_to_install_what_is_missing(self, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, package, None)
+        assert "pip install 'anychip[onnx]'" in refusal("onnxruntime")
+
+    def test_runs_on_the_cpus_provider_with_its_threads_and_keeps_types(self) -> None:
+        executable = load("onnxruntime")
+        session = executable._session
+        assert session.get_providers()[-1] == "CPUExecutionProvider"
+        assert session.get_session_options().intra_op_num_threads == 1
+        for ours, right in zip(executable.run(PIXELS), answers(), strict=True):
+            assert ours.dtype == right.dtype
+            np.testing.assert_allclose(ours, right, rtol=1e-4)
+
+    @pytest.mark.parametrize("exporter", ["_by_export", "_by_tracing"])
+    def test_each_exporter_does(self, exporter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime_file, "_by_export", getattr(onnxruntime_file, exporter))
+        monkeypatch.setattr(onnxruntime_file, "_by_tracing", _must_not_be_called)
+        np.testing.assert_allclose(load("onnxruntime").run(PIXELS)[0], answers()[0], rtol=1e-4)
+
+    def test_the_tracer_stands_in_for_the_newer_exporter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime_file, "_by_export", _must_not_be_called)
+        np.testing.assert_allclose(load("onnxruntime").run(PIXELS)[0], answers()[0], rtol=1e-4)
+
+    def test_a_network_for_one_batch_size_is_refused(self) -> None:
+        assert "batch" in refusal("onnxruntime", OneSize())
+
+    def test_an_accelerator_without_its_provider_is_refused(self) -> None:
+        with pytest.raises(EngineRefusedError, match=r"no provider for cuda here: it has .*CPUExecutionProvider"):
+            OnnxRuntimeEngine(1, ("fp16",)).compile(Slope(), "cuda:0", "fp16", (1,), CompileOptions())
+
+    def test_a_provider_that_does_not_start_is_not_replaced_by_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Session:
+            asked: ClassVar[list[Any]] = []
+
+            def __init__(self, _: bytes, settings: Any, providers: list[Any]) -> None:
+                self.asked.extend(providers)
+
+            def get_providers(self) -> list[str]:
+                return ["CPUExecutionProvider"]
+
+        monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
+        monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+        with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
+            OnnxRuntimeEngine(1, ("fp32",)).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
+        assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1"})]
+
+
+class TestTorchScript:
+    def test_runs_a_traced_graph(self) -> None:
+        executable = load("torchscript")
+        assert isinstance(executable._network._graph, torch.jit.ScriptModule)
+        for ours, right in zip(executable.run(PIXELS), answers(), strict=True):
+            assert ours.dtype == right.dtype
+            np.testing.assert_allclose(ours, right, rtol=1e-4)
+
+    def test_refuses_a_torch_that_has_given_it_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(torch.jit, "trace")
+        assert "has no TorchScript any more" in refusal("torchscript")
+
+    def test_a_network_for_one_batch_size_is_refused(self) -> None:
+        assert "torchscript: " in refusal("torchscript", OneSize())

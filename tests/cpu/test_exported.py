@@ -1,0 +1,512 @@
+"""Networks from files that carry their graph: read, refused, and answering as PyTorch does, on every engine."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from app.config import Settings
+from app.errors import ServiceError
+from app.precision.gate import Gate, compile_options, measures, weights_key
+from app.serving.inference import infer
+from app.serving.service import Request, Service
+from backends import EngineRefusedError, WrongAnswersError
+from backends.cpu import CpuBackend
+from backends.engines.engine import CheckedExecutable
+from models import (
+    DATATYPES,
+    ExportedModel,
+    InputError,
+    ModelError,
+    Options,
+    TensorOptions,
+    TensorSpec,
+    WeightsError,
+    WeightsNotFoundError,
+    open_model,
+    parse_spec,
+)
+from models.exported import read_probes
+from models.exported_networks import load_graph
+from models.exported_trial import tried
+from models.tensors import item_bytes
+from tests.service.test_http import assert_error
+from tests.support.exported_files import INPUTS, LONGEST, OUTPUTS, WORDS, example, exported, frozen, question_answering
+from tests.support.service_process import running
+
+SUFFIXES = (".onnx", ".pt2", ".ts")
+FORMS = {".onnx": "onnx", ".pt2": "program", ".ts": "script"}
+NOTHING = {"inputs": {}, "outputs": [], "dimensions": {}, "batched": None, "probes": None}
+LADDER = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The network from each kind of file, read as `--models qa=…` reads it."""
+    opened = {}
+    for suffix in SUFFIXES:
+        file = exported(tmp_path_factory.mktemp("files"), suffix)
+        opened[suffix] = open_model(parse_spec(f"qa{suffix[1:]}={file}"), file.parent)
+    return opened
+
+
+def arrays(count=3, length=LONGEST, seed=0):
+    return {name: tensor.numpy() for name, tensor in zip(INPUTS, example(count, length, seed), strict=True)}
+
+
+def expected(inputs):
+    with torch.inference_mode():
+        outputs = question_answering()(*(torch.from_numpy(inputs[name]) for name in INPUTS))
+    return {name: output.numpy() for name, output in zip(OUTPUTS, outputs, strict=True)}
+
+
+def packed(model, inputs, size):
+    items = np.zeros((size, *model.input_shape), np.uint8)
+    for row in range(len(next(iter(inputs.values())))):
+        model.pack(inputs, row, items[row])
+    return items
+
+
+def described(file, **declared):
+    return tried(str(file), FORMS[file.suffix], {**NOTHING, **declared})
+
+
+# What a file says
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_names_types_and_shapes_are_those_of_the_file(models, suffix):
+    model = models[suffix]
+    assert isinstance(model, ExportedModel)
+    assert [(each.name, each.datatype, each.wire_shape(True)) for each in model.inputs] == [
+        (name, "INT64", (-1, -1)) for name in INPUTS
+    ]
+    assert [(each.name, each.datatype, each.wire_shape(True)) for each in model.results] == [
+        (name, "FP32", (-1, -1)) for name in OUTPUTS
+    ]
+    assert model.batched
+    assert model.batch_sizes((1, 8, 128)) == ((1, 8) if suffix == ".pt2" else (1, 8, 128))
+    assert model.architecture == suffix[1:]
+    assert model.weights == f"qa{suffix}"
+    assert pickle.loads(pickle.dumps(model)) == model  # It travels to workers.
+
+
+def test_a_length_that_is_left_open_is_asked_for(tmp_path):
+    with pytest.raises(WeightsError, match=r'open besides the batch.*qa.tensors.json, \{"dimensions": \{"sequence"'):
+        described(exported(tmp_path, ".onnx", beside=False))
+
+
+def test_torchscript_asks_what_its_inputs_are(tmp_path):
+    with pytest.raises(WeightsError, match=r"qa.ts does not say what input_ids is: state it in qa.tensors.json"):
+        described(exported(tmp_path, ".ts", beside=False))
+
+
+def test_one_length_may_be_stated_instead_of_the_longest(tmp_path):
+    found = described(exported(tmp_path, ".onnx", beside=False), dimensions={"sequence": 7})
+    assert [each["shape"] for each in (*found["inputs"], *found["results"])] == [(7,)] * 4
+
+
+def test_what_contradicts_the_file_is_refused(tmp_path):
+    file = exported(tmp_path, ".onnx", beside=False)
+    for declared, sentence in (
+        ({"inputs": {"words": {"datatype": "INT64"}}}, "declares words, but qa.onnx takes input_ids, attention_mask"),
+        ({"inputs": {"input_ids": {"datatype": "FP32"}}, "dimensions": {"sequence": 7}}, "is INT64, not FP32"),
+        ({"inputs": {"input_ids": {"shape": [-1, 7, 2]}}}, "has the shape"),
+        ({"outputs": ["start"], "dimensions": {"sequence": 7}}, "has 2 outputs, and 1 names"),
+    ):
+        with pytest.raises(WeightsError, match=sentence):
+            described(file, **declared)
+
+
+class Whole(nn.Module):
+    def forward(self, pictures, times):
+        return {"sum": pictures.sum() * times, "pictures": pictures * 2}
+
+
+def test_without_a_batch_dimension_a_request_is_one_item(tmp_path):
+    file = frozen(Whole(), (torch.rand(2, 3), torch.rand(())), tmp_path / "whole.pt2", batch=False)
+    model = open_model(parse_spec(f"whole={file}"), tmp_path)
+    assert [(each.name, each.wire_shape(model.batched)) for each in model.inputs] == [
+        ("pictures", (2, 3)),
+        ("times", ()),
+    ]
+    assert [(each.name, each.wire_shape(model.batched)) for each in model.results] == [
+        ("sum", ()),
+        ("pictures", (2, 3)),
+    ]
+    assert model.batch_sizes((2, 4)) == (1,)
+    inputs = {"pictures": np.ones((2, 3), np.float32), "times": np.array(2, np.float32)}
+    count, options = model.asked(inputs)
+    assert count == 1
+    for engine in ("eager", "openvino"):
+        executable = loaded(model, engine)
+        items = np.zeros((1, *model.input_shape), np.uint8)
+        model.pack(inputs, 0, items[0])
+        answer = model.collect([model.reduce(executable.run(items), 0, options)], options)
+        assert answer["sum"].shape == ()
+        assert answer["sum"] == 12
+        np.testing.assert_array_equal(answer["pictures"], np.full((2, 3), 2, np.float32))
+        executable.close()
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True)
+
+
+def test_an_open_first_axis_that_is_no_batch_is_refused(tmp_path):
+    file = frozen(Mean(), (torch.rand(3, 4),), tmp_path / "mean.pt2")
+    with pytest.raises(WeightsError, match="depends on the others in its batch"):
+        described(file)
+
+
+class Sum(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+def test_an_answer_without_a_batch_is_refused(tmp_path):
+    with pytest.raises(WeightsError, match='state "batched": false'):
+        described(frozen(Sum(), (torch.rand(3, 4),), tmp_path / "sum.pt2"))
+
+
+class Average(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+def test_a_network_to_which_zeros_matter_is_not_filled_up(tmp_path):
+    file = tmp_path / "average.ts"
+    with pytest.warns():
+        torch.jit.save(torch.jit.trace(Average(), torch.rand(2, 8)), str(file))
+    inputs = {"x": {"datatype": "FP32", "shape": [-1, "length"]}}
+    with pytest.raises(WeightsError, match="answers otherwise when length is filled up with zeros"):
+        described(file, inputs=inputs, dimensions={"length": {"at_most": 8}})
+    assert described(file, inputs=inputs, dimensions={"length": 8})["batched"]
+
+
+# What is no such file
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"PK\x03\x04 and no more"])
+def test_what_is_not_what_it_says_is_refused_in_one_sentence(tmp_path, suffix, content):
+    file = tmp_path / f"broken{suffix}"
+    file.write_bytes(content)
+    with pytest.raises(WeightsError, match=f"^broken{suffix} cannot be read as [^\n]*\\.$"):
+        load_graph(str(file), FORMS[suffix])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_half_a_file_is_refused(tmp_path, suffix):
+    file = exported(tmp_path, suffix, beside=False)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(WeightsError, match="cannot be read as"):
+        load_graph(str(file), FORMS[suffix])
+
+
+def test_the_server_hears_of_it_from_the_process_that_tried(tmp_path):
+    (tmp_path / "broken.onnx").write_bytes(b"nothing of the kind")
+    with pytest.raises(WeightsError, match=r"^broken.onnx cannot be read as an ONNX file"):
+        open_model(parse_spec(f"qa={tmp_path}/broken.onnx"), tmp_path)
+    with pytest.raises(WeightsNotFoundError, match="There is no file"):
+        open_model(parse_spec(f"qa={tmp_path}/missing.onnx"), tmp_path)
+    (tmp_path / "broken.tensors.json").write_text('{"dimension": {"sequence": 8}}', encoding="utf-8")
+    with pytest.raises(WeightsError, match=r"^broken.tensors.json: dimension: Extra inputs are not permitted"):
+        open_model(parse_spec(f"qa={tmp_path}/broken.onnx"), tmp_path)
+
+
+class Writes:
+    """Unpickled, it writes a file: what any command could do."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (open, (str(self.file), "w"))
+
+
+def changed(source, target, replaced, content):
+    """A copy of an archive in which one file, or one more, is `content`."""
+    with zipfile.ZipFile(source) as before, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as after:
+        for name in before.namelist():
+            if not name.endswith(replaced):
+                after.writestr(name, before.read(name))
+        root = before.namelist()[0].split("/")[0]
+        after.writestr(f"{root}/{replaced}", content)
+
+
+def test_what_is_pickled_in_a_program_is_not_run(tmp_path):
+    source, target, written = exported(tmp_path, ".pt2"), tmp_path / "evil.pt2", tmp_path / "written"
+    torch.save(((Writes(written),), {}), tmp_path / "inputs.pt")
+    changed(source, target, "data/sample_inputs/model.pt", (tmp_path / "inputs.pt").read_bytes())
+    with pytest.raises(WeightsError, match=r"evil.pt2 cannot be read"):
+        load_graph(str(target), "program")
+    changed(source, target, "data/constants/opaque_obj_0", pickle.dumps(Writes(written)))
+    with pytest.raises(WeightsError, match="holds objects besides tensors"):
+        load_graph(str(target), "program")
+    assert not written.exists()
+    open(tmp_path / "control", "w").close()
+    pickle.loads(pickle.dumps(Writes(written))).close()
+    assert written.exists()  # So it would have been.
+
+
+# Items
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_is_packed_is_unpacked(data):
+    dtypes = st.sampled_from(sorted(DATATYPES))
+    shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
+    specs = tuple(
+        TensorSpec(f"x{index}", data.draw(dtypes), data.draw(shapes)) for index in range(data.draw(st.integers(1, 4)))
+    )
+    model = ExportedModel(
+        "m", "pt2", (), "m.pt2", None, (item_bytes(specs),), specs, (), True, (1, 64), None
+    )  # fmt: skip
+    count = data.draw(st.integers(1, 3))
+    generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    given_arrays = {spec.name: generator.integers(0, 2, (count, *spec.shape)).astype(spec.dtype) for spec in specs}
+    assert model.asked(given_arrays)[0] == count
+    items = np.full((count, *model.input_shape), 255, np.uint8)
+    for row in range(count):
+        model.pack(given_arrays, row, items[row])
+    for spec, array in zip(specs, model.unpack(items), strict=True):
+        np.testing.assert_array_equal(array, given_arrays[spec.name])
+    assert all(start % 64 == 0 for start, _ in model.layout)
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(models):
+    model = models[".onnx"]
+    good = arrays(2)
+    for wrong, sentence in (
+        ({**good, "more": good["input_ids"]}, "has no input 'more'; it takes input_ids, attention_mask"),
+        ({"input_ids": good["input_ids"]}, "'attention_mask' is missing"),
+        ({**good, "input_ids": good["input_ids"].astype(np.int32)}, "must be INT64, not INT32"),
+        ({**good, "input_ids": good["input_ids"][0]}, r"must have the shape \[n, sequence <= 12\], not \[12\]"),
+        ({**good, "input_ids": np.zeros((2, 13), np.int64)}, "must have the shape"),
+        ({**good, "input_ids": good["input_ids"][:, :5]}, "sequence is 12 in the input 'attention_mask' and 5"),
+        ({**good, "input_ids": good["input_ids"][:1]}, "different batch sizes"),
+        ({name: array[:0] for name, array in good.items()}, "at least one"),
+        ({name: array[:, :0] for name, array in good.items()}, "must have the shape"),
+        ({**good, "input_ids": np.full((2, 12), WORDS)}, f"holds {WORDS}; from 0 to {WORDS - 1}"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            model.asked(wrong)
+    with pytest.raises(InputError, match="has no output 'logits'; it has start_logits, end_logits"):
+        model.asked(good, ["logits"])
+
+
+# Engines
+
+
+def loaded(model, engine, precision="fp32", sizes=LADDER):
+    options = compile_options(model, model.probes(), None, None)
+    return CpuBackend(threads=1).load(
+        model.network(), "cpu:0", engine, precision, model.batch_sizes(sizes), options=options
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "engine"),
+    [(".onnx", "openvino"), (".onnx", "onnxruntime"), (".pt2", "openvino"), (".pt2", "eager"), (".ts", "openvino"),
+     (".ts", "eager"), (".ts", "torchscript")],
+)  # fmt: skip
+def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, engine):
+    model, executable = models[suffix], loaded(models[suffix], engine)
+    assert executable.engine == engine
+    for size in LADDER:
+        inputs = arrays(size, seed=size)
+        for output, wanted in zip(executable.run(packed(model, inputs, size)), expected(inputs).values(), strict=True):
+            np.testing.assert_allclose(output, wanted, atol=1e-5)
+    executable.close()
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".ts"])
+def test_half_the_bits_are_enough_for_the_gate(models, suffix):
+    executable = loaded(models[suffix], "eager", "bf16")
+    assert executable.precision == "bf16"
+    assert 0 < executable.measures["error"] < 0.5
+    executable.close()
+
+
+def test_engines_say_what_they_do_not_read(models):
+    for suffix, engine, sentence in (
+        (".onnx", "eager", "does not run ONNX files"),
+        (".pt2", "onnxruntime", "does not run what torch.export has saved"),
+        (".ts", "inductor", "does not run TorchScript files"),
+    ):
+        with pytest.raises(EngineRefusedError, match=sentence):
+            loaded(models[suffix], engine)
+
+
+def test_what_cannot_be_computed_in_a_precision_is_served_in_float32(models):
+    executable = loaded(models[".onnx"], "onnxruntime", "bf16")
+    assert executable.precision == "fp32"
+    assert "bf16" in executable.refusals["onnxruntime"]
+    executable.close()
+
+
+# The gate
+
+
+class Lying(CheckedExecutable):
+    def __init__(self, model, lie):
+        super().__init__("lying", "cpu:0", "fp32", (1, 4), model.input_shape)
+        self._network, self._lie = model.network(), lie
+
+    def _execute(self, pixels):
+        with torch.inference_mode():
+            return tuple(self._lie(output.numpy()) for output in self._network(torch.from_numpy(pixels)))
+
+    def _release(self):
+        pass
+
+
+def test_who_lies_does_not_serve(models):
+    model = models[".pt2"]
+    gate = Gate(model, model.probes())
+    assert gate.check(Lying(model, lambda output: output))["error"] < 1e-6
+
+    def one_number(output):
+        output = output.copy()
+        output[..., 3] += 1
+        return output
+
+    def not_a_number(output):
+        output = output.copy()
+        output[0, 0] = np.nan
+        return output
+
+    for lie in (
+        lambda output: output * 1.05,
+        lambda output: np.roll(output, 1, axis=-1),
+        np.zeros_like,
+        lambda output: -output,
+        one_number,
+        not_a_number,
+    ):
+        with pytest.raises(WrongAnswersError):
+            gate.check(Lying(model, lie))
+
+
+def test_infinity_in_the_same_places_is_right_and_whole_numbers_are_counted(models):
+    wanted = (np.array([[1.0, -np.inf, np.nan], [2.0, 3.0, np.inf]], np.float32), np.array([[1], [2]]))
+    assert set(measures(models[".pt2"], wanted, wanted).values()) == {0.0}
+    other = (wanted[0], np.array([[1], [3]]))
+    assert measures(models[".pt2"], wanted, other)["different"] == 0.5
+    elsewhere = (np.where(np.isinf(wanted[0]), 0, wanted[0]), wanted[1])
+    assert measures(models[".pt2"], wanted, elsewhere)["different"] == 1
+
+
+def test_an_owners_probes_are_used_and_checked(tmp_path):
+    file = exported(tmp_path, ".onnx")
+    np.savez(tmp_path / "qa.probes.npz", **arrays(5))
+    model = open_model(parse_spec(f"qa={file}"), tmp_path)
+    assert len(model.probes()) == 5
+    for name, array in zip(INPUTS, model.unpack(model.probes()), strict=True):
+        np.testing.assert_array_equal(array, arrays(5)[name])
+    np.savez(tmp_path / "qa.probes.npz", **arrays(5, length=7))
+    with pytest.raises(WeightsError, match=r"input_ids in qa.probes.npz must be INT64 \[n, 12\]"):
+        read_probes(tmp_path / "qa.probes.npz", model.inputs)
+
+
+def test_only_what_a_file_holds_itself_identifies_it(models):
+    """An ONNX file's weights may lie beside it, and change while it stays the same."""
+    assert [bool(weights_key(models[suffix])) for suffix in SUFFIXES] == [False, True, True]
+    shorter = replace(models[".pt2"], inputs=models[".pt2"].inputs[:1])
+    assert weights_key(shorter) != weights_key(models[".pt2"])
+
+
+# The service
+
+
+def a_request():
+    return Request(Options(), time.monotonic() + 60)
+
+
+async def test_requests_run_together_and_are_answered_as_pytorch_answers(models):
+    names = {suffix: models[suffix].name for suffix in SUFFIXES}
+    service = Service(
+        Settings(models="resnet50", device="cpu", precision="fp32", batch_sizes="1,2,4", max_wait_ms=200),
+        list(models.values()),
+    )
+    await service.start()
+    try:
+        for name in names.values():
+            served = service.find(name)
+            asked = [arrays(1 + seed % 3, length=3 + seed, seed=seed) for seed in range(8)]
+            answers = await asyncio.gather(*(infer(service, served, inputs, a_request()) for inputs in asked))
+            for inputs, answer in zip(asked, answers, strict=True):
+                for output, wanted in expected(inputs).items():
+                    np.testing.assert_allclose(answer.outputs[output], wanted, atol=1e-5)
+            images, batches = sum(len(inputs["input_ids"]) for inputs in asked), served.metrics.batch("cpu:0")[0]
+            assert batches.sum == images
+            assert sum(batches.counts) < images
+        served = service.find(names[".onnx"])
+        only = await infer(service, served, arrays(2), a_request(), ["end_logits"])
+        assert list(only.outputs) == ["end_logits"]
+        with pytest.raises(ServiceError, match="must be INT64, not FP32") as caught:
+            await infer(service, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, a_request())
+        assert caught.value.code == "INVALID_REQUEST"
+        with pytest.raises(ServiceError, match="takes tensors, not images"):
+            await service.predict(served, [b"a picture"], a_request())
+        assert service.images_under_way() == 0
+    finally:
+        await service.stop()
+
+
+def test_outputs_are_cut_to_the_lengths_of_their_request(models):
+    model = models[".pt2"]
+    whole = tuple(np.arange(2 * LONGEST, dtype=np.float32).reshape(2, LONGEST) for _ in range(2))
+    count, options = model.asked(arrays(2, length=5), ["end_logits"])
+    assert (count, options) == (2, TensorOptions((1,), (("sequence", 5),)))
+    answer = model.collect([model.reduce(whole, row, options) for row in range(2)], options)
+    np.testing.assert_array_equal(answer["end_logits"], whole[1][:, :5])
+
+
+def test_a_file_is_named_by_itself_or_by_its_owner():
+    for text, *wanted in (
+        ("/models/bert-base.onnx", "bert-base", "onnx", "/models/bert-base.onnx"),
+        ("qa=/models/a=b:c/bert.v2.pt2", "qa", "pt2", "/models/a=b:c/bert.v2.pt2"),
+        ("dogs=resnet50:dogs.ts", "dogs", "resnet50", "dogs.ts"),
+    ):
+        spec = parse_spec(text)
+        assert [spec.name, spec.architecture, spec.weights] == wanted
+    with pytest.raises(ModelError, match="cannot name a model"):
+        parse_spec("a b=bert.onnx")
+
+
+def test_it_is_served_by_the_open_inference_protocol(tmp_path):
+    file = exported(tmp_path, ".onnx")
+    with running(tmp_path, "--models", f"qa={file}", "--engine", "auto") as service, service.client() as client:
+        metadata = client.get("/v2/models/qa").raise_for_status().json()
+        assert metadata["platform"] == "onnx_onnxv1"
+        assert metadata["inputs"] == [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in INPUTS]
+        inputs = arrays(2, length=7)
+        tensors = [
+            {"name": name, "datatype": "INT64", "shape": list(array.shape), "data": array.tolist()}
+            for name, array in inputs.items()
+        ]
+        answer = client.post("/v2/models/qa/infer", json={"inputs": tensors}).raise_for_status().json()
+        assert [output["name"] for output in answer["outputs"]] == list(OUTPUTS)
+        for output in answer["outputs"]:
+            assert output["shape"] == [2, 7]
+            data = np.reshape(output["data"], (2, 7))
+            np.testing.assert_allclose(data, expected(inputs)[output["name"]], atol=1e-5)
+        refused = client.post("/v2/models/qa/infer", json={"inputs": tensors[:1]})
+        assert_error(refused, 400, "INVALID_REQUEST")
+        [served] = client.get("/v1/models").json()["models"]
+        assert served["task"] == "infer"
+        assert served["served_on"][0]["errors"]["error"] < 0.01

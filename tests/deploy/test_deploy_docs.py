@@ -1,0 +1,111 @@
+"""The pages about deployment: two languages that say the same, commands that name what there is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+ROOT = Path(__file__).resolve().parents[2]
+FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
+PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for flavour in FLAVOURS}
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
+
+
+def parts(text):
+    """Sections of a page: the level of the heading, blocks of code, names in code, where links lead, rows of tables."""
+    blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    sections = re.split(r"^(?=#+ )", prose, flags=re.MULTILINE)[1:]
+    return blocks, [
+        {
+            "level": len(section) - len(section.lstrip("#")),
+            "names": set(re.findall(r"`([^`]+)`", section)),
+            "links": set(re.findall(r"\]\(([^)]+)\)", section)) - {"README.md", "README.zh-CN.md"},
+            "rows": len(re.findall(r"^\|", section, re.MULTILINE)),
+            "bullets": len(re.findall(r"^- ", section, re.MULTILINE)),
+        }
+        for section in sections
+    ]
+
+
+def test_the_chinese_readme_says_what_the_english_one_says():
+    """Headings, commands, names, links, rows. Whoever changes the one changes the other."""
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    assert parts(english)[0] == parts(chinese)[0], "blocks of code"
+    for number, (ours, theirs) in enumerate(zip(parts(english)[1], parts(chinese)[1], strict=True), 1):
+        assert ours == theirs, f"section {number}"
+    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 1000
+
+
+def test_every_install_page_has_the_same_sections():
+    def headings(text):
+        return re.findall(r"^## (.+)$", text, re.MULTILINE)
+
+    assert {tuple(headings(page)) for page in PAGES.values()} == {tuple(headings(PAGES["cpu"]))}
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_devices_and_mounts_are_the_same_in_page_table_compose_and_chart(flavour):
+    compose = yaml.safe_load((ROOT / "deploy" / "compose" / "compose.yaml").read_text())
+    service = compose["services"][f"anychip-{flavour}"]
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "anychip" / f"values-{flavour}.yaml").read_text())
+    devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())}
+    mounts = {re.sub(r"\$\{\w+:-(.+?)\}", r"\1", mount) for mount in service["volumes"]} - {"cache:/cache"}
+    [row] = [line for line in DEPLOY.splitlines() if "docker run $COMMON" in line and f"anychip:{flavour}`" in line]
+    [command] = [
+        line for line in PAGES[flavour].splitlines() if line.startswith("docker run --rm --init") and "/cache" in line
+    ]
+    for text in (row, command):
+        assert set(re.findall(r"--device (\S+)", text)) == devices
+        named = set(re.findall(r"--volume (\S+)", text)) - {"anychip:/cache"}
+        assert {mount for mount in named if not mount.startswith("cache")} == mounts
+        assert ("--gpus all" in text) == (flavour == "cuda")
+        assert ("--group-add" in text) == ("group_add" in service)
+    assert {path["path"] for path in values.get("hostPaths", ())} == {mount.split(":")[1] for mount in mounts}
+
+
+@pytest.mark.parametrize("page", [*PAGES.values(), DEPLOY], ids=[*PAGES, "deploy"])
+def test_files_and_links_that_pages_name_exist(page):
+    for name in re.findall(r"\b((?:deploy|docs|tests)/[\w@./-]+\.\w+)", page):
+        assert (ROOT / name).exists(), name
+    folder = ROOT / "docs" if page is DEPLOY else ROOT / "docs" / "install"
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page):
+        assert (folder / link).exists(), link
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", page):
+        text = (folder / target).read_text() if target else page
+        anchors = {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        }
+        assert anchor in anchors, f"{target}#{anchor}"
+
+
+def test_the_systemd_unit_is_one(tmp_path):
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = (ROOT / "deploy" / "systemd" / "anychip@.service").read_text()
+    # It is not installed here: the one complaint that is expected.
+    assert "ExecStart=/opt/anychip/libexec/entrypoint.sh serve\n" in unit
+    path = tmp_path / "anychip@.service"
+    path.write_text(unit.replace("/opt/anychip/libexec/entrypoint.sh", "/bin/sh"))
+    ran = subprocess.run([tool, "verify", str(path)], capture_output=True, text=True, check=False)
+    assert "anychip" not in ran.stderr, ran.stderr
+    assert ran.returncode == 0
+
+
+def test_a_service_is_given_longer_to_stop_than_it_takes():
+    from app.config import Settings
+
+    unit = (ROOT / "deploy" / "systemd" / "anychip@.service").read_text()
+    stop_s = int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1])
+    defaults = {name: Settings.model_fields[name].default for name in ("grace_s", "drain_s")}
+    assert stop_s >= sum(defaults.values()) + 10
+    example = (ROOT / "deploy" / "systemd" / "example.env").read_text()
+    names = {name.lower() for name in re.findall(r"^ANYCHIP_(\w+)=", example, re.MULTILINE)}
+    assert names <= set(Settings.model_fields)

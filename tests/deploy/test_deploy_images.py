@@ -1,0 +1,219 @@
+"""The images: one form for all, which hadolint accepts; built over a stand-in base, and the CPU's one really run.
+
+What only a vendor's base has (its torch, its compilers) is not there: those images are built as far as that goes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support import container
+from tests.support.container import BASE, Builder
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
+PICTURES = ROOT / "models" / "sample" / "pictures"
+JPEG = {"Content-Type": "image/jpeg"}
+WAIT_S = 300
+
+
+def text(flavour):
+    return (ROOT / f"Dockerfile.{flavour}").read_text()
+
+
+def test_the_dockerfiles_are_what_their_one_source_writes():
+    command = [sys.executable, str(ROOT / "deploy/image/dockerfiles.py"), "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert sorted(path.suffix[1:] for path in ROOT.glob("Dockerfile.*")) == sorted(FLAVOURS)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_every_image_ends_alike(flavour):
+    """User, port, volume, signal, health check, entry and command: those of the CPU's image."""
+
+    def tail(name):
+        return re.sub(r"doctor.*", "doctor", text(name)[text(name).index("USER 10001:0") :])
+
+    assert tail(flavour) == tail("cpu")
+    assert "<<" not in text(flavour), "no heredocs: not every builder knows them"
+    assert "--link" not in text(flavour)
+    assert "--mount" not in text(flavour)
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_hadolint_has_nothing_to_say(flavour):
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: make test-deploy installs it")
+    ran = subprocess.run([hadolint, str(ROOT / f"Dockerfile.{flavour}")], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    reason = container.missing()
+    if reason:
+        pytest.skip(reason)
+    with container.builder(Path(tempfile.mkdtemp(prefix="images-", dir=on_torchs_disk()))) as made:
+        made.make_base()
+        yield made
+
+
+def on_torchs_disk() -> Path:
+    """Where torch can be linked, not copied: in the folder for temporary files, else in `build`."""
+    for folder in (Path(tempfile.gettempdir()), ROOT / "build"):
+        folder.mkdir(exist_ok=True)
+        if folder.stat().st_dev == Path(find_spec("torch").origin).stat().st_dev:
+            return folder
+    pytest.skip("torch lies on another disk than these sources")
+
+
+@pytest.fixture(scope="module")
+def context(builder) -> Path:
+    return builder.make_context()
+
+
+@pytest.fixture(scope="module")
+def image(builder, context) -> str:
+    return builder.build("cpu", context, "--build-arg", "REVISION=abc123")
+
+
+def answer_of(url, picture, model="resnet50"):
+    return httpx.post(
+        f"{url}/v1/models/{model}:predict", content=picture.read_bytes(), headers=JPEG, timeout=WAIT_S
+    ).raise_for_status()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    """A volume as an orchestrator gives it: for the image's user alone."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    shutil.chown(folder, 10001, 0)
+    return folder
+
+
+def serving(builder, image, cache, folder, *options):
+    port = free_port()
+    environment = {"ANYCHIP_HOST": "127.0.0.1", "ANYCHIP_PORT": str(port)}
+    command = ["serve", "--weights", "sample", *options]
+    running = container.container(builder, image, cache, command, environment, folder / "service.log")
+    return running, f"http://127.0.0.1:{port}"
+
+
+def wait_for_readiness(running, log):
+    line = running.process.stdout.readline()
+    assert line.startswith("anychip serves"), f"{line!r} {log.read_text()}"
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(1800)
+def test_the_image_says_what_an_orchestrator_needs(builder, image):
+    config = builder.config(image)
+    assert config["User"] == "10001:0"
+    assert config["ExposedPorts"] == {"8000/tcp": {}}
+    assert config["Volumes"] == {"/cache": {}}
+    assert config["Entrypoint"] == ["/opt/anychip/libexec/entrypoint.sh"]
+    assert config["Cmd"] == ["serve"]
+    assert config["StopSignal"] == "SIGTERM"
+    assert config["Healthcheck"]["Test"] == ["CMD", "/opt/anychip/libexec/healthcheck.py"]
+    labels = config["Labels"]
+    assert labels["org.opencontainers.image.title"] == "anychip"
+    assert labels["org.opencontainers.image.revision"] == "abc123"
+    assert labels["org.opencontainers.image.base.name"] == BASE
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert labels["org.opencontainers.image.version"] == version[1]
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(1800)
+def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory(builder, image, cache, tmp_path):
+    running, url = serving(builder, image, cache, tmp_path)
+    with running as inside:
+        wait_for_readiness(inside, tmp_path / "service.log")
+        found = answer_of(url, PICTURES / "classify_heart.jpg").json()
+        assert found["predictions"][0]["classes"][0]["label"] == "heart"
+        assert found["engine"] == "openvino"
+        assert answer_of(url, PICTURES / "detect_1.jpg", "yolov8n").json()["predictions"][0]["detections"]
+
+        everyone = [psutil.Process(inside.process.pid), *psutil.Process(inside.process.pid).children(recursive=True)]
+        assert {process.uids().real for process in everyone} == {10001}
+        assert len(everyone) >= 2, "a server and its worker"
+        for place in ("/x", "/opt/anychip/x", "/tmp/x", "/etc/x"):
+            assert "Read-only file system" in inside.run("touch", place).stderr
+        size, used = inside.run("df", "--output=size,used", "-B1", "/dev/shm").stdout.split()[-2:]
+        assert (int(size), int(used)) == (64 << 20, 0)
+        assert inside.run("/opt/anychip/libexec/healthcheck.py").returncode == 0
+        checks = inside.run("/opt/anychip/libexec/entrypoint.sh", "doctor", "--skip", "port,limits,weights")
+        assert checks.returncode == 0, checks.stdout
+        assert "FAIL" not in checks.stdout
+
+        inside.process.send_signal(signal.SIGTERM)
+        assert inside.process.wait(60) == 0
+        assert not [process for process in everyone if process.is_running() and process.status() != "zombie"]
+    assert {path.name for path in cache.iterdir()} >= {"home", "tmp"}
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(1800)
+def test_it_drains_on_sigterm(builder, image, cache, tmp_path):
+    """A request that is under way is answered; a new one is refused; then it ends with 0."""
+    options = ("--device", "null", "--null", "delay_ms=4000", "--models", "resnet50")
+    running, url = serving(builder, image, cache, tmp_path, *options)
+    with running as inside:
+        wait_for_readiness(inside, tmp_path / "service.log")
+        under_way = []
+        thread = threading.Thread(
+            target=lambda: under_way.append(answer_of(url, PICTURES / "classify_heart.jpg").status_code)
+        )
+        thread.start()
+        for _ in range(WAIT_S * 20):
+            if 'anychip_images_in_flight{model="resnet50"} 1.0' in httpx.get(f"{url}/metrics").text:
+                break
+        inside.process.send_signal(signal.SIGTERM)
+        assert inside.process.wait(60) == 0
+        thread.join(60)
+    assert under_way == [200]
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(1800)
+def test_a_cache_that_it_may_not_write_is_an_error_in_one_sentence(builder, image, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    running, _ = serving(builder, image, cache, tmp_path)
+    with running as inside:
+        assert inside.process.wait(60) == 1
+    last = (tmp_path / "service.log").read_text().splitlines()[-1]
+    assert last.startswith("anychip: /cache cannot be written by uid 10001, gid 0: mount a volume")
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("flavour", [flavour for flavour in FLAVOURS if flavour != "cpu"])
+def test_the_other_images_are_built_over_the_stand_in(builder, context, flavour):
+    """Without the vendor's extras, which its base brings; `anychip doctor` passes while it is built."""
+    image = builder.build(flavour, context, "--build-arg", "EXTRAS=")
+    assert builder.config(image)["User"] == "10001:0"
+    builder("rmi", image)

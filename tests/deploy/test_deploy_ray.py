@@ -1,0 +1,270 @@
+"""Ray Serve for real, on one node: two replicas, each with a worker of its own, behind Ray's proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from app.asgi import Hosted, create
+from app.config import Settings
+from tests.support.service_process import running
+
+yaml = pytest.importorskip("yaml")
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = sorted((ROOT / "models" / "sample" / "pictures").glob("*.jpg"))
+JPEG = {"Content-Type": "image/jpeg"}
+SETTINGS = {
+    "models": "resnet50,yolov8n",
+    "weights": "sample",
+    "device": "cpu",
+    "engine": "eager",
+    "precision": "fp32",
+    "batch_sizes": "1",
+    "heartbeat_timeout_s": 120,  # Of a machine that does much else, as is the next.
+    "timeout_ms": 110_000,
+}
+WAIT_S = 120
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")
+
+
+def predict(url, picture):
+    model = "resnet50" if picture.stem.startswith("classify") else "yolov8n"
+    return httpx.post(f"{url}/v1/models/{model}:predict", content=picture.read_bytes(), headers=JPEG, timeout=WAIT_S)
+
+
+class Cluster:
+    """`serve run` and everything that it has started."""
+
+    def __init__(self, url, process):
+        self.url = url
+        self._process = psutil.Process(process.pid)
+
+    def processes(self):
+        try:
+            return self._process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def replicas(self):
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if words and words[0].startswith("ray::ServeReplica:anychip:anychip"):
+                    found.append(process)
+        return found
+
+    def ready(self):
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.get(f"{self.url}/v2/health/ready", timeout=10)
+            return answer.status_code == 200 and len(self.replicas()) == 2
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
+    config["http_options"] = {"host": "127.0.0.1", "port": port}
+    [application] = config["applications"]
+    application["args"] = {"accelerator": "CPU", "settings": {**SETTINGS, "cache_dir": str(folder / "cache")}}
+    [deployment] = application["deployments"]
+    deployment["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
+    deployment.update(ray_actor_options={"num_cpus": 0.1})
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    short = f"/tmp/ray-{uuid.uuid4().hex[:8]}"  # It has sockets in it, whose names have a limit.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "RAY_TMPDIR": short,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+    }
+    # In the background of a shell SIGINT is ignored, and children inherit that.
+    command = ["env", "--default-signal=INT", str(Path(sys.executable).with_name("serve")), "run", str(path)]
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
+    made = Cluster(f"http://127.0.0.1:{port}", process)
+    started = []
+    try:
+        pause = threading.Event()
+        for _ in range(WAIT_S * 2):
+            assert process.poll() is None, log.read_text()[-3000:]
+            if made.ready():
+                break
+            pause.wait(0.5)
+        else:
+            raise AssertionError(log.read_text()[-3000:])
+        yield made
+    finally:
+        started = made.processes()
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(120)
+        finally:
+            process.kill()
+            process.wait()
+        left = psutil.wait_procs(started, timeout=60)[1]
+        for each in left:
+            each.kill()
+        shutil.rmtree(short, ignore_errors=True)
+    assert not left, f"Ray left {left}"
+
+
+@needs_ray
+@pytest.mark.deploy
+@pytest.mark.timeout(900)
+def test_answers_are_those_of_the_plain_service(cluster, tmp_path):
+    options = ("--models", SETTINGS["models"], "--weights", "sample", "--device", "cpu", "--batch-sizes", "1")
+    through_ray = [predict(cluster.url, picture) for picture in PICTURES]
+    with running(tmp_path, *options) as service:
+        plain = [predict(service.url, picture) for picture in PICTURES]
+    assert [answer.status_code for answer in through_ray] == [200] * len(PICTURES)
+    assert [answer.json() for answer in through_ray] == [answer.json() for answer in plain]
+    assert all(answer.headers["server-timing"] and answer.headers["x-request-id"] for answer in through_ray)
+
+
+@needs_ray
+@pytest.mark.deploy
+@pytest.mark.timeout(900)
+def test_errors_pass_through(cluster):
+    answer = httpx.post(f"{cluster.url}/v1/models/resnet50:predict", content=b"no image", headers=JPEG, timeout=WAIT_S)
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_IMAGE")
+    assert httpx.get(f"{cluster.url}/nothing", timeout=WAIT_S).json()["code"] == "NOT_FOUND"
+
+
+@needs_ray
+@pytest.mark.deploy
+@pytest.mark.timeout(900)
+def test_a_replica_killed_under_load_costs_no_request(cluster):
+    """What a killed replica had under way Ray answers with 500 or 503: asked again, it succeeds."""
+    before = cluster.replicas()
+    assert len(before) == 2
+    retried = []
+    halfway = threading.Event()
+
+    def ask(number):
+        picture = PICTURES[number % len(PICTURES)]
+        if number == 40:
+            halfway.set()
+        for _ in range(10):
+            answer = predict(cluster.url, picture)
+            if answer.status_code == 200:
+                return answer.json()["predictions"]
+            assert answer.status_code in (500, 503), answer.text
+            retried.append(answer.status_code)
+        raise AssertionError(f"not even at the tenth attempt: {answer.status_code} {answer.text}")
+
+    expected = [predict(cluster.url, picture).json()["predictions"] for picture in PICTURES]
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(ask, range(120))
+        halfway.wait(WAIT_S)
+        before[0].kill()
+        assert list(answers) == [expected[number % len(PICTURES)] for number in range(120)]
+    assert len(retried) <= 4 * 10
+    pause = threading.Event()
+    for _ in range(WAIT_S * 2):
+        now = cluster.replicas()
+        if len(now) == 2 and before[0] not in now:
+            break
+        pause.wait(0.5)
+    else:
+        raise AssertionError(f"Ray did not replace it: {now}")
+
+
+@needs_ray
+@pytest.mark.deploy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
+def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
+    from app.ray_serve import build
+
+    def options(name):
+        application = build({"accelerator": name, "settings": {"models": "resnet50"}})
+        return application._bound_deployment.ray_actor_options
+
+    assert options("GPU")["num_gpus"] == 1
+    assert [options(name)["resources"] for name in ("NPU", "MLU", "DCU")] == [{"NPU": 1}, {"MLU": 1}, {"DCU": 1}]
+    with pytest.raises(ValueError, match="'TPU'; there is CPU, GPU"):
+        build({"accelerator": "TPU"})
+
+
+@needs_ray
+@pytest.mark.deploy
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
+def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
+    from app.ray_serve import claim
+    from backends import BackendUnavailableError, Choice
+
+    monkeypatch.setattr("backends.choose", lambda device: Choice(None, ("mlu:0", "mlu:1")))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (first, held), (second, other) = claim("mlu"), claim("mlu")
+    assert (first, second) == ("mlu:0", "mlu:1")
+    with pytest.raises(BackendUnavailableError):
+        claim("mlu")
+    held.close()
+    again, held = claim("mlu")
+    assert again == "mlu:0"
+    held.close()
+    other.close()
+
+
+async def lifespan(application, during):
+    """What a host does: start, serve, stop."""
+    inbox: asyncio.Queue = asyncio.Queue()
+    said = []
+
+    async def send(message):
+        said.append(message["type"])
+        if message["type"] == "lifespan.startup.complete":
+            await during()
+            await inbox.put({"type": "lifespan.shutdown"})
+
+    await inbox.put({"type": "lifespan.startup"})
+    await application({"type": "lifespan"}, inbox.get, send)
+    return said
+
+
+async def test_any_asgi_server_can_host_it(tmp_path):
+    settings = {"models": "resnet50", "weights": "sample", "device": "null", "cache_dir": tmp_path}
+    application = create(Settings(**settings))
+    answers = []
+
+    async def during():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://host") as client:
+            answers.append(await client.get("/v2/health/ready"))
+            answers.append(
+                await client.post("/v1/models/resnet50:predict", content=PICTURES[0].read_bytes(), headers=JPEG)
+            )
+
+    children = set(psutil.Process().children(recursive=True))
+    said = await lifespan(application, during)
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    left = set(psutil.Process().children(recursive=True)) - children
+    assert not [child for child in left if "spawn_main" in " ".join(child.cmdline())]
+
+
+async def test_a_host_without_lifespan_is_told_so(tmp_path):
+    application = Hosted(Settings(cache_dir=tmp_path), [])
+    with pytest.raises(RuntimeError, match="lifespan"):
+        await application({"type": "http"}, None, None)

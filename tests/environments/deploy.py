@@ -1,0 +1,40 @@
+"""Make or renew the environment of the deployment's tests: it sees the packages of the one that runs this, and has Ray
+and the tools that check images and charts besides.
+
+Owns: nothing of theirs. Used by `make test-deploy`; example: .venv/bin/python tests/environments/deploy.py .venv-deploy
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from deploy.install import InstallError, link_packages, make_venv, run_pip  # noqa: E402
+
+
+def make(folder: Path) -> None:
+    """Fill the environment in `folder`. Raises InstallError."""
+    python = make_venv(folder)
+    link_packages(python)
+    settled = Path(sys.prefix) / "constraints.txt"
+    constraints = settled if settled.exists() else ROOT / "constraints.txt"
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(constraints)]
+    run_pip([*pip, "--editable", f"{ROOT}[deploy]"])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Make or renew the environment of the deployment's tests.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv-deploy", help="default: .venv-deploy")
+    try:
+        make(parser.parse_args().folder)
+    except InstallError as error:
+        sys.exit(f"anychip: {error}")
+
+
+if __name__ == "__main__":
+    main()

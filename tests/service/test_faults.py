@@ -1,0 +1,366 @@
+"""Real faults against a running service under load: nothing is lost, nobody innocent is hurt, nothing is left behind.
+
+The device is null (docs/null.md): it fails, hangs, crashes or runs out of memory where a test tells it to; the service
+around it is all real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import signal
+
+import httpx
+import psutil
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision.models import resnet18
+
+from tests.support.load import WAIT_S, Load, until
+from tests.support.service_process import running
+
+MODEL = "resnet18"
+PREDICT = f"/v1/models/{MODEL}:predict"
+JPEG = {"Content-Type": "image/jpeg"}
+
+
+def picture(colour="#808080", size=(64, 64)):
+    stream = io.BytesIO()
+    Image.new("RGB", size, colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+GREY = picture()
+GREEN, RED, BLUE = picture("#00ff00"), picture("#ff0000"), picture("#0000ff")
+
+
+def serving(folder, null="", *options):
+    """A service on the null device; what comes later among the options counts."""
+    return running(
+        folder, "--models", MODEL, "--weights", "random", "--engine", "auto", "--precision", "auto",
+        "--device", "null", "--null", null, "--timeout-ms", "200000", *options,
+    )  # fmt: skip
+
+
+def post(service, body=GREY, **headers):
+    answer = httpx.post(service.url + PREDICT, content=body, headers={**JPEG, **headers}, timeout=WAIT_S)
+    return answer.status_code, answer.json().get("code", "OK")
+
+
+def metric(service, name, **labels):
+    """The sum of a metric's series that have these labels."""
+    total, found = 0.0, name.endswith("_sum")  # A histogram has no series before it has seen anything.
+    for line in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text.splitlines():
+        if match := re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line):
+            given = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
+            if labels.items() <= given.items():
+                total, found = total + float(match[2]), True
+    assert found, f"there is no {name} with {labels}"
+    return total
+
+
+def ready(service):
+    return httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
+
+
+def is_ready(service):
+    return ready(service).status_code == 200
+
+
+def assert_nothing_left(service):
+    assert metric(service, "anychip_images_in_flight") == 0
+    assert metric(service, "anychip_queue_depth") == 0
+
+
+async def gathered(service, bodies, **headers):
+    """All at once, each on a connection of its own; outcomes in order."""
+    limits = httpx.Limits(max_connections=len(bodies))
+    async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, limits=limits) as client:
+        asked = (client.post(PREDICT, content=body, headers={**JPEG, **headers}) for body in bodies)
+        answers = await asyncio.gather(*asked)
+    return [(answer.status_code, answer.json().get("code", "OK")) for answer in answers]
+
+
+async def test_ten_killed_workers_under_load_cost_nobody_an_answer(tmp_path):
+    with serving(tmp_path, "delay_ms=2") as service:
+        async with Load(service.url, PREDICT, GREY, 16) as load:
+            for _ in range(10):
+                await until(lambda: is_ready(service))
+                # Past the images that the last crash made suspects: a second one would be theirs.
+                await load.answers(100)
+                service.worker().kill()
+        assert set(load.outcomes) == {(200, "OK")}
+        assert metric(service, "anychip_worker_restarts_total", reason="died") == 10
+        assert metric(service, "anychip_retried_total") >= 1
+        assert_nothing_left(service)
+
+
+async def test_with_two_workers_one_killed_after_the_other_is_hardly_noticed(tmp_path):
+    with serving(tmp_path, "delay_ms=2", "--workers-per-device", "2") as service:
+        async with Load(service.url, PREDICT, GREY, 16) as load:
+            for _ in range(10):
+                await load.answers(200)
+                await until(lambda: is_ready(service))
+                min(service.workers(), key=psutil.Process.create_time).kill()
+            await load.answers(200)
+            await until(lambda: len(service.workers()) == 2)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert_nothing_left(service)
+
+
+async def test_two_devices_share_the_work_and_one_of_them_may_fail(tmp_path):
+    with serving(tmp_path, "devices=2,delay_ms=20", "--batch-sizes", "1,2") as service:
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(40)
+            both = [metric(service, "anychip_batch_size_count", device=f"null:{index}") for index in (0, 1)]
+            assert min(both) > 0.3 * sum(both)
+            service.workers()[0].kill()
+            await load.answers(40)
+        assert set(load.outcomes) == {(200, "OK")}
+        devices = httpx.get(f"{service.url}/v1/devices", timeout=WAIT_S).json()["devices"]
+        assert [device["device"] for device in devices] == ["null:0", "null:1"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "limits"),
+    [
+        ("crash", "died", ()),
+        ("hang", "hung", ("--batch-timeout-s", "2")),
+        ("freeze", "hung", ("--heartbeat-timeout-s", "2")),
+    ],
+)
+async def test_a_poisonous_image_fails_alone(tmp_path, fault, reason, limits):
+    with serving(tmp_path, f"delay_ms=20,{fault}=#00ff00", "--batch-sizes", "1,8", *limits) as service:
+        outcomes = await gathered(service, [GREY] * 4 + [GREEN] + [GREY] * 11)
+        assert outcomes.pop(4) == (500, "INFERENCE_FAILED")
+        assert set(outcomes) == {(200, "OK")}
+        # Once in company, once alone.
+        assert metric(service, "anychip_worker_restarts_total", reason=reason) == 2
+        await until(lambda: is_ready(service))
+        assert post(service) == (200, "OK")
+        assert_nothing_left(service)
+
+
+async def test_a_batch_that_fails_without_a_crash_is_retried_too(tmp_path):
+    with serving(tmp_path, "delay_ms=20,fail=#00ff00,nan=#ff0000", "--batch-sizes", "1,8") as service:
+        worker = service.worker()
+        outcomes = await gathered(service, [GREY] * 6 + [GREEN, RED] + [GREY] * 8)
+        assert outcomes[6:8] == [(500, "INFERENCE_FAILED")] * 2
+        assert set(outcomes[:6] + outcomes[8:]) == {(200, "OK")}
+        assert service.worker().pid == worker.pid
+        assert_nothing_left(service)
+
+
+async def test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer(tmp_path):
+    with serving(tmp_path, "delay_ms=20,oom=>2", "--batch-sizes", "1,2,4,8") as service:
+        assert set(await gathered(service, [GREY] * 32)) == {(200, "OK")}
+        cut = metric(service, "anychip_out_of_memory_total")
+        assert 1 <= cut <= 3  # At most the batch that waited in front of the first one, too.
+        assert set(await gathered(service, [GREY] * 32)) == {(200, "OK")}
+        assert metric(service, "anychip_out_of_memory_total") == cut, "batches that do not fit are still sent"
+        assert_nothing_left(service)
+
+
+async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(tmp_path):
+    with serving(tmp_path, "crash=*1") as service:
+        outcomes = await gathered(service, [GREY] * 6)
+        assert set(outcomes) <= {(500, "INFERENCE_FAILED"), (503, "NOT_READY")}
+        while is_ready(service) or "broken" not in ready(service).json()["error"]:
+            assert post(service)[0] in (500, 503)
+        answer = ready(service)
+        assert answer.json()["code"] == "NOT_READY"
+        assert "died in a row" in answer.json()["error"]
+        assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
+        assert post(service) == (503, "NOT_READY")
+        assert_nothing_left(service)
+
+
+async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
+    clients = 500
+    patience = ("--timeout-ms", "10000000")
+    with serving(tmp_path, "delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
+        url = httpx.URL(service.url)
+        request = (
+            f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(GREY)}\r\n\r\n"
+        ).encode() + GREY
+        for storm in (1, 2):
+            before = metric(service, "anychip_batch_size_sum")
+            writers = []
+            for _ in range(clients):
+                _, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(request)
+                writers.append(writer)
+            await until(lambda: metric(service, "anychip_images_in_flight") == clients)
+            for writer in writers:
+                writer.transport.abort()
+            await until(lambda storm=storm: metric(service, "anychip_cancelled_total") == storm * clients)
+            await until(lambda: metric(service, "anychip_images_in_flight") == 0)
+            assert metric(service, "anychip_queue_depth") == 0
+            reached_a_device = metric(service, "anychip_batch_size_sum") - before
+            assert reached_a_device < clients / 100
+        assert post(service) == (200, "OK")
+
+
+async def test_a_client_that_leaves_harms_nobody_in_its_batch(tmp_path):
+    with serving(tmp_path, "delay_ms=4000", "--batch-sizes", "1,8") as service:
+        first = asyncio.create_task(gathered(service, [GREY]))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 1)
+        others = asyncio.create_task(gathered(service, [GREY] * 7))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 8)
+        client = httpx.AsyncClient(base_url=service.url, timeout=WAIT_S)
+        leaving = asyncio.create_task(client.post(PREDICT, content=GREY, headers=JPEG))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 9)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await client.aclose()
+        assert set((await first) + (await others)) == {(200, "OK")}
+        await until(lambda: metric(service, "anychip_images_in_flight") == 0)
+        assert metric(service, "anychip_cancelled_total") == 1
+        assert_nothing_left(service)
+
+
+async def test_hand_over_under_load_loses_nothing(tmp_path):
+    weights = tmp_path / "dogs.safetensors"
+
+    def write(classes):
+        save_file(resnet18(num_classes=classes).state_dict(), weights)
+        (tmp_path / "dogs.labels.txt").write_text("".join(f"dog {number} of {classes}\n" for number in range(classes)))
+
+    write(3)
+    with serving(tmp_path, "delay_ms=2", "--models", f"{MODEL}={MODEL}:{weights}") as service:
+        first = service.worker()
+        async with Load(service.url, PREDICT, GREY, 16) as load:
+            await load.answers(50)
+            write(4)
+            url = f"{service.url}/v2/repository/models/{MODEL}/load"
+            loaded = await asyncio.to_thread(httpx.post, url, timeout=WAIT_S)
+            assert loaded.status_code == 200, loaded.text
+            await load.answers(50)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert service.worker().pid != first.pid
+        assert not first.is_running()
+        answer = httpx.post(service.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S).json()
+        assert all(found["label"].endswith("of 4") for found in answer["predictions"][0]["classes"])
+        assert metric(service, "anychip_handovers_total", reason="load") == 1
+
+        weights.write_bytes(b"no weights")
+        worker = service.worker()
+        refused = httpx.post(url, timeout=WAIT_S)
+        assert (refused.status_code, refused.json()["code"]) == (400, "INVALID_REQUEST")
+        assert service.worker().pid == worker.pid
+        assert post(service) == (200, "OK")
+
+
+async def test_sigterm_under_load_loses_no_accepted_request(tmp_path):
+    with serving(tmp_path, "delay_ms=20") as service:
+        children = service.children()
+        async with Load(service.url, PREDICT, GREY, 32) as load:
+            await load.answers(100)
+            service.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(service.process.wait, WAIT_S) == 0
+        # What came too late is told so, or finds nobody: in the end the socket itself goes, with what nobody has read.
+        too_late = {(503, "DRAINING"), (0, "REFUSED"), (0, "RemoteProtocolError"), (0, "ReadError")}
+        assert set(load.outcomes) <= {(200, "OK"), *too_late}
+        assert load.outcomes[200, "OK"] >= 100
+        assert "cut off" not in service.log.read_text()
+        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
+
+
+async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(tmp_path):
+    with serving(tmp_path, "hang=#00ff00", "--workers-per-device", "2") as service:
+        children = service.children()
+        hung = asyncio.create_task(gathered(service, [GREEN]))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 1)
+        service.process.kill()
+        service.process.wait(WAIT_S)
+        with pytest.raises(httpx.TransportError):
+            await hung
+        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
+
+
+async def test_overload_is_refused_and_memory_stays_flat(tmp_path):
+    body = picture(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
+    with serving(tmp_path, "delay_ms=5", "--queue-size", "16", "--batch-sizes", "1,2") as service:
+        server = psutil.Process(service.process.pid)
+        sizes = []
+        for _ in range(3):
+            async with Load(service.url, PREDICT, body, 100) as load:
+                await load.answers(1500)
+            assert set(load.outcomes) == {(200, "OK"), (429, "QUEUE_FULL")}
+            sizes.append(server.memory_info().rss)
+            assert_nothing_left(service)
+        # After the first round every buffer has its size.
+        assert sizes[2] - sizes[0] < 30_000_000
+
+
+def test_bodies_in_memory_are_bounded(tmp_path):
+    with serving(tmp_path, "", "--max-buffered-bytes", "100000") as service:
+        assert post(service, GREY + bytes(99_000)) == (200, "OK")
+        assert post(service, GREY + bytes(101_000)) == (429, "QUEUE_FULL")
+        assert post(service, GREY + bytes(99_000)) == (200, "OK")
+
+
+async def test_deadlines_end_to_end(tmp_path):
+    with serving(tmp_path, "delay_ms=400,hang=#00ff00", "--batch-timeout-s", "3", "--batch-sizes", "1") as service:
+        # At the door: one image takes longer than that.
+        answer = httpx.post(
+            service.url + PREDICT, content=GREY, headers={**JPEG, "X-Timeout-Ms": "200"}, timeout=WAIT_S
+        )
+        assert (answer.status_code, answer.json()["code"]) == (503, "DEADLINE_UNREACHABLE")
+        assert int(answer.headers["retry-after"]) >= 1
+        # In time when alone, refused behind others.
+        assert post(service, GREY, **{"X-Timeout-Ms": "20000"}) == (200, "OK")
+        waiting = asyncio.create_task(gathered(service, [GREY] * 6))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 6)
+        assert post(service, GREY, **{"X-Timeout-Ms": "800"}) == (503, "DEADLINE_UNREACHABLE")
+        assert set(await waiting) == {(200, "OK")}
+        # Accepted, but the device hangs.
+        hung = asyncio.create_task(gathered(service, [GREEN]))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 1)
+        assert post(service, GREY, **{"X-Timeout-Ms": "2000"}) == (504, "DEADLINE_EXCEEDED")
+        assert await hung == [(500, "INFERENCE_FAILED")]
+        # On its way: half a body, then silence.
+        url = httpx.URL(service.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(f"POST {PREDICT}?timeout_ms=1500 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf".encode())
+        assert b"504" in await asyncio.wait_for(reader.readline(), WAIT_S)
+        writer.close()
+        assert_nothing_left(service)
+
+
+async def test_higher_priority_overtakes(tmp_path):
+    with serving(tmp_path, "delay_ms=300", "--batch-sizes", "1") as service:
+        order = []
+
+        async def ask(name, priority):
+            await gathered(service, [GREY], **{"X-Priority": priority})
+            order.append(name)
+
+        normal = [asyncio.create_task(ask("normal", "0")) for _ in range(8)]
+        await until(lambda: metric(service, "anychip_images_in_flight") == 8)
+        await ask("urgent", "10")
+        await asyncio.gather(*normal)
+        # One runs and one stands in front of the worker; of those that end meanwhile the clients may hear late.
+        assert order.index("urgent") <= 5
+
+
+async def test_a_large_picture_does_not_hold_up_a_small_one(tmp_path):
+    large = picture(size=(7000, 7000))
+    with serving(tmp_path, "fail=*1000000", "--decode-threads", "2") as service:
+        first = asyncio.create_task(gathered(service, [large]))
+        await until(lambda: metric(service, "anychip_images_in_flight") == 1)
+        assert await gathered(service, [GREY]) == [(200, "OK")]
+        assert is_ready(service)
+        assert not first.done(), "the large one was quicker: this shows nothing"
+        assert await first == [(200, "OK")]
+
+
+def test_untrained_and_null_answers_say_so(tmp_path):
+    torch.manual_seed(0)
+    with serving(tmp_path) as service:
+        answer = httpx.post(service.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S).json()
+        assert (answer["device"], answer["engine"], answer["weights"]) == ("null:0", "null", "random")
+        assert len(answer["predictions"][0]["classes"]) == 5

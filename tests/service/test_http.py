@@ -1,0 +1,378 @@
+"""The service over HTTP: every body form, every failure we can think of, with the promised status, code and body."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import socket
+import zlib
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.support.photographs import FILES
+from tests.support.service_process import running
+
+PHOTO = FILES[0].read_bytes()
+PREDICT = "/v1/models/resnet18:predict"
+DETECT = "/v1/models/yolov8n:predict"
+JPEG = {"Content-Type": "image/jpeg"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2,4", "--max-images", "8")
+    with running(tmp_path_factory.mktemp("service"), *options) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with service.client() as client:
+        yield client
+
+
+def encode(image, kind="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def assert_error(response, status, code):
+    """The shape that API.md promises, on every failure of every route."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error", "code", "request_id"}
+    assert body["code"] == code
+    assert body["error"]
+    assert "\n" not in body["error"]
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert response.headers["content-type"] == "application/json"
+    if status in (429, 503):
+        assert int(response.headers["retry-after"]) >= 1
+    return body["error"]
+
+
+def test_a_raw_image_is_classified(client):
+    answer = client.post(PREDICT, content=PHOTO, headers=JPEG)
+    assert answer.status_code == 200
+    body = answer.json()
+    [prediction] = body.pop("predictions")
+    assert body == {
+        "model": "resnet18", "weights": "random", "device": "cpu:0", "engine": "eager", "precision": "fp32",
+    }  # fmt: skip
+    with Image.open(FILES[0]) as image:
+        assert (prediction["width"], prediction["height"]) == image.size
+    scores = [found["score"] for found in prediction["classes"]]
+    assert len(scores) == 5
+    assert scores == sorted(scores, reverse=True)
+    assert set(prediction["classes"][0]) == {"label", "class_id", "score"}
+
+
+def test_every_answer_carries_its_request_id_and_timing(client):
+    answer = client.post(PREDICT, content=PHOTO, headers={**JPEG, "X-Request-Id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    timing = answer.headers["server-timing"]
+    durations = {stage: float(ms) for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", timing)}
+    assert set(durations) == {"decode", "queue", "infer", "post"}
+    assert durations["decode"] > 0
+    assert durations["infer"] > 0
+
+
+@pytest.mark.parametrize("given", ["", "two words", "x" * 200, "umlaut-ä".encode()])
+def test_a_request_id_that_cannot_be_trusted_is_replaced(client, given):
+    answer = client.get("/v2/health/live", headers={"X-Request-Id": given})
+    assert re.fullmatch(r"[0-9a-f]{16}", answer.headers["x-request-id"])
+
+
+def test_a_raw_image_of_unknown_kind_is_recognised(client):
+    headers = {"Content-Type": "application/octet-stream"}
+    assert client.post(PREDICT, content=PHOTO, headers=headers).status_code == 200
+
+
+def test_boxes_lie_in_the_picture(client):
+    answer = client.post(f"{DETECT}?score_threshold=0", content=PHOTO, headers=JPEG).json()
+    [prediction] = answer["predictions"]
+    assert 0 < len(prediction["detections"]) <= 300
+    for found in prediction["detections"]:
+        box = found["box"]
+        assert 0 <= box["x1"] <= box["x2"] <= prediction["width"]
+        assert 0 <= box["y1"] <= box["y2"] <= prediction["height"]
+
+
+def test_the_three_body_forms_give_one_answer(client):
+    raw = client.post(PREDICT, content=PHOTO, headers=JPEG).json()["predictions"]
+    form = client.post(PREDICT, files={"file": ("cat.jpg", PHOTO, "image/jpeg")}).json()["predictions"]
+    instances = {"instances": [{"b64": base64.b64encode(PHOTO).decode()}]}
+    json = client.post(PREDICT, json=instances).json()["predictions"]
+    assert raw == form == json
+
+
+def test_several_images_are_answered_in_their_order(client):
+    pictures = [encode(Image.new("RGB", (10 + 10 * number, 20))) for number in range(8)]
+    files = [("file", (f"{number}.png", picture, "image/png")) for number, picture in enumerate(pictures)]
+    widths = [each["width"] for each in client.post(PREDICT, files=files).json()["predictions"]]
+    assert widths == [10, 20, 30, 40, 50, 60, 70, 80]
+    instances = [{"b64": base64.b64encode(picture).decode()} for picture in reversed(pictures)]
+    widths = [each["width"] for each in client.post(PREDICT, json={"instances": instances}).json()["predictions"]]
+    assert widths == [80, 70, 60, 50, 40, 30, 20, 10]
+
+
+def test_multipart_fields_beside_the_file_are_left_alone(client):
+    answer = client.post(PREDICT, data={"note": "holiday"}, files={"file": ("a.jpg", PHOTO)})
+    assert len(answer.json()["predictions"]) == 1
+
+
+def test_options_are_obeyed(client):
+    classes = client.post(f"{PREDICT}?top_k=3", content=PHOTO, headers=JPEG).json()["predictions"][0]["classes"]
+    assert len(classes) == 3
+    boxes = client.post(f"{DETECT}?score_threshold=0&max_detections=2", content=PHOTO, headers=JPEG)
+    assert len(boxes.json()["predictions"][0]["detections"]) == 2
+    many = client.post(f"{PREDICT}?top_k=5000", content=PHOTO, headers=JPEG).json()["predictions"][0]["classes"]
+    assert len(many) == 1000
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "top_k=0", "top_k=1.5", "top_k=many", "top_k=", "top_k=nan", "top_k=-1",
+        "score_threshold=nan", "score_threshold=1.1", "score_threshold=-0.1", "score_threshold=inf",
+        "iou_threshold=NaN", "iou_threshold=2", "max_detections=0", "max_detections=1e9",
+        "timeout_ms=0", "timeout_ms=-5", "timeout_ms=nan", "timeout_ms=soon",
+    ],
+)  # fmt: skip
+def test_a_query_that_makes_no_sense(client, query):
+    message = assert_error(client.post(f"{PREDICT}?{query}", content=PHOTO, headers=JPEG), 400, "INVALID_REQUEST")
+    assert query.partition("=")[0] in message
+
+
+@pytest.mark.parametrize("header", [{"X-Timeout-Ms": "nan"}, {"X-Timeout-Ms": "0"}, {"X-Priority": "high"}])
+def test_a_header_that_makes_no_sense(client, header):
+    assert_error(client.post(PREDICT, content=PHOTO, headers={**JPEG, **header}), 400, "INVALID_REQUEST")
+
+
+def test_parameters_of_others_are_left_alone(client):
+    assert client.post(f"{PREDICT}?utm_source=mail", content=PHOTO, headers=JPEG).status_code == 200
+
+
+def _png_header(width, height):
+    def chunk(kind, data):
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        pytest.param(b"", 400, "INVALID_REQUEST", id="an empty body"),
+        pytest.param(b"<!DOCTYPE html><html></html>", 422, "INVALID_IMAGE", id="HTML named .jpg"),
+        pytest.param(PHOTO[: len(PHOTO) // 2], 422, "INVALID_IMAGE", id="a truncated JPEG"),
+        pytest.param(PHOTO[:20], 422, "INVALID_IMAGE", id="the first bytes of a JPEG"),
+        pytest.param(b"\0" * 1000, 422, "INVALID_IMAGE", id="zeros"),
+        pytest.param(_png_header(0, 0), 422, "INVALID_IMAGE", id="a picture without pixels"),
+        pytest.param(_png_header(10_000, 6_000), 413, "IMAGE_TOO_LARGE", id="a 60-megapixel PNG"),
+        pytest.param(_png_header(2**31 - 1, 2**31 - 1), 413, "IMAGE_TOO_LARGE", id="a PNG that claims everything"),
+        pytest.param(_png_header(100, 100), 422, "INVALID_IMAGE", id="a PNG without its pixels"),
+    ],
+)
+def test_a_body_that_is_no_good_image(client, content, status, code):
+    assert_error(client.post(PREDICT, content=content, headers=JPEG), status, code)
+
+
+def test_one_bad_image_of_several_fails_the_request_and_nothing_else(client):
+    files = [("file", ("a.jpg", PHOTO)), ("file", ("b.jpg", b"<html>")), ("file", ("c.jpg", PHOTO))]
+    assert_error(client.post(PREDICT, files=files), 422, "INVALID_IMAGE")
+    assert client.post(PREDICT, content=PHOTO, headers=JPEG).status_code == 200
+
+
+def test_too_many_images(client):
+    files = [("file", (f"{number}.jpg", PHOTO)) for number in range(9)]
+    assert "8" in assert_error(client.post(PREDICT, files=files), 400, "INVALID_REQUEST")
+
+
+def test_a_body_that_is_too_large(client):
+    assert_error(client.post(PREDICT, content=bytes(21 * 2**20), headers=JPEG), 413, "BODY_TOO_LARGE")
+
+
+def test_a_body_that_is_too_large_and_does_not_say_so(client):
+    def chunks():
+        for _ in range(21):
+            yield bytes(2**20)
+
+    assert_error(client.post(PREDICT, content=chunks(), headers=JPEG), 413, "BODY_TOO_LARGE")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not json", b"[]", b"{}", b'"text"', b'{"instances": []}', b'{"instances": {}}', b'{"instances": [1]}',
+        b'{"instances": [{}]}', b'{"instances": [{"b64": 7}]}', b'{"instances": [{"b64": "!!!"}]}',
+        b'{"instances": [{"b64": ""}]}', b'{"instances": [{"b64": NaN}]}', b"\xff\xfe",
+        b'{"instances": [{"url": "http://127.0.0.1/cat.jpg"}]}',
+    ],
+)  # fmt: skip
+def test_json_that_makes_no_sense(client, body):
+    answer = client.post(PREDICT, content=body, headers={"Content-Type": "application/json"})
+    assert_error(answer, 400, "INVALID_REQUEST")
+
+
+MULTIPART = "multipart/form-data; boundary=b"
+HALF = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n' + PHOTO[:1000]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        pytest.param(MULTIPART, HALF, id="half a multipart"),
+        pytest.param(MULTIPART, HALF + b"\r\n--b\r\n", id="a multipart that ends at a boundary"),
+        pytest.param(MULTIPART, b"--b--\r\n", id="a multipart without parts"),
+        pytest.param(MULTIPART, b"no boundary here", id="a multipart without its boundary"),
+        pytest.param("multipart/form-data", HALF + b"\r\n--b--\r\n", id="a multipart that names no boundary"),
+        pytest.param(MULTIPART, b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n--b--\r\n', id="no file"),
+        pytest.param(MULTIPART, b"--b\r\n\r\nbytes\r\n--b--\r\n", id="a part without headers"),
+        pytest.param(
+            MULTIPART,
+            b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n\r\n--b--\r\n',
+            id="an empty file",
+        ),
+    ],
+)
+def test_multipart_that_makes_no_sense(client, content_type, body):
+    answer = client.post(PREDICT, content=body, headers={"Content-Type": content_type})
+    assert_error(answer, 400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "video/mp4", "nonsense"])
+def test_a_content_type_that_is_not_read(client, content_type):
+    answer = client.post(PREDICT, content=PHOTO, headers={"Content-Type": content_type})
+    assert "image/jpeg" in assert_error(answer, 415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+def test_no_content_type_at_all(client):
+    assert_error(client.post(PREDICT, content=PHOTO), 415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+@pytest.mark.parametrize("name", ["resnet19", "..", "%2e%2e", "a" * 300, "yolov8n%00"])
+def test_an_unknown_model(client, name):
+    answer = client.post(f"/v1/models/{name}:predict", content=PHOTO, headers=JPEG)
+    if answer.json()["code"] != "NOT_FOUND":  # Dots are resolved by the client: then it is no path of ours.
+        assert "resnet18, yolov8n" in assert_error(answer, 404, "MODEL_NOT_FOUND")
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/models/resnet18/explain", "/v3"])
+def test_an_unknown_path(client, path):
+    assert "/docs" in assert_error(client.get(path), 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", PREDICT), ("DELETE", PREDICT), ("PUT", PREDICT), ("POST", "/v1/models"), ("POST", "/v2/health/ready"),
+     ("DELETE", "/metrics")],
+)  # fmt: skip
+def test_a_wrong_method(client, method, path):
+    answer = client.request(method, path)
+    assert_error(answer, 405, "METHOD_NOT_ALLOWED")
+    assert answer.headers["allow"]
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_the_door(client):
+    refused = client.post(f"{PREDICT}?timeout_ms=0.001", content=PHOTO, headers=JPEG)
+    assert_error(refused, 503, "DEADLINE_UNREACHABLE")
+    refused = client.post(PREDICT, content=PHOTO, headers={**JPEG, "X-Timeout-Ms": "0.001"})
+    assert_error(refused, 503, "DEADLINE_UNREACHABLE")
+
+
+def test_what_is_served(client):
+    models = {model["name"]: model for model in client.get("/v1/models").json()["models"]}
+    assert set(models) == {"resnet18", "yolov8n"}
+    assert models["resnet18"]["task"] == "classify"
+    assert models["resnet18"]["classes"] == 1000
+    assert models["yolov8n"]["input_shape"] == [640, 640, 3]
+    [served_on] = models["yolov8n"]["served_on"]
+    assert (served_on["device"], served_on["engine"], served_on["precision"]) == ("cpu:0", "eager", "fp32")
+    assert served_on["batch_sizes"] == [1, 2, 4]
+    assert served_on["operators"] == {}
+    [device] = client.get("/v1/devices").json()["devices"]
+    assert (device["device"], device["vendor"], device["ready"]) == ("cpu:0", "cpu", True)
+
+
+def test_health(client):
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+
+
+def test_metrics_count_what_happened(client):
+    def value(line):
+        found = re.search(rf"^{re.escape(line)} ([\d.e+-]+)$", client.get("/metrics").text, re.MULTILINE)
+        return float(found.group(1)) if found else 0.0
+
+    lines = {
+        'anychip_requests_total{code="OK",model="resnet18"}': 2,
+        'anychip_requests_total{code="INVALID_IMAGE",model="resnet18"}': 1,
+        'anychip_request_seconds_count{model="resnet18"}': 3,
+        'anychip_stage_seconds_count{model="resnet18",stage="infer"}': 2,
+        'anychip_batch_size_sum{device="cpu:0",model="resnet18"}': 2,
+    }
+    before = {line: value(line) for line in lines}
+    for content in (PHOTO, PHOTO, b"nothing"):
+        client.post(PREDICT, content=content, headers=JPEG)
+    assert {line: value(line) - before[line] for line in lines} == lines
+    assert value('anychip_worker_up{device="cpu:0"}') == 1
+    assert value('anychip_images_in_flight{model="resnet18"}') == 0
+    assert value('anychip_worker_resident_bytes{device="cpu:0"}') > 10_000_000
+    info = 'anychip_model_info{device="cpu:0",engine="eager",model="resnet18",precision="fp32",weights="random"}'
+    assert value(info) == 1
+
+
+def test_metrics_say_how_busy_the_device_is(client):
+    found = re.search(
+        r'^anychip_device_utilization_ratio{device="cpu:0",vendor="cpu"} (\S+)$',
+        client.get("/metrics").text,
+        re.MULTILINE,
+    )
+    assert 0 <= float(found.group(1)) <= 1
+
+
+def test_unknown_models_make_no_metric(client):
+    client.post("/v1/models/surprise:predict", content=PHOTO, headers=JPEG)
+    assert "surprise" not in client.get("/metrics").text
+
+
+def test_openapi_describes_the_bodies(client):
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/v1/models/{model}:predict"]["post"]
+    assert {"image/jpeg", "multipart/form-data", "application/json"} <= set(operation["requestBody"]["content"])
+    names = {parameter["name"] for parameter in operation["parameters"]}
+    assert {"model", "top_k", "score_threshold", "X-Timeout-Ms"} <= names
+
+
+def test_the_documentation_page_is_served(client):
+    assert "swagger" in client.get("/docs").text.lower()
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_forgotten(service, client):
+    address = httpx.URL(service.url)
+
+    def leave():
+        with socket.create_connection((address.host, address.port)) as connection:
+            head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 100000\r\n\r\n"
+            connection.sendall(head.encode() + PHOTO[:5000])
+
+    def counted():
+        found = re.search(r'^anychip_cancelled_total{model="resnet18",stage="upload"} (\S+)$', metrics(), re.MULTILINE)
+        return float(found.group(1)) if found else 0
+
+    def metrics():
+        return client.get("/metrics").text
+
+    for _ in range(3):
+        leave()
+    for _ in range(500):
+        if counted() == 3:
+            break
+    assert counted() == 3
+    assert "Traceback" not in service.log.read_text()

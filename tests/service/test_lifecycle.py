@@ -1,0 +1,157 @@
+"""The service's life on a real device: start, overload, a worker that is killed, SIGTERM, SIGKILL; nothing is left.
+
+tests/service/test_faults.py has what a device can do wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.photographs import FILES
+from tests.support.service_process import running
+
+PHOTO = FILES[0].read_bytes()
+PREDICT = "/v1/models/resnet18:predict"
+JPEG = {"Content-Type": "image/jpeg"}
+OPTIONS = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1,2")
+WAIT_S = 120
+
+
+def ask(url, **options):
+    """One request on a connection of its own: its status and code."""
+    try:
+        answer = httpx.post(url + PREDICT, content=PHOTO, headers=JPEG, timeout=WAIT_S, **options)
+    except httpx.ConnectError:
+        return "refused", ""
+    return answer.status_code, answer.json().get("code", "OK")
+
+
+def until(condition):
+    """Poll a running process for a state that it reports only when asked."""
+    deadline = threading.Event()
+    for _ in range(WAIT_S * 20):
+        if condition():
+            return
+        deadline.wait(0.05)
+    raise AssertionError("it never came about")
+
+
+def ready(service):
+    return httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
+
+
+def test_overload_is_refused_at_the_door_and_nothing_is_lost(tmp_path):
+    with running(tmp_path, *OPTIONS, "--queue-size", "2") as service, ThreadPoolExecutor(24) as threads:
+        answers = list(threads.map(lambda _: ask(service.url), range(96)))
+        assert set(answers) == {(200, "OK"), (429, "QUEUE_FULL")}
+        refused = httpx.post(
+            service.url + PREDICT, files=[("file", ("a.jpg", PHOTO))] * 3, timeout=WAIT_S
+        )  # Three at once never fit into two places.
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        metrics = httpx.get(f"{service.url}/metrics").text
+        assert 'anychip_images_in_flight{model="resnet18"} 0.0' in metrics
+        assert 'anychip_queue_depth{model="resnet18"} 0.0' in metrics
+        assert ask(service.url) == (200, "OK")
+
+
+def test_a_killed_worker_is_replaced_and_requests_wait_for_the_next(tmp_path):
+    with running(tmp_path, *OPTIONS, "--timeout-ms", "100000") as service:
+        first = service.worker()
+        first.kill()
+        until(lambda: ready(service).status_code == 503)
+        answer = ready(service)
+        assert answer.json()["code"] == "NOT_READY"
+        assert "resnet18: cpu:0 is restarting: it ended, exit code -9" in answer.json()["error"]
+        assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
+        assert ask(service.url) == (200, "OK")
+        assert ready(service).status_code == 200
+        assert service.worker().pid != first.pid
+        metrics = httpx.get(f"{service.url}/metrics").text
+        assert 'anychip_worker_restarts_total{device="cpu:0",reason="died"} 1.0' in metrics
+
+
+def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
+    with running(tmp_path, *OPTIONS, "--grace-s", "60") as service:
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: ready(service).status_code == 503)
+        assert ready(service).json()["code"] == "DRAINING"
+        assert ready(service).headers["connection"] == "close"
+        assert ask(service.url) == (200, "OK")
+        service.process.send_signal(signal.SIGTERM)  # A second one: no more patience.
+        assert service.process.wait(WAIT_S) == 0
+
+
+def test_workers_die_with_a_server_that_is_killed(tmp_path):
+    with running(tmp_path, *OPTIONS) as service:
+        children = service.children()
+        assert children
+        service.process.kill()
+        service.process.wait(WAIT_S)
+        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
+
+
+def anychip(folder, *arguments):
+    """A command that ends by itself."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "app", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_S * 3, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--models", "resnet19"), "resnet"),
+        (("--models", "resnet18", "--weights", "sample"), "sample"),
+        (("--models", "resnet18", "--weights", "missing.pth"), "missing.pth"),
+        (("--models", "resnet18,resnet18", "--weights", "random"), "one name"),
+        (("--models", "resnet18", "--weights", "random", "--device", "npu"), "npu"),
+        (("--models", "resnet18", "--weights", "random", "--device", "null", "--null", "crash=often"), "crash=often"),
+        (
+            (
+                "--models",
+                "resnet18",
+                "--weights",
+                "random",
+                "--device",
+                "null",
+                "--null",
+                "load_ms=100000",
+                "--start-timeout-s",
+                "5",
+            ),
+            "not ready within 5 s",
+        ),
+        (("--models", "resnet18", "--weights", "random", "--engine", "tensorrt"), "tensorrt"),
+        (("--models", "resnet18", "--weights", "random", "--precision", "int4"), "int4"),
+        (("--port", "70000"), "port"),
+    ],
+)
+def test_what_cannot_be_served_stops_the_start_with_one_sentence(tmp_path, arguments, sentence):
+    ended = anychip(tmp_path, "serve", *(arguments if "--port" in arguments else (*arguments, "--port", "0")))
+    assert ended.returncode == 1
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("anychip: ")]
+    assert len(lines) == 1
+    assert sentence in lines[0]
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path):
+    with running(tmp_path, *OPTIONS) as service:
+        port = str(httpx.URL(service.url).port)
+        ended = anychip(tmp_path, "serve", *OPTIONS, "--port", port)
+    assert ended.returncode == 1
+    assert f":{port}; is another service there?" in ended.stderr
+    assert "Traceback" not in ended.stderr

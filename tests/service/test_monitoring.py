@@ -1,0 +1,210 @@
+"""A real Prometheus watches real services under load, one with each fault: every alert fires where its fault is and
+nowhere else, and every panel of the dashboard has something to show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.service.test_faults import GREY, is_ready, metric
+from tests.support.load import Load, until
+from tests.support.prometheus import DEPLOY, MISSING, Prometheus, alerts, prometheus
+from tests.support.service_process import ServiceProcess, running
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACEPARENT = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+
+# What must fire in which story, and what may: a killed worker's images wait for the next one, which takes seconds.
+EXPECTED = {
+    "steady": set(),
+    "killed": {"AnychipWorkerFlapping", "AnychipOutOfMemory", "AnychipNotReady", "AnychipDown"},
+    "overload": {
+        "AnychipErrorBudgetBurnFast",
+        "AnychipErrorBudgetBurnSlow",
+        "AnychipQueueNearLimit",
+        "AnychipTailLatency",
+    },
+    "leak": {"AnychipMemoryLeak"},
+    "lost": {"AnychipDeviceLost", "AnychipOnCpu"},
+    "surprise": {"AnychipOnCpu", "AnychipPrecisionGateFailed"},
+}
+ALLOWED = {
+    "killed": {"AnychipTailLatency", "AnychipQueueNearLimit"},
+    "leak": {"AnychipTailLatency"},
+    "lost": {"AnychipTailLatency", "AnychipWorkerFlapping"},
+    "surprise": {"AnychipTailLatency"},
+}
+
+
+@dataclass
+class Story:
+    """What Prometheus has seen; `fired`: by story, the alerts that held when its fault had come about."""
+
+    server: Prometheus
+    fired: dict[str, set[str]] = field(default_factory=dict)
+
+    async def see(self, job: str, wanted: set[str]) -> None:
+        """Note what holds, once what is wanted does and what passes has passed, or else in the end.
+
+        Alerts wait before they fire: while a worker is replaced, some expressions hold for a moment.
+        """
+        possible = EXPECTED[job] | ALLOWED.get(job, set())
+        with contextlib.suppress(AssertionError):
+            await until(lambda: wanted <= self.server.firing(job) <= possible)
+        self.fired[job] = self.fired.get(job, set()) | await asyncio.to_thread(self.server.firing, job)
+
+    @contextlib.asynccontextmanager
+    async def watched(self, folder: Path, job: str, model: str, *options: str) -> AsyncIterator[ServiceProcess]:
+        """A service that is scraped, at least once before anything happens to it."""
+        place = folder / job
+        place.mkdir()
+        with running(place, "--models", model, "--weights", "random", "--timeout-ms", "200000", *options) as service:
+            self.server.watch(job, service.url)
+            try:
+                await until(lambda: self.server.now(f'anychip_ready{{job="{job}"}} == 1'))
+                yield service
+            finally:
+                self.server.forget(job)
+
+
+NULL = ("--device", "null", "--engine", "auto", "--precision", "auto")
+RESNET = "/v1/models/resnet18:predict"
+
+
+async def steady(story: Story, folder: Path) -> None:
+    null = ("--null", "delay_ms=5,power_w=75")
+    async with story.watched(folder, "steady", "resnet18", *NULL, *null, "--triton-metrics", "true") as service:
+        async with Load(service.url, RESNET, GREY, 4, TRACEPARENT) as load:
+            await until(lambda: story.server.now('job_model:anychip_requests:rate5m{job="steady"} > 0'))
+            await load.answers(100)
+        assert set(load.outcomes) == {(200, "OK")}
+        await story.see("steady", set())
+
+
+async def killed(story: Story, folder: Path) -> None:
+    null = ("--null", "delay_ms=10,power_w=75,oom=>4", "--grace-s", "600")
+    async with story.watched(folder, "killed", "resnet18", *NULL, *null) as service:
+        async with Load(service.url, RESNET, GREY, 16) as load:
+            for _ in range(3):
+                await until(lambda: is_ready(service))
+                await load.answers(50)
+                service.worker().kill()
+            await until(lambda: is_ready(service))
+            await load.answers(50)
+            await story.see("killed", {"AnychipWorkerFlapping", "AnychipOutOfMemory"})
+        service.process.send_signal(signal.SIGTERM)
+        await story.see("killed", {"AnychipNotReady"})
+        service.process.kill()
+        await story.see("killed", {"AnychipDown"})
+
+
+async def overload(story: Story, folder: Path) -> None:
+    null = ("--null", "delay_ms=300", "--batch-sizes", "1", "--queue-size", "8")
+    async with story.watched(folder, "overload", "resnet18", *NULL, *null) as service:
+        async with Load(service.url, RESNET, GREY, 24) as load:
+            await story.see("overload", EXPECTED["overload"])
+        assert (429, "QUEUE_FULL") in load.outcomes
+
+
+async def leak(story: Story, folder: Path) -> None:
+    options = (
+        *("--batch-sizes", "1", "--device", "npu", "--simulate", "npu:1,memory_mb=1024,leak_mb=8"),
+        *("--guard-device-ratio", "0.3", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
+    )
+    async with story.watched(folder, "leak", "mobilenet_v3_small", *options) as service:
+        async with Load(service.url, "/v1/models/mobilenet_v3_small:predict", GREY, 2) as load:
+            await until(lambda: metric(service, "anychip_cache_releases_total", rung="3") >= 1)
+        assert set(load.outcomes) == {(200, "OK")}
+        await story.see("leak", EXPECTED["leak"])
+
+
+async def lost(story: Story, folder: Path) -> None:
+    simulation = "mlu:1,lose=40,lacks=aten::max_pool2d_with_indices"
+    options = ("--batch-sizes", "1", "--device", "mlu", "--simulate", simulation)
+    async with story.watched(folder, "lost", "resnet18", *options) as service:
+        async with Load(service.url, RESNET, GREY, 2) as load:
+            await until(lambda: metric(service, "anychip_worker_restarts_total", reason="lost") >= 1)
+        assert set(load.outcomes) == {(200, "OK")}
+        await story.see("lost", EXPECTED["lost"])
+
+
+async def surprise(story: Story, folder: Path) -> None:
+    options = ("--device", "auto", "--precision", "bf16", "--batch-sizes", "1")
+    async with story.watched(folder, "surprise", "yolov8n", *options):
+        await story.see("surprise", EXPECTED["surprise"])
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("monitoring")
+
+    async def told(story: Story) -> Story:
+        for chapter in (steady, killed, overload, leak, lost, surprise):
+            await chapter(story, folder)
+        return story
+
+    with prometheus(folder) as server:
+        yield asyncio.run(told(Story(server)))
+
+
+def test_every_alert_has_a_story():
+    assert set().union(*EXPECTED.values()) == set(alerts())
+
+
+@pytest.mark.parametrize("alert", [*alerts()])
+def test_an_alert_fires_where_its_fault_is_and_nowhere_else(story, alert):
+    fired = {job for job, names in story.fired.items() if alert in names and alert not in ALLOWED.get(job, set())}
+    assert fired == {job for job, names in EXPECTED.items() if alert in names}
+
+
+def test_what_has_no_pause_was_firing_by_prometheus_own_account(story):
+    firing = 'ALERTS{alertname="AnychipPrecisionGateFailed",alertstate="firing",model="yolov8n",precision="bf16"}'
+    assert story.server.values(firing)
+
+
+def expressions():
+    """Every query of the dashboard, by panel, as Grafana asks it with all variables at All."""
+    panels = json.loads((DEPLOY / "grafana" / "anychip.json").read_text())["panels"]
+    for panel in panels:
+        for target in panel.get("targets", ()):
+            expr = target["expr"].replace("$__rate_interval", "20s")
+            for variable in ("model", "device", "instance"):
+                expr = expr.replace(f"${variable}", ".*")
+            yield pytest.param(expr, id=f"{panel['title']} {target['refId']}")
+
+
+@pytest.mark.parametrize("expression", [*expressions()])
+def test_a_panel_has_data(story, expression):
+    assert "$" not in expression
+    assert story.server.values(expression)
+
+
+def test_recording_rules_have_data(story):
+    names = story.server.get("label/__name__/values")
+    recorded = {rule["name"] for group in story.server.get("rules")["groups"] for rule in group["rules"]
+                if rule["type"] == "recording"}  # fmt: skip
+    assert recorded - set(names) == set()
+    assert all(rule["health"] == "ok" for group in story.server.get("rules")["groups"] for rule in group["rules"])
+
+
+def test_a_measurement_leads_to_its_trace(story):
+    span = {"start": story.server.started_s, "end": story.server.started_s + 1e6}
+    found = story.server.get("query_exemplars", query="anychip_request_seconds_bucket", **span)
+    assert {each["labels"]["trace_id"] for series in found for each in series["exemplars"]} == {TRACE}
+
+
+def test_tritons_names_are_there_where_asked_for(story):
+    for name in ("request_success", "count", "exec_count", "request_duration_us", "queue_duration_us"):
+        assert max(story.server.values(f'nv_inference_{name}{{job="steady",model="resnet18",version="1"}}')) > 0
+    assert story.server.values('nv_gpu_power_usage{job="steady"}')
+    assert not story.server.values('nv_inference_count{job="overload"}')

@@ -1,0 +1,498 @@
+"""The Open Inference Protocol over REST: a real service, spoken to by hand, down to the bytes."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from pydantic import BaseModel, ConfigDict
+
+from models import open_model, parse_spec
+from tests.service.test_http import assert_error
+from tests.support.photographs import FILES
+from tests.support.service_process import running
+
+PHOTO, OTHER = FILES[0].read_bytes(), FILES[1].read_bytes()
+RESNET, YOLO = "/v2/models/resnet18", "/v2/models/yolov8n"
+JPEG = {"Content-Type": "image/jpeg"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2,4", "--max-images", "8")
+    environment = {"ANYCHIP_TRITON_METRICS": "1"}
+    with running(tmp_path_factory.mktemp("service"), *options, environment=environment) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with service.client() as client:
+        yield client
+
+
+def element(content):
+    return struct.pack("<I", len(content)) + content
+
+
+def images(*pictures, **parameters):
+    content = b"".join(map(element, pictures))
+    return {"name": "image", "shape": [len(pictures)], "datatype": "BYTES", "parameters": parameters}, content
+
+
+def binary(path, document, content, *, post, header=None, **options):
+    head = json.dumps(document).encode()
+    length = str(len(head)) if header is None else header
+    headers = {"Inference-Header-Content-Length": length, "Content-Type": "application/octet-stream"}
+    return post(f"{path}/infer", content=head + content, headers=headers, **options)
+
+
+def infer_images(client, path, *pictures, outputs=None, **request):
+    tensor, content = images(*pictures)
+    tensor["parameters"] = {"binary_data_size": len(content)}
+    document = {"inputs": [tensor], **({} if outputs is None else {"outputs": outputs}), **request}
+    return binary(path, document, content, post=client.post)
+
+
+def outputs_of(answer):
+    """Every output as an array, or a list of bytes, from JSON or from the bytes after it."""
+    assert answer.status_code == 200, answer.text
+    length = answer.headers.get("inference-header-content-length")
+    document = json.loads(answer.content[: int(length)] if length else answer.content)
+    rest = answer.content[int(length) :] if length else b""
+    types = {"FP32": "<f4", "INT32": "<i4", "UINT8": "u1"}
+    found = {}
+    for output in document["outputs"]:
+        assert set(output) - {"parameters", "data"} == {"name", "shape", "datatype"}
+        size = output.get("parameters", {}).get("binary_data_size")
+        if output["datatype"] == "BYTES":
+            if size is None:
+                found[output["name"]] = [text.encode() for text in output["data"]]
+            else:
+                found[output["name"]], part = [], rest[:size]
+                while part:
+                    (length,) = struct.unpack_from("<I", part)
+                    found[output["name"]].append(part[4 : 4 + length])
+                    part = part[4 + length :]
+            assert len(found[output["name"]]) == np.prod(output["shape"])
+        else:
+            flat = np.array(output["data"], types[output["datatype"]]) if size is None else None
+            flat = np.frombuffer(rest[:size], types[output["datatype"]]) if flat is None else flat
+            found[output["name"]] = flat.reshape(output["shape"])
+        rest = rest[size or 0 :]
+    assert not rest
+    return document, found
+
+
+# The protocol's own description, open_inference_rest.yaml of kserve/open-inference-protocol (18d5991): its paths, and
+# its schemas as types. What it does not name is allowed, as there.
+class Loose(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class MetadataTensor(Loose):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ServerMetadata(Loose):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelMetadata(Loose):
+    name: str
+    platform: str
+    versions: list[str] = []
+    inputs: list[MetadataTensor] = []
+    outputs: list[MetadataTensor] = []
+
+
+class ResponseOutput(Loose):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[object]
+    parameters: dict[str, object] = {}
+
+
+class InferenceResponse(Loose):
+    model_name: str
+    outputs: list[ResponseOutput]
+    model_version: str = ""
+    id: str = ""
+    parameters: dict[str, object] = {}
+
+
+class InferenceError(Loose):
+    error: str
+
+
+PATHS = {
+    "/v2/health/live": "get",
+    "/v2/health/ready": "get",
+    "/v2": "get",
+    "/v2/models/{model}": "get",
+    "/v2/models/{model}/ready": "get",
+    "/v2/models/{model}/infer": "post",
+    "/v2/models/{model}/versions/{version}": "get",
+    "/v2/models/{model}/versions/{version}/ready": "get",
+    "/v2/models/{model}/versions/{version}/infer": "post",
+}
+
+
+def test_our_description_has_every_path_of_the_protocol(client):
+    described = client.get("/openapi.json").json()["paths"]
+    assert {path: set(described.get(path, ())) for path in PATHS} == {path: {verb} for path, verb in PATHS.items()}
+
+
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+def test_answers_have_the_forms_of_the_protocol(client, version):
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    for path in ("/v2", "/v2/"):
+        server = ServerMetadata.model_validate(client.get(path).json())
+        assert {"binary_tensor_data", "classification"} <= set(server.extensions)
+    for name, task in (("resnet18", "classify"), ("yolov8n", "detect")):
+        metadata = ModelMetadata.model_validate(client.get(f"/v2/models/{name}{version}").json())
+        assert metadata.name == name
+        assert metadata.versions == ["1"]
+        assert metadata.parameters["task"] == task
+        assert {tensor.name for tensor in metadata.inputs} >= {"image", "pixels"}
+        assert client.get(f"/v2/models/{name}{version}/ready").json() == {"name": name, "ready": True}
+        data = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(PHOTO).decode()]}
+        answer = client.post(f"/v2/models/{name}{version}/infer", json={"id": "42", "inputs": [data]})
+        parsed = InferenceResponse.model_validate(answer.json())
+        assert (parsed.model_name, parsed.model_version, parsed.id) == (name, "1", "42")
+        named = {tensor.name: tensor for tensor in metadata.outputs}
+        assert [output.name for output in parsed.outputs] == list(named)
+        for output in parsed.outputs:
+            declared = named[output.name]
+            assert output.datatype == declared.datatype
+            assert len(output.shape) == len(declared.shape)
+            assert all(wanted in (-1, length) for length, wanted in zip(output.shape, declared.shape, strict=True))
+    InferenceError.model_validate(client.get("/v2/models/nobody").json())
+    InferenceError.model_validate(client.post(f"{RESNET}/infer", json={}).json())
+
+
+def test_a_version_that_does_not_exist(client):
+    for path in ("", "/ready", "/config", "/stats"):
+        assert "version 1" in assert_error(client.get(f"{RESNET}/versions/2{path}"), 404, "MODEL_NOT_FOUND")
+    assert_error(client.post(f"{RESNET}/versions/2/infer", json={}), 404, "MODEL_NOT_FOUND")
+
+
+@pytest.mark.parametrize(("path", "name"), [(RESNET, "resnet18"), (YOLO, "yolov8n")])
+def test_a_jpeg_gives_the_predictions_of_the_short_way_to_the_bit(client, path, name):
+    expected = [
+        client.post(f"/v1/models/{name}:predict", content=photo, headers=JPEG).json()["predictions"][0]
+        for photo in (PHOTO, OTHER)
+    ]
+    document, found = outputs_of(infer_images(client, path, PHOTO, OTHER))
+    assert [json.loads(prediction) for prediction in found["predictions"]] == expected
+    assert document["parameters"]["weights"] == "random"
+    raw = client.post(f"{path}/infer", content=PHOTO, headers={"Inference-Header-Content-Length": "0"})
+    assert raw.headers["content-type"] == "application/octet-stream"
+    assert json.loads(outputs_of(raw)[1]["predictions"][0]) == expected[0]
+
+
+def test_tensors_agree_with_the_predictions(client):
+    _, found = outputs_of(infer_images(client, RESNET, PHOTO, OTHER))
+    assert found["logits"].shape == found["probabilities"].shape == (2, 1000)
+    np.testing.assert_allclose(found["probabilities"].sum(1), 1, rtol=1e-5)
+    assert (found["logits"].argmax(1) == found["probabilities"].argmax(1)).all()
+    for row, prediction in enumerate(found["predictions"]):
+        best = json.loads(prediction)["classes"][0]
+        assert best["class_id"] == found["logits"][row].argmax()
+        assert best["score"] == pytest.approx(found["probabilities"][row].max(), abs=1e-5)
+
+    _, found = outputs_of(infer_images(client, YOLO, PHOTO, OTHER, parameters={"score_threshold": 0.3}))
+    counts = found["num_detections"]
+    assert counts.max() == found["boxes"].shape[1] > 0
+    for row, prediction in enumerate(found["predictions"]):
+        detections = json.loads(prediction)["detections"]
+        assert len(detections) == counts[row]
+        boxes = [list(each["box"].values()) for each in detections]
+        np.testing.assert_allclose(found["boxes"][row, : counts[row]], np.reshape(boxes, (-1, 4)), atol=0.006)
+        assert found["classes"][row, : counts[row]].tolist() == [each["class_id"] for each in detections]
+        assert not found["scores"][row, counts[row] :].any()
+        assert (found["scores"][row, : counts[row]] > 0.3).all()
+
+
+def pixels_of(*shape):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def send_pixels(client, path, pixels, *, as_json=False, **parameters):
+    tensor = {"name": "pixels", "shape": list(pixels.shape), "datatype": "UINT8", "parameters": parameters}
+    if as_json:
+        return client.post(f"{path}/infer", json={"inputs": [{**tensor, "data": pixels.tolist()}]})
+    tensor["parameters"] = {**parameters, "binary_data_size": pixels.nbytes}
+    return binary(path, {"inputs": [tensor]}, pixels.tobytes(), post=client.post)
+
+
+def test_pixels_reach_the_network_as_they_are(client):
+    pixels = pixels_of(2, 224, 224, 3)
+    with torch.inference_mode():
+        network = open_model(parse_spec("resnet18:random"), FILES[0].parent).network()
+        expected = network(torch.from_numpy(pixels))[0].numpy()
+    _, found = outputs_of(send_pixels(client, RESNET, pixels))
+    np.testing.assert_allclose(found["logits"], expected, rtol=1e-4, atol=1e-4)
+    _, json_found = outputs_of(send_pixels(client, RESNET, pixels, as_json=True))
+    np.testing.assert_array_equal(json_found["logits"], found["logits"])
+
+
+def test_pixels_of_any_size_are_resized_where_that_is_asked_for(client):
+    with Image.open(FILES[0]) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG", compress_level=0)
+    for path in (RESNET, YOLO):
+        _, encoded = outputs_of(infer_images(client, path, stream.getvalue()))
+        _, found = outputs_of(send_pixels(client, path, pixels[None], resize=True))
+        assert found["predictions"] == encoded["predictions"]
+
+
+def test_requested_outputs_only_in_their_order_each_in_its_form(client):
+    wanted = [{"name": "predictions"}, {"name": "logits", "parameters": {"binary_data": True}}]
+    document, found = outputs_of(infer_images(client, RESNET, PHOTO, outputs=wanted))
+    assert list(found) == ["predictions", "logits"]
+    assert "data" in document["outputs"][0]
+    assert document["outputs"][1]["parameters"] == {"binary_data_size": 4000}
+    everything = infer_images(client, RESNET, PHOTO, parameters={"binary_data_output": True})
+    assert all("data" not in output for output in outputs_of(everything)[0]["outputs"])
+    mixed = infer_images(
+        client,
+        RESNET,
+        PHOTO,
+        outputs=[{"name": "probabilities", "parameters": {"binary_data": False}}],
+        parameters={"binary_data_output": True},
+    )
+    assert "data" in outputs_of(mixed)[0]["outputs"][0]
+
+
+def test_the_classification_extension(client):
+    wanted = [
+        {"name": "probabilities", "parameters": {"classification": 3}},
+        {"name": "logits", "parameters": {"classification": 2, "binary_data": True}},
+    ]
+    document, found = outputs_of(infer_images(client, RESNET, PHOTO, OTHER, outputs=wanted))
+    assert [output["shape"] for output in document["outputs"]] == [[2, 3], [2, 2]]
+    expected = client.post("/v1/models/resnet18:predict?top_k=3", content=PHOTO, headers=JPEG).json()["predictions"][0]
+    for text, wanted_class in zip(found["probabilities"][:3], expected["classes"], strict=True):
+        value, index, label = text.decode().split(":")
+        assert float(value) == pytest.approx(wanted_class["score"], abs=2e-5)
+        assert (int(index), label) == (wanted_class["class_id"], wanted_class["label"])
+    _, whole = outputs_of(
+        infer_images(client, YOLO, PHOTO, outputs=[{"name": "scores", "parameters": {"classification": 1}}])
+    )
+    assert whole["scores"][0].decode().split(":")[1] == "0"
+    bad = [{"name": "boxes", "parameters": {"classification": 1}}]
+    assert_error(infer_images(client, YOLO, PHOTO, outputs=bad), 400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate"])
+def test_compressed_both_ways(client, kind):
+    pixels = pixels_of(2, 224, 224, 3)
+    tensor = {"name": "pixels", "shape": [2, 224, 224, 3], "datatype": "UINT8"}
+    tensor["parameters"] = {"binary_data_size": pixels.nbytes}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head)), "Accept-Encoding": kind}
+    plain = client.post(f"{RESNET}/infer", content=head + pixels.tobytes(), headers=headers)
+    assert plain.headers["content-encoding"] == kind
+    packed = {"gzip": gzip.compress, "deflate": zlib.compress}[kind](head + pixels.tobytes())
+    again = client.post(f"{RESNET}/infer", content=packed, headers={**headers, "Content-Encoding": kind})
+    assert outputs_of(again)[1]["logits"].tolist() == outputs_of(plain)[1]["logits"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "status", "code"),
+    [
+        pytest.param("gzip", gzip.compress(bytes(30 * 2**20)), 413, "BODY_TOO_LARGE", id="a bomb"),
+        pytest.param("deflate", zlib.compress(bytes(30 * 2**20)), 413, "BODY_TOO_LARGE", id="another bomb"),
+        pytest.param("gzip", gzip.compress(b'{"inputs": []}')[:-9], 400, "INVALID_REQUEST", id="one that ends early"),
+        pytest.param("gzip", gzip.compress(b"{}") + b"more", 400, "INVALID_REQUEST", id="one that goes on"),
+        pytest.param("gzip", b"no gzip", 400, "INVALID_REQUEST", id="none"),
+        pytest.param("br", b"whatever", 415, "UNSUPPORTED_MEDIA_TYPE", id="another kind"),
+    ],
+)
+def test_a_compressed_body_that_is_no_good(client, encoding, content, status, code):
+    answer = client.post(f"{RESNET}/infer", content=content, headers={"Content-Encoding": encoding})
+    assert_error(answer, status, code)
+
+
+def test_deadline_and_priority_of_the_request(client):
+    late = infer_images(client, RESNET, PHOTO, parameters={"timeout": 1})
+    assert late.status_code in (503, 504)
+    assert late.json()["code"] in ("DEADLINE_UNREACHABLE", "DEADLINE_EXCEEDED")
+    for priority in (1, 2, 102):
+        assert infer_images(client, RESNET, PHOTO, parameters={"priority": priority}).status_code == 200
+    for wrong in ({"priority": 103}, {"priority": -1}, {"timeout": -1}, {"timeout": "soon"}, {"priority": 1.5}):
+        assert_error(infer_images(client, RESNET, PHOTO, parameters=wrong), 400, "INVALID_REQUEST")
+
+
+GOOD = {"name": "pixels", "shape": [1, 224, 224, 3], "datatype": "UINT8"}
+B64 = base64.b64encode(PHOTO).decode()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [], "text", {}, {"inputs": {}}, {"inputs": []}, {"inputs": [1]}, {"inputs": [{}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES"}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["!!!"]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [""]}]},
+        {"inputs": [{"name": "image", "shape": [2], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [0], "datatype": "BYTES", "data": []}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "UINT8", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "STRING", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": 7, "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [7]}]},
+        {"inputs": [{"name": "image", "shape": [1, 2], "datatype": "BYTES", "data": [B64, B64]}]},
+        {"inputs": [{"name": "image", "shape": [9], "datatype": "BYTES", "data": [B64] * 9}]},
+        {"inputs": [{"name": "picture", "shape": [1], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}] * 2},
+        {"inputs": [{"name": "image", "shape": ["1"], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [True], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [-1], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": 1, "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [2**70], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{**GOOD, "data": [1, 2, 3]}]},
+        {"inputs": [{**GOOD, "data": [256] * 224 * 224 * 3}]},
+        {"inputs": [{**GOOD, "data": [0.5] * 224 * 224 * 3}]},
+        {"inputs": [{**GOOD, "data": [[1], [2, 3]]}]},
+        {"inputs": [{**GOOD, "shape": [2**31, 2**31, 2**31, 3], "data": [1]}]},
+        {"inputs": [{**GOOD, "shape": [1, 225, 224, 3], "data": [1] * 225 * 224 * 3}]},
+        {"inputs": [{**GOOD, "shape": [1] * 9, "data": [1]}]},
+        {"inputs": [{**GOOD, "data": [1], "parameters": {"binary_data_size": 1}}]},
+        {"inputs": [{**GOOD, "parameters": {"binary_data_size": 2**63}}]},
+        {"inputs": [{**GOOD, "parameters": {"binary_data_size": -1}}]},
+        {"inputs": [{**GOOD, "parameters": {"shared_memory_region": "x"}}]},
+        {"inputs": [{**GOOD, "parameters": [1], "data": [1]}]},
+        {"id": 5, "inputs": [{**GOOD, "data": [1]}]},
+        {"id": "a\nb", "inputs": [{**GOOD, "data": [1]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}], "outputs": [{"name": "x"}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}], "outputs": {"name": "x"}},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+         "outputs": [{"name": "logits"}, {"name": "logits"}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+         "parameters": {"binary_data_output": "yes"}},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+         "parameters": {"score_threshold": 2}},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+         "parameters": {"top_k": True, "nested": {}}},
+    ],
+)  # fmt: skip
+def test_requests_that_make_no_sense(client, document):
+    assert_error(client.post(f"{RESNET}/infer", json=document), 400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize("length", ["-1", "9999999", "", "many", "1.5", "0x10", "9" * 40, "+5"])
+def test_a_header_length_that_lies(client, length):
+    answer = binary(RESNET, {"inputs": []}, b"rest", post=client.post, header=length)
+    assert_error(answer, 400, "INVALID_REQUEST")
+
+
+def test_a_broken_picture_and_one_that_is_none(client):
+    assert_error(infer_images(client, RESNET, PHOTO[:1000]), 422, "INVALID_IMAGE")
+    assert_error(infer_images(client, RESNET, PHOTO, b"<html>"), 422, "INVALID_IMAGE")
+    assert_error(client.post("/v2/models/nobody/infer", json={}), 404, "MODEL_NOT_FOUND")
+    assert_error(client.post(f"{RESNET}/infer", content=bytes(21 * 2**20)), 413, "BODY_TOO_LARGE")
+
+
+NUMBERS = st.one_of(st.integers(-3, 300_000), st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64, 10**30]))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    shape=st.lists(NUMBERS, max_size=6),
+    size=st.one_of(st.none(), NUMBERS),
+    header=st.one_of(st.none(), NUMBERS),
+    name=st.sampled_from(["image", "pixels"]),
+    datatype=st.sampled_from(["BYTES", "UINT8", "FP32"]),
+    content=st.one_of(
+        st.binary(max_size=64),
+        st.lists(st.tuples(NUMBERS, st.binary(max_size=16)), max_size=4).map(
+            lambda parts: b"".join(struct.pack("<I", length % 2**32) + data for length, data in parts)
+        ),
+    ),
+)
+def test_sizes_that_lie_are_refused_with_a_reason(client, shape, size, header, name, datatype, content):
+    tensor = {"name": name, "shape": shape, "datatype": datatype}
+    if size is not None:
+        tensor["parameters"] = {"binary_data_size": size}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    answer = binary(
+        RESNET, {"inputs": [tensor]}, content, post=client.post, header=str(len(head) if header is None else header)
+    )
+    # What has the right form and holds no picture is 422; nothing made up here can be one.
+    assert answer.status_code in (400, 422), answer.text
+    assert_error(answer, answer.status_code, "INVALID_REQUEST" if answer.status_code == 400 else "INVALID_IMAGE")
+
+
+def test_nothing_is_left_of_requests_that_were_refused(client):
+    metrics = client.get("/metrics").text
+    assert 'anychip_images_in_flight{model="resnet18"} 0.0' in metrics
+    assert 'anychip_queue_depth{model="resnet18"} 0.0' in metrics
+    assert 'anychip_requests_total{code="INTERNAL",model="resnet18"} 0.0' in metrics
+    # All slots and all of the budget for bodies are still there: more than either holds at once goes through.
+    for _ in range(3):
+        assert infer_images(client, RESNET, *[PHOTO] * 8).status_code == 200
+
+
+def test_configuration_for_tools(client):
+    config = client.get(f"{RESNET}/config").json()
+    assert config["name"] == "resnet18"
+    assert config["max_batch_size"] == 8
+    assert config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4]
+    required = [each for each in config["input"] if not each.get("optional")]
+    assert required == [{"name": "pixels", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}]
+    assert {each["name"]: each["dims"] for each in config["output"]} == {
+        "logits": [1000], "probabilities": [1000], "predictions": [1],
+    }  # fmt: skip
+
+
+def test_statistics_count_what_was_asked(client):
+    def stats(path=f"{RESNET}/stats"):
+        return {each["name"]: each for each in client.get(path).json()["model_stats"]}["resnet18"]
+
+    before = stats()
+    assert infer_images(client, RESNET, PHOTO, OTHER).status_code == 200
+    assert_error(infer_images(client, RESNET, b"<html>"), 422, "INVALID_IMAGE")
+    after = stats()
+    assert stats("/v2/stats") == stats("/v2/models/stats") == stats(f"{RESNET}/versions/1/stats") == after
+    assert after["inference_count"] - before["inference_count"] == 2
+    assert 1 <= after["execution_count"] - before["execution_count"] <= 2
+    assert after["last_inference"] > 1.6e12
+
+    def gained(key):
+        return {
+            part: after["inference_stats"][key][part] - before["inference_stats"][key][part] for part in ("count", "ns")
+        }
+
+    assert gained("success")["count"] == gained("fail")["count"] == 1
+    for stage in ("queue", "compute_input", "compute_infer", "compute_output"):
+        assert gained(stage)["count"] == 2
+        assert gained(stage)["ns"] >= 0
+    assert gained("compute_infer")["ns"] > 0
+    sizes = {each["batch_size"]: each["compute_infer"]["count"] for each in after["batch_stats"]}
+    assert sum(sizes.values()) == after["execution_count"]
+
+
+def test_tritons_names_for_the_metrics(client):
+    text = client.get("/metrics").text
+    for name in ("request_success", "count", "exec_count", "request_duration_us", "compute_infer_duration_us"):
+        assert f'nv_inference_{name}{{model="resnet18",version="1"}}' in text, name
+    assert 'nv_inference_request_failure{model="resnet18",reason="REJECTED",version="1"}' in text
+    assert 'nv_inference_pending_request_count{model="yolov8n",version="1"} 0.0' in text

@@ -1,0 +1,114 @@
+"""`GET /v1/stats` and `anychip top`, which shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from app.cli import main
+from app.tools.top import quantile, screen
+from tests.service.test_faults import GREY, JPEG, RED
+from tests.support.load import WAIT_S
+from tests.support.service_process import running
+
+PREDICT = "/v1/models/resnet18:predict"
+NULL = ("--models", "resnet18", "--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.001, 9.9), min_size=1, max_size=50), st.floats(0.01, 1))
+def test_a_quantile_lies_in_the_bucket_of_the_real_one(seconds, share):
+    bounds = [0.01, 0.1, 0.5, 1, 5, 10, float("inf")]
+    buckets = {str(bound): sum(each <= bound for each in seconds) for bound in bounds}
+    real = sorted(seconds)[max(0, -(-int(share * len(seconds) * 1e9) // 10**9) - 1)]
+    upper = next(bound for bound in bounds if bound >= real)
+    lower = max([bound for bound in bounds if bound < upper], default=0)
+    found = quantile(share, buckets)
+    assert lower - 1e-9 <= found <= upper + 1e-9 or found == pytest.approx(lower) or found == pytest.approx(upper)
+
+
+def test_a_quantile_of_nothing_is_none():
+    assert quantile(0.5, {}) is None
+    assert quantile(0.5, {"1.0": 0, "+Inf": 0}) is None
+    assert quantile(0.99, {"1.0": 0, "+Inf": 5}) == 1.0
+
+
+def test_the_numbers_are_those_of_the_metrics_and_top_shows_them(tmp_path):
+    null = ("--null", "delay_ms=5,power_w=75,devices=2,fail=#ff0000", "--queue-size", "32")
+    with running(tmp_path, *NULL, *null) as service, service.client() as client:
+        before = client.get("/v1/stats").json()
+        for body in (GREY, GREY, RED):
+            client.post(PREDICT, content=body, headers=JPEG)
+        now = client.get("/v1/stats").json()
+        [model] = now["models"]
+        assert now["ready"]
+        assert not now["simulated"]
+        assert model["requests"] == {"OK": 2, "INFERENCE_FAILED": 1}
+        assert (model["images"], model["images_computed"]) == (2, 4)
+        assert model["queue_limit"] == 32
+        assert model["retried"] == 1
+        assert model["request_seconds"]["count"] == 3
+        assert model["request_seconds"]["buckets"]["+Inf"] == 3
+        assert model["stage_seconds"]["infer"]["seconds"] >= 2 * 0.005
+        assert [device["device"] for device in now["devices"]] == ["null:0", "null:1"]
+        assert sum(device["images"] for device in now["devices"]) == 4  # One of them twice.
+        assert all(device["up"] and device["workers"] == 1 and device["power_watts"] == 75 for device in now["devices"])
+        console = Console(width=80, record=True, file=sys.stdout)
+        console.print(screen(before, now))
+        text = console.export_text()
+        assert "…" not in text
+        for word in ("resnet18", "null:1", "75 W", "50 °C", "0/32", "ready", "0.0/1.0"):
+            assert word in text
+        command = [sys.executable, "-m", "app", "top", "--url", service.url]
+        once = subprocess.run([*command, "--once", "--interval-s", "0.1"], capture_output=True, text=True, check=True)
+        assert "resnet18" in once.stdout
+        said = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+        assert json.loads(said.stdout)["models"][0]["requests"]["OK"] == 2
+
+
+def test_top_says_in_one_sentence_that_nobody_answers(capsys):
+    assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 1
+    assert capsys.readouterr().err.startswith("anychip: nothing answers at http://127.0.0.1:9")
+    assert main(["top", "--interval-s", "0"]) == 1
+
+
+def test_switched_off_metrics_are_nowhere_and_the_service_serves(tmp_path):
+    with running(tmp_path, *NULL, "--metrics", "false") as service, service.client() as client:
+        assert client.post(PREDICT, content=GREY, headers=JPEG).status_code == 200
+        for path in ("/metrics", "/v1/stats"):
+            answer = client.get(path)
+            assert answer.status_code == 404
+            assert "--metrics false" in answer.json()["error"]
+        assert main(["top", "--url", service.url, "--once"]) == 1
+
+
+def test_every_answer_has_its_id_and_its_timing(tmp_path):
+    """Also errors, other routes, and refusals while the service drains; the client's trace comes back."""
+    with running(tmp_path, *NULL, "--grace-s", "600") as service, service.client() as client:
+        asked = [
+            ("POST", PREDICT, GREY), ("POST", PREDICT, b"no image"), ("POST", "/v1/models/no:predict", GREY),
+            ("GET", "/nothing", b""), ("DELETE", "/metrics", b""), ("GET", "/metrics", b""), ("GET", "/docs", b""),
+            ("GET", "/openapi.json", b""), ("GET", "/v2/health/live", b""), ("GET", "/v1/stats", b""),
+        ]  # fmt: skip
+        trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        for method, path, body in asked:
+            headers = {**JPEG, "traceparent": trace, "X-Request-Id": "mine"}
+            answer = client.request(method, path, content=body, headers=headers)
+            assert answer.headers["x-request-id"] == "mine", path
+            assert answer.headers["server-timing"].startswith("decode;dur="), path
+            assert answer.headers["traceparent"] == trace, path
+        service.process.terminate()
+        answer = httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
+        while answer.status_code == 200:
+            answer = httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
+        assert answer.status_code == 503
+        assert answer.headers["x-request-id"]
+        assert answer.headers["server-timing"]
+        service.process.terminate()  # A second one cuts the grace short.

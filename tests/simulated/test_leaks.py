@@ -1,0 +1,157 @@
+"""Leaks against the real service on null and simulated devices: nobody fails, memory stays within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+import httpx
+import psutil
+import pytest
+
+from backends import hooks, register_release_hook, run_release_hooks
+from tests.service.test_faults import GREY, PREDICT, assert_nothing_left, metric, post, serving
+from tests.support.load import WAIT_S, Load, until
+from tests.support.service_process import running
+
+MIB = 1 << 20
+
+
+def memory(service, kind):
+    return metric(service, "anychip_device_memory_bytes", kind=kind)
+
+
+async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_path):
+    # 8 MB a batch of 1 GB: a worker lasts 128 batches; a new one is asked for after 38. Should the machine be too slow
+    # for it to be there in time, the images wait for it.
+    with serving(
+        tmp_path, "leak_mb=8,memory_mb=1024,delay_ms=50", "--batch-sizes", "1", "--guard-device-ratio", "0.3",
+        "--guard-cooldown-s", "1", "--guard-handover-interval-s", "0",
+    ) as service:  # fmt: skip
+        first = service.worker().pid
+        async with Load(service.url, PREDICT, GREY, 4) as load:
+            await load.answers(170)
+            await until(lambda: metric(service, "anychip_handovers_total", reason="memory") >= 2)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert load.outcomes.total() > 128  # More than the device could hold.
+        await until(lambda: len(service.workers()) == 1)
+        assert service.worker().pid != first
+        assert metric(service, "anychip_cache_releases_total", rung="3", trigger="device") >= 2
+        assert sum(psutil.Process(worker.pid).memory_info().rss for worker in service.workers()) < 2048 * MIB
+        assert_nothing_left(service)
+
+
+async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_none(tmp_path):
+    # A worker lasts 32 batches, far less time than the next one takes to start.
+    with serving(
+        tmp_path, "leak_mb=32,memory_mb=1024", "--batch-sizes", "1", "--guard-device-ratio", "0.3",
+        "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0",
+    ) as service:  # fmt: skip
+        async with Load(service.url, PREDICT, GREY, 4) as load:
+            await load.answers(70)
+        assert set(load.outcomes) == {(200, "OK")}
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("device", ["npu", "mlu"])
+@pytest.mark.parametrize(("leak", "rung"), [("cache_mb", "2"), ("leak_mb", "3")])
+async def test_five_thousand_batches_that_leak_eight_megabytes_each(tmp_path, device, leak, rung):
+    """40 GB through a simulated device of 1 GB: what empty_cache returns, and what only the end of a process does."""
+    options = (
+        *("--models", "mobilenet_v3_small", "--weights", "random", "--batch-sizes", "1", "--device", device),
+        *("--simulate", f"{device}:1,memory_mb=1024,{leak}=8"),
+        *("--guard-device-ratio", "0.4", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
+    )
+    with running(tmp_path, *options) as service:
+        first = service.worker().pid
+        used: list[float] = []
+        resident: list[int] = []
+        async with Load(service.url, "/v1/models/mobilenet_v3_small:predict", GREY, 4) as load:
+            for _ in range(20):
+                await load.answers(250)
+                used.append(await asyncio.to_thread(memory, service, "used"))
+                workers = await asyncio.to_thread(service.workers)
+                resident.append(sum(rss(worker) for worker in workers))
+        assert set(load.outcomes) == {(200, "OK")}
+        assert metric(service, "anychip_batch_size_count") >= 5000
+        assert 0 < max(used) <= 1024 * MIB
+        assert max(resident) < 2 * 1536 * MIB  # Of two workers, while one takes over from the other.
+        assert metric(service, "anychip_cache_releases_total", rung=rung) >= 5000 * 8 / 1024
+        if rung == "2":
+            assert service.worker().pid == first
+            assert metric(service, "anychip_retried_total") == 0
+        else:
+            assert metric(service, "anychip_handovers_total", reason="memory") >= 1
+
+
+def rss(worker):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return worker.memory_info().rss
+    return 0
+
+
+async def test_a_cache_is_released_and_nobody_handed_over(tmp_path):
+    with serving(
+        tmp_path, "cache_mb=8,memory_mb=1024", "--batch-sizes", "1", "--guard-cooldown-s", "0",
+    ) as service:  # fmt: skip
+        worker = service.worker().pid
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(1000)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert service.worker().pid == worker
+        assert metric(service, "anychip_cache_releases_total", rung="2", trigger="cache") >= 3
+        # 8 GB went through 1 GB; of what was not returned the device holds the rest.
+        assert metric(service, "anychip_cache_released_bytes_total", rung="2") > 7000 * MIB
+        assert metric(service, "anychip_retried_total") == 0  # It never came to out of memory.
+        assert metric(service, "anychip_handovers_total") == 0
+        assert psutil.Process(worker).memory_info().rss < 2048 * MIB
+
+
+async def test_memory_is_released_when_asked_for(tmp_path):
+    (tmp_path / "our_site.py").write_text(
+        "from backends import register_release_hook\n"
+        "register_release_hook('null', lambda device: 12345)\n"
+        "register_release_hook('null', lambda device: 1 / 0)\n"
+    )
+    with serving(
+        tmp_path, "cache_mb=3,memory_mb=1024", "--batch-sizes", "1", "--guard-policy", "off", "--plugins", "our_site"
+    ) as service:
+        for _ in range(4):
+            assert post(service) == (200, "OK")
+        answer = httpx.post(f"{service.url}/v1/devices/null:0:release", timeout=WAIT_S)
+        assert answer.status_code == 200
+        assert answer.json()["device"] == "null:0"
+        [worker] = answer.json()["workers"]
+        assert worker["returned_bytes"]["2"] == 12 * MIB + 12345
+        assert httpx.post(f"{service.url}/v1/devices/null:7:release", timeout=WAIT_S).status_code == 404
+        post(service)
+        service.process.send_signal(signal.SIGUSR1)
+        await until(lambda: metric(service, "anychip_cache_releases_total", rung="2", trigger="request") == 2)
+        assert metric(service, "anychip_cache_released_bytes_total", rung="2") == 15 * MIB + 2 * 12345
+        assert post(service) == (200, "OK")
+
+
+def test_hooks_are_called_once_each_and_cannot_hurt(monkeypatch, caplog):
+    monkeypatch.setattr(hooks, "_HOOKS", {})
+    called = []
+
+    def broken(device):
+        raise RuntimeError(f"no {device}")
+
+    def unsure(device):
+        called.append(device)
+
+    for hook in (broken, unsure, unsure, lambda _: 7):
+        register_release_hook("npu", hook)
+    assert run_release_hooks("npu", "npu:0") == 7
+    assert called == ["npu:0"]
+    assert "npu:0 failed" in caplog.text
+    assert run_release_hooks("mlu", "mlu:0") == 0
+
+
+async def test_a_release_is_of_one_device(tmp_path):
+    with serving(tmp_path, "devices=2,memory_mb=64") as service:
+        for device in ("null:0", "null:1"):
+            answer = httpx.post(f"{service.url}/v1/devices/{device}:release", timeout=WAIT_S).json()
+            assert [each["worker"].partition("#")[0] for each in answer["workers"]] == [device]

@@ -1,0 +1,149 @@
+"""Simulated accelerators from outside: when they exist, what they are called, and how the service serves on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends import BackendUnavailableError, simulated
+from backends.simulated.behaviour import DEVICE_TYPES, Simulation, parse
+from backends.simulated.library import build
+from backends.simulated.module import make
+from tests.support.load import WAIT_S, Load, until
+from tests.support.photographs import FILES
+from tests.support.service_process import running
+
+ROOT = Path(__file__).parents[2]
+PHOTO = FILES[0].read_bytes()
+PREDICT = "/v1/models/resnet18:predict"
+ONE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
+
+
+@given(
+    st.sampled_from(DEVICE_TYPES),
+    st.integers(1, 8),
+    st.dictionaries(
+        st.sampled_from(["memory_mb", "cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose"]), st.integers(1)
+    ),
+    st.lists(st.sampled_from(["aten::silu", "torchvision::nms"])),
+)
+def test_what_is_written_is_read(device_type, devices, numbers, lacks):
+    numbers = {name: min(number, 2**20) for name, number in numbers.items()}
+    parts = [f"{device_type}:{devices}", *(f"{name}={number}" for name, number in numbers.items())]
+    parts += [f"lacks={operator}" for operator in lacks]
+    assert parse(" , ".join(parts)) == Simulation(device_type, devices, lacks=tuple(lacks), **numbers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cuda", "npu:0", "npu:9", "npu:two", "npu,", "npu:1,memory_mb", "npu,memory_mb=0", "npu,lacks=silu", "npu,warp=1"],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(text):
+    if text == "npu,":
+        assert parse(text) == Simulation("npu")
+        return
+    with pytest.raises(BackendUnavailableError) as caught:
+        parse(text)
+    assert str(caught.value).startswith(f"The simulation {text!r} cannot be read: ")
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("device_type", DEVICE_TYPES)
+def test_a_stand_in_does_nothing_without_the_variable(device_type):
+    package = f"torch_{device_type}"
+    path = ROOT / "backends" / "simulated" / "packages" / device_type
+    child = subprocess.run(
+        [sys.executable, "-c", f"import {package}"],
+        env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert child.returncode == 1
+    assert "it does nothing unless ANYCHIP_SIMULATE asks" in child.stderr.splitlines()[-1]
+
+
+def test_nothing_is_simulated_by_itself():
+    assert not any(simulated.simulates(device_type) for device_type in DEVICE_TYPES)
+    assert not any("simulated/packages" in path for path in sys.path)
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(BackendUnavailableError, match=r"no C\+\+ compiler 'no-such-compiler': install g\+\+"):
+        build(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", f"{sys.executable} -c raise.SystemExit(3)")
+    with pytest.raises(BackendUnavailableError, match="cannot be compiled for torch"):
+        build(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("device_type", ["mlu", "supa", "musa"])
+def test_it_has_no_name_that_the_vendors_module_lacks(device_type):
+    public = set(json.loads((ROOT / "tests" / "vendor_api" / f"torch_{device_type}.json").read_text())["public"])
+    ours = {name for name in vars(make(device_type)) if not name.startswith("_")}
+    assert len(ours) > 20
+    assert ours - public - {"init", "is_initialized", "manual_seed", "manual_seed_all"} == set()  # PyTorch's own wish
+
+
+def test_a_service_on_simulated_devices_says_so_everywhere(tmp_path):
+    with running(tmp_path, *ONE, "--simulate", "npu:2", "--device", "npu") as service, service.client() as client:
+        answer = client.post(PREDICT, content=PHOTO, headers={"Content-Type": "image/jpeg"}).json()
+        assert answer["simulated"] is True
+        assert answer["device"] in ("npu:0", "npu:1")
+        assert (answer["engine"], answer["precision"]) == ("eager", "fp32")
+        devices = client.get("/v1/devices").json()["devices"]
+        assert [one["device"] for one in devices] == ["npu:0", "npu:1"]
+        assert all(one["simulated"] and one["vendor"] == "simulated-ascend" for one in devices)
+        assert all("Simulated" in one["name"] for one in devices)
+        assert (
+            'anychip_device_memory_bytes{device="npu:1",kind="total",vendor="simulated-ascend"}'
+            in client.get("/metrics").text
+        )
+    assert "npu is simulated: the CPU computes its answers" in service.log.read_text()
+
+
+def test_the_report_lists_them():
+    child = subprocess.run(
+        [sys.executable, "-m", "app", "devices", "--json"], cwd=ROOT, env={**os.environ, "ANYCHIP_SIMULATE": "mlu:1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    rows = {row["device"]: row for row in json.loads(child.stdout)}
+    assert rows["mlu:0"]["ok"]
+    assert "Simulated MLU" in rows["mlu:0"]["detail"]
+    assert rows["cpu:0"]["ok"]
+
+
+async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
+    with running(tmp_path, *ONE, "--simulate", "mlu:1,lose=40", "--device", "mlu") as service:
+        first = service.worker().pid
+        async with Load(service.url, PREDICT, PHOTO, 4) as load:
+            await load.answers(100)
+        assert set(load.outcomes) == {(200, "OK")}
+        await until(lambda: len(service.workers()) == 1 and service.worker().pid != first)
+        # Each worker loses it anew after forty batches, those of its gate included.
+        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        [lost] = re.findall(r'anychip_worker_restarts_total\{device="mlu:0",reason="lost"\} (\S+)', text)
+        assert float(lost) >= 1
+    assert "is lost" in service.log.read_text()
+
+
+async def test_a_batch_without_memory_is_computed_all_the_same(tmp_path):
+    # The gate has had eight.
+    with running(tmp_path, *ONE, "--simulate", "npu:1,oom=14", "--device", "npu") as service:
+        first = service.worker().pid
+        async with Load(service.url, PREDICT, PHOTO, 2) as load:
+            await load.answers(20)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert service.worker().pid == first
+    assert "is tried again by itself: npu:0 has too little memory: NPU out of memory" in service.log.read_text()

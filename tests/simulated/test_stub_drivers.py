@@ -1,0 +1,263 @@
+"""Stub drivers, and our adapters over the vendors' own packages that run over them: see tests/support/stub_drivers.py.
+
+Each in a process of its own, because PyTorch has room for one accelerator. It proves what the host does: detection,
+memory, copies, errors. No kernel of a vendor's has run, and no time means anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from deploy.install import InstallError
+from tests.environments import npu as npu_environment
+from tests.support import stub_drivers
+from tests.support.photographs import FILES
+from tests.support.service_process import running
+from tests.unit.test_vendor_sources import wheel
+
+ROOT = Path(__file__).parents[2]
+NPU_PYTHON = Path(os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or ROOT / ".venv-npu" / "bin" / "python")
+SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1,2")
+JPEG = {"Content-Type": "image/jpeg"}
+
+
+def npu_python() -> Path:
+    if not NPU_PYTHON.exists():
+        pytest.skip("there is no environment with torch_npu: make npu-environment")
+    return NPU_PYTHON
+
+
+def child(
+    python: str | Path, variables: Mapping[str, str], *arguments: str, autoload: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`python` in the repository. `autoload`: whether importing torch imports what vendors have installed."""
+    environment = {"PYTHONPATH": str(ROOT), **variables}
+    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    if not autoload:
+        inherited["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return subprocess.run(
+        [str(python), *arguments],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def over(stub: str) -> tuple[str | Path, dict[str, str]]:
+    if stub == "cuda":
+        return sys.executable, stub_drivers.cudart(sys.executable)
+    python = npu_python()
+    variables = stub_drivers.cann(python)
+    return python, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> int:
+    """How many tests a child passed; fails unless it passed all that it ran."""
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    found = re.search(r"(\d+) passed", done.stdout.splitlines()[-1])
+    assert found, done.stdout[-2000:]
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("stub", "also", "least"), [("cuda", "cuda-eager and fp32 or TestBackend and cuda", 20), ("npu", "npu", 40)]
+)
+def test_the_contract_of_engines_over_the_vendors_own_package(stub: str, also: str, least: int) -> None:
+    """Of test_backends.py what `also` chooses, `least` so many tests; test_device_contract.py has more.
+
+    Of CUDA's engines eager alone: a stub driver stands in for operators, not for the machine code of compilers.
+    """
+    options = ("-q", "-p", "no:cacheprovider", "-p", "tests.support.stubs.plugin", "-k", also)
+    done = child(*over(stub), "-m", "pytest", *options, "tests/cpu/test_backends.py")
+    assert passed(done) >= least
+
+
+@pytest.mark.parametrize("stub", ["cuda", "npu"])
+def test_engines_that_a_stub_cannot_have_refuse_and_eager_serves(stub: str) -> None:
+    """A stub's driver captures nothing: a failed capture must leave a device on which eager runs."""
+    code = (
+        "import json\nimport tests.support.stubs.plugin\nfrom backends import BACKENDS\n"
+        "from tests.cpu.test_backends import Brightness, pictures\n"
+        f"backend = next(each for each in BACKENDS if each.name == {stub!r})\n"
+        f"executable = backend.load(Brightness(), '{stub}:0', 'auto', 'fp32', (1, 2))\n"
+        "pixels = pictures(2, (8, 8, 3))[:, :, :6].copy()\n"
+        "means = executable.run(pixels)[0]\n"
+        "right = bool(abs(means - pixels.mean(axis=(1, 2, 3))).max() < 1e-2)\n"
+        "print(json.dumps([executable.engine, dict(executable.refusals), right]))\n"
+    )
+    done = child(*over(stub), "-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    engine, refusals, right = json.loads(done.stdout.splitlines()[-1])
+    assert (engine, right) == ("eager", True)
+    assert list(refusals) == ["torchair" if stub == "npu" else "tensorrt", "graph"]
+    assert refusals["graph"].startswith("the network cannot be captured: ")
+
+
+def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
+    options = (*SERVE, "--device", "cuda:1", "--plugins", "tests.support.stubs.plugin")
+    with running(tmp_path, *options, environment=stub_drivers.cudart(sys.executable)) as service:
+        answer = httpx.post(
+            f"{service.url}/v1/models/resnet18:predict", content=FILES[0].read_bytes(), headers=JPEG, timeout=120
+        )
+        assert answer.status_code == 200, answer.text
+        [device] = httpx.get(f"{service.url}/v1/devices", timeout=60).json()["devices"]
+        assert device["device"] == "cuda:1"
+        metrics = httpx.get(f"{service.url}/metrics", timeout=60).text
+        found = re.search(r'anychip_device_memory_bytes\{.*device="cuda:1".*kind="allocated".*\} (\S+)', metrics)
+        assert found, metrics
+        assert float(found[1]) > 40e6  # resnet18's weights
+
+
+def test_without_the_stub_the_same_python_has_no_device() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a real one here")
+    ask = "from backends.cuda import CudaBackend; print(CudaBackend().probe().available)"
+    assert child(sys.executable, {}, "-c", ask).stdout.strip() == "False"
+    assert child(sys.executable, stub_drivers.cudart(sys.executable), "-c", ask).stdout.strip() == "True"
+
+
+@pytest.fixture(scope="module")
+def torch_npu_without_cann(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for PYTHONPATH: the newest wheel, unpacked as pip would."""
+    found = wheel("torch-npu")
+    if isinstance(found, str):
+        pytest.skip(found)
+    if f"cp{sys.version_info[0]}{sys.version_info[1]}-" not in found.name:
+        pytest.skip(f"{found.name} is for another Python")
+    folder = tmp_path_factory.mktemp("torch_npu")
+    with zipfile.ZipFile(found) as archive:
+        archive.extractall(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_torch_npu_without_cann_stops_torch_but_not_us(
+    torch_npu_without_cann: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = {"PYTHONPATH": f"{ROOT}:{torch_npu_without_cann}"}
+    stopped = child(sys.executable, path, "-c", "import torch", autoload=True)
+    assert stopped.returncode != 0
+    assert "torch_npu" in stopped.stderr
+
+    done = child(sys.executable, path, "-m", "app", "devices", "--json", autoload=True)
+    assert done.returncode == 0, done.stderr
+    rows = {row["device"]: row for row in json.loads(done.stdout)}
+    assert rows["cpu:0"]["ok"]
+    assert not rows["npu"]["ok"]
+    assert rows["npu"]["detail"].startswith("torch_npu is installed and cannot be used: ")
+    assert "libhccl.so" in rows["npu"]["detail"]
+
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")  # Whoever starts the service has not set it.
+    with running(tmp_path, *SERVE, environment=path) as service:
+        answer = httpx.post(
+            f"{service.url}/v1/models/resnet18:predict", content=FILES[0].read_bytes(), headers=JPEG, timeout=120
+        )
+        assert answer.status_code == 200, answer.text
+        assert service.terminate() == 0
+
+
+def test_the_stub_is_for_children_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(os.environ)
+    variables = stub_drivers.cudart(sys.executable)
+    assert dict(os.environ) == before
+    assert all(Path(library).is_file() for library in variables["LD_PRELOAD"].split(":"))
+    monkeypatch.setenv("LD_PRELOAD", variables["LD_PRELOAD"])
+    # What builds the stubs never runs over one.
+    assert stub_drivers._run([sys.executable, "-c", "import os; print(os.getenv('LD_PRELOAD'))"]) == "None\n"
+
+
+def test_a_python_that_does_not_fit_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stub_drivers, "_torch", lambda python: python)
+    built = SimpleNamespace(version="2.14.1", folder=Path("/nowhere/torch"), cuda=None, npu=False)
+    with pytest.raises(pytest.skip.Exception, match=r"fits CUDA 13 builds of torch, not torch 2\.14\.1"):
+        stub_drivers.cudart(built)
+    with pytest.raises(pytest.skip.Exception, match="torch_npu is not installed"):
+        stub_drivers.cann(built)
+    built.cuda = "13.0"
+    with pytest.raises(pytest.skip.Exception, match="headers of the CUDA runtime"):
+        stub_drivers.cudart(built)
+    with pytest.raises(pytest.skip.Exception, match="ends the process beside a CUDA build"):
+        stub_drivers.cann(built)
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    with pytest.raises(pytest.skip.Exception, match=r"missing: g\+\+, nm"):
+        stub_drivers._built.__wrapped__("cann", built)
+
+
+def test_a_build_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch = stub_drivers.Torch(Path("/nowhere/torch"), "0.0.0", None, npu=True)
+    build = stub_drivers._built.__wrapped__
+    monkeypatch.setattr(shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(stub_drivers, "CACHE", tmp_path)
+
+    def half(folder: Path, torch: stub_drivers.Torch) -> None:
+        (folder / "libascendcl.so").touch()
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(stub_drivers, "_build_cann", half)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        build("cann", torch)
+    assert list(tmp_path.iterdir()) == []
+
+    def whole(folder: Path, torch: stub_drivers.Torch, second: bool = True) -> None:
+        if second:  # Another process builds at the same time, and is ready first.
+            monkeypatch.setattr(stub_drivers, "_build_cann", lambda folder, torch: whole(folder, torch, False))
+            build("cann", torch)
+        (folder / "libascendcl.so").write_text("whole")
+
+    monkeypatch.setattr(stub_drivers, "_build_cann", whole)
+    folder = build("cann", torch)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert (folder / "libascendcl.so").read_text() == "whole"
+    monkeypatch.setattr(stub_drivers, "_build_cann", half)
+    assert build("cann", torch) == folder  # It is not built again.
+
+
+def test_an_environment_whose_torch_is_for_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+    versions = iter([("", None), ("2.13.0+cu130", "13.0")])
+    monkeypatch.setattr(npu_environment, "make_venv", lambda folder: Path("python"))
+    monkeypatch.setattr(npu_environment, "find_build", lambda python, index, build, version: "")
+    monkeypatch.setattr(npu_environment, "_torch", lambda python: next(versions))
+    monkeypatch.setattr(npu_environment, "run_pip", commands.append)
+    with pytest.raises(InstallError, match=r"CPU build of torch 2\.13\.0, and only one for CUDA 13\.0"):
+        npu_environment.make(tmp_path)
+    assert [command[3] for command in commands] == ["install", "uninstall"]
+    assert "--no-deps" in commands[0]
+
+
+def test_an_environment_takes_torch_from_the_index_of_cpu_builds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    versions = iter([("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)])
+    monkeypatch.setenv("ANYCHIP_TORCH_INDEX", "http://index.example/whl/")
+    monkeypatch.setattr(npu_environment, "make_venv", lambda folder: Path("python"))
+    monkeypatch.setattr(npu_environment, "find_build", lambda python, index, build, version: build)
+    monkeypatch.setattr(npu_environment, "_torch", lambda python: next(versions))
+    monkeypatch.setattr(npu_environment, "run_pip", commands.append)
+    npu_environment.make(tmp_path)
+    torch, packages, rest = commands
+    assert torch[-3:] == ["--extra-index-url", "http://index.example/whl/cpu", "torch==2.13.0+cpu"]
+    assert [name.partition("==")[0] for name in packages[-2:]] == ["torch_npu", "torchvision"]
+    assert "torch==2.13.0+cpu" in rest
+    pinned = (tmp_path / "constraints.txt").read_text().splitlines()
+    assert [line for line in pinned if line.startswith("torch") and not line.startswith("torchao")] == [
+        "torch-tensorrt==2.14.0",
+        "torch==2.13.0+cpu",
+        "torchvision==0.28.0",
+    ]

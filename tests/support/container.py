@@ -1,0 +1,221 @@
+"""Images without a container engine: built by buildah over a stand-in base, run in a mount namespace of their own.
+
+Owns: the stand-in for a vendor's base image (a small Debian whose torch is the one of this environment, mounted where
+the base would have it), and processes that see an image's files as a container would: a read-only root, one cache, a
+/dev/shm of 64 MB, another user. Everything lies in one folder that is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from tests.support.service_process import stop
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "localhost/anychip-stand-in"
+# What a build reads of this machine, so that pip may ask the package registry as it does here.
+_TORCH = ("torch", "torchvision")
+_VENDOR = "opt/vendor/site-packages"
+_SLOW_S = 1500
+
+# $1 root, $2 cache, $3 vendor's packages; the rest is run in it. /proc and /dev are the machine's, /dev/shm is small.
+_ENTER = """
+set -e
+mount --bind "$1" "$1"
+mount --rbind /proc "$1/proc"
+mount --rbind /dev "$1/dev"
+mount -t tmpfs -o size=64m,mode=1777 tmpfs "$1/dev/shm"
+mount --bind "$2" "$1/cache"
+mount --bind "$3" "$1/opt/vendor"
+mount -o remount,bind,ro "$1/opt/vendor"
+mount -o remount,bind,ro "$1"
+root=$1
+shift 3
+exec chroot --userspec=10001:0 "$root" "$@"
+"""
+
+
+def missing() -> str:
+    """Why images cannot be built here; empty where they can."""
+    tools = [tool for tool in ("buildah", "debootstrap", "unshare", "nsenter") if shutil.which(tool) is None]
+    if tools:
+        return f"{', '.join(tools)} is not installed: apt-get install buildah debootstrap util-linux"
+    if os.geteuid() != 0:
+        return "building an image without a container engine needs root"
+    allowed = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    if allowed.returncode:
+        return "mount namespaces are not allowed here"
+    return ""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """buildah with its storage in `folder`."""
+
+    folder: Path
+
+    def __call__(self, *arguments: str) -> str:
+        """Run buildah; returns what it printed. What it complains of is in the exception."""
+        storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
+        environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self.folder)}
+        command = ["nice", "-n", "19", "buildah", *storage, "--storage-driver", "vfs", *arguments]
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SLOW_S, check=False, env=environment, cwd=self.folder
+        )
+        assert ran.returncode == 0, f"{' '.join(command)}\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}"
+        return ran.stdout
+
+    @property
+    def vendor(self) -> Path:
+        """What is mounted at /opt/vendor."""
+        return self.folder / "vendor"
+
+    def make_base(self) -> None:
+        """The stand-in base. Its python3 must be of the version that runs this, whose torch it sees."""
+        mirror = subprocess.run(
+            ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"],
+            capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        release, address = next(line.split() for line in mirror if "debian" in line and "-" not in line.split()[0])
+        rootfs = self.folder / "rootfs"
+        packages = "--include=python3,python3-venv,ca-certificates"
+        _run("debootstrap", "--variant=minbase", packages, release, str(rootfs), address)
+        shutil.rmtree(rootfs / "var/cache/apt", ignore_errors=True)
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        assert (rootfs / f"usr/bin/python{version}").exists(), f"the base has no Python {version}"
+        # As in vendors' images, torch lies in a folder of its own, which the base's Python is told of.
+        (rootfs / "usr/local/lib" / f"python{version}" / "dist-packages").mkdir(parents=True, exist_ok=True)
+        (rootfs / "usr/local/lib" / f"python{version}" / "dist-packages" / "vendor.pth").write_text(f"/{_VENDOR}\n")
+        (rootfs / "opt/vendor").mkdir(parents=True)
+        recipe = self.folder / "Base.Dockerfile"
+        recipe.write_text("FROM scratch\nCOPY rootfs/ /\nENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin\n")
+        self("bud", "-q", "-t", BASE, "-f", str(recipe), str(self.folder))
+        shutil.rmtree(rootfs)
+        self._gather_torch()
+
+    def _gather_torch(self) -> None:
+        """torch and all it needs, as links to the files of this environment."""
+        from deploy.wheelhouse import closure
+
+        packages = self.folder / "vendor" / "site-packages"
+        here = Path(sysconfig.get_path("purelib")).resolve()
+        for name in closure(list(_TORCH)):
+            for file in metadata.files(name) or ():
+                source = Path(file.locate()).resolve()
+                if ".." in file.parts or source.suffix == ".pyc" or not source.is_file():
+                    continue
+                target = packages / str(file)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.link(source, target)
+        assert (packages / "torch").is_dir(), f"no torch in {here}"
+
+    def make_context(self) -> Path:
+        """The sources as a checkout has them, with a wheelhouse: what a build without a network gets."""
+        context = self.folder / "context"
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout.split("\0")  # fmt: skip
+        for name in filter(None, tracked):
+            if (ROOT / name).is_file():
+                (context / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, context / name)
+        gather = [sys.executable, str(ROOT / "deploy/wheelhouse.py"), str(context / "wheelhouse")]
+        _run(*gather, "--extras", "cpu,grpc", "--without-torch")
+        return context
+
+    def build(self, flavour: str, context: Path, *arguments: str) -> str:
+        """Build `Dockerfile.<flavour>` over the stand-in, without a network; returns the image's name."""
+        image = f"localhost/anychip:{flavour}"
+        given = {
+            "BASE_IMAGE": BASE,
+            "TORCH": "keep",
+            "PYTHON": "python3",
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": "/src/wheelhouse",
+        }
+        options = [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
+        mounts = ["-v", f"{self.vendor}:/opt/vendor:ro"]
+        self(
+            *("bud", "-q", "--pull-never", "--format", "docker", "--network", "none", *mounts, *options, *arguments),
+            *("-t", image, "-f", str(context / f"Dockerfile.{flavour}"), str(context)),
+        )
+        return image
+
+    def config(self, image: str) -> dict[str, object]:
+        """What the image says of itself: user, environment, entry, volumes, …"""
+        found: dict[str, object] = json.loads(self("inspect", "--type", "image", image))["Docker"]["config"]
+        return found
+
+
+@contextlib.contextmanager
+def builder(folder: Path) -> Iterator[Builder]:
+    """A builder whose storage is gone afterwards."""
+    made = Builder(folder)
+    try:
+        yield made
+    finally:
+        for container in made("containers", "-q").split():
+            made("rm", container)
+        shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A process that sees the image's files and nothing else, as uid 10001."""
+
+    process: subprocess.Popen[str]
+    environment: Mapping[str, str]
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Another command in it, as `docker exec` would."""
+        enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", "--wd"]
+        enter += ["--setuid", "10001", "--setgid", "0", "--"]
+        return subprocess.run(
+            [*enter, *command], env=dict(self.environment), capture_output=True, text=True, timeout=300, check=False
+        )
+
+
+@contextlib.contextmanager
+def container(
+    made: Builder, image: str, cache: Path, command: list[str], environment: Mapping[str, str], log: Path
+) -> Iterator[Container]:
+    """Start the image's entry with `command`; ends with nothing left of it."""
+    config = made.config(image)
+    name = made("from", "--pull-never", image).strip()
+    root = made("mount", name).strip()
+    variables = dict(line.split("=", 1) for line in config["Env"])  # type: ignore[attr-defined]
+    variables.update(environment)
+    entry: list[str] = config["Entrypoint"]  # type: ignore[assignment]
+    enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh"]
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*enter, root, str(cache), str(made.vendor), *entry, *command],
+            env=variables, stdout=subprocess.PIPE, stderr=errors, text=True,
+        )  # fmt: skip
+    try:
+        yield Container(process, variables)
+    finally:
+        stop(process)
+        assert process.stdout is not None
+        process.stdout.close()
+        made("umount", name)
+        made("rm", name)
+
+
+def _run(*command: str) -> None:
+    ran = subprocess.run(
+        ["nice", "-n", "19", *command], capture_output=True, text=True, timeout=_SLOW_S, check=False, cwd=ROOT
+    )
+    assert ran.returncode == 0, f"{' '.join(command)}\n{ran.stdout[-3000:]}\n{ran.stderr[-3000:]}"

@@ -1,0 +1,103 @@
+"""A real `anychip serve` for the tests: its own process, its own worker, a free port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import httpx
+import psutil
+
+
+@dataclass
+class ServiceProcess:
+    """A running service; `url` has no slash at its end."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def client(self) -> httpx.Client:
+        """A client that waits long enough for a busy machine."""
+        return httpx.Client(base_url=self.url, timeout=60)
+
+    def children(self) -> list[psutil.Process]:
+        """Everything the service has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes."""
+        return [child for child in self.children() if "spawn_main" in " ".join(child.cmdline())]
+
+    def worker(self) -> psutil.Process:
+        """The one worker process."""
+        [worker] = self.workers()
+        return worker
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """SIGTERM, and the end of what does not listen."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def running(
+    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ServiceProcess]:
+    """Start the service in `folder`, wait until it is ready, end it with everything it started.
+
+    `environment` is what its environment has besides ours.
+    """
+    log = folder / "service.log"
+    command = [
+        sys.executable,
+        "-m",
+        "app",
+        "serve",
+        "--port",
+        "0",
+        "--engine",
+        "eager",
+        "--precision",
+        "fp32",
+        *options,
+    ]
+    root = str(Path(__file__).parents[2])
+    variables = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", **environment}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True)
+    assert process.stdout is not None
+    children: list[psutil.Process] = []
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, f"the service did not start: {line!r} {log.read_text()}"
+        service = ServiceProcess(process, found.group(), log)
+        children = service.children()
+        yield service
+    finally:
+        stop(process)
+        process.stdout.close()
+        left = psutil.wait_procs(children, timeout=20)[1]
+        for child in left:
+            child.kill()
+        assert not left, f"the service left processes behind: {left}"

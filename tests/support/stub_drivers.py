@@ -1,0 +1,176 @@
+"""Builds the stub drivers of tests/stubs, so that vendors' own packages run without their hardware.
+
+Owns: the compiler's commands, the cache of what was built, the variables that a child process needs. A build serves one
+version of torch: its headers are compiled in. It is whole or not there, also when several processes build at once.
+
+    cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
+    cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/npu.py)
+
+The variables are for children only: LD_PRELOAD puts the stub under every program that is started with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STUBS = ROOT / "tests" / "stubs"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip-tests")
+_CANN_LIBRARIES = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
+_FLAGS = ("-O1", "-w", "-fPIC")
+
+# Asks without importing torch, which a vendor's package may stop.
+_ASK = """
+import importlib.util as u, json, pathlib, runpy
+folder = pathlib.Path(u.find_spec("torch").origin).parent
+version = runpy.run_path(str(folder / "version.py"))
+print(json.dumps([str(folder), version["__version__"], version["cuda"], u.find_spec("torch_npu") is not None]))
+"""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The torch of some Python, and whether torch_npu is beside it. `cuda` is None for a CPU build."""
+
+    folder: Path
+    version: str
+    cuda: str | None
+    npu: bool
+
+
+def cudart(python: str | Path) -> dict[str, str]:
+    """What the environment of a child of `python` needs besides, so that torch.cuda runs over the stub.
+
+    Skips the test where that cannot be.
+    """
+    torch = _torch(python)
+    if not (torch.cuda or "").startswith("13."):
+        pytest.skip(f"the stub CUDA runtime fits CUDA 13 builds of torch, not torch {torch.version}")
+    if not _cuda_headers(torch).is_dir():
+        pytest.skip("the headers of the CUDA runtime did not come with this torch")
+    folder = _built("cudart", torch)
+    libraries = f"{folder / 'libcudart.so.13'}:{folder / 'libcuda.so.1'}"
+    return {"LD_PRELOAD": libraries, "STUB_DIR": str(folder), "STUB_DEVICE": "cuda"}
+
+
+def cann(python: str | Path) -> dict[str, str]:
+    """As `cudart`, for torch_npu."""
+    torch = _torch(python)
+    if torch.cuda is not None:
+        pytest.skip(f"torch_npu ends the process beside a CUDA build of torch, which torch {torch.version} is")
+    if not torch.npu:
+        pytest.skip(f"torch_npu is not installed for {python}")
+    folder = _built("cann", torch)
+    return {"LD_LIBRARY_PATH": str(folder), "STUB_DIR": str(folder), "STUB_DEVICE": "npu"}
+
+
+@functools.cache
+def _torch(python: str | Path) -> Torch:
+    folder, version, cuda, npu = json.loads(_run([str(python), "-c", _ASK]))
+    return Torch(Path(folder), version, cuda, npu)
+
+
+def _cuda_headers(torch: Torch) -> Path:
+    return torch.folder.parent / "nvidia" / "cu13" / "include"
+
+
+@functools.cache
+def _built(kind: str, torch: Torch) -> Path:
+    """The folder with the stub of `kind`, built now unless the cache has it."""
+    if missing := [tool for tool in ("g++", "nm") if shutil.which(tool) is None]:
+        pytest.skip(f"the stub drivers are compiled with g++ and nm; missing: {', '.join(missing)}")
+    digest = hashlib.sha256()
+    for part in (*sorted(path for path in STUBS.rglob("*") if path.suffix in (".cpp", ".h")), Path(__file__)):
+        digest.update(part.read_bytes())
+    folder = CACHE / f"{kind}-torch{torch.version}-{platform.machine()}-{digest.hexdigest()[:16]}"
+    if folder.is_dir():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=CACHE))
+    try:
+        {"cudart": _build_cudart, "cann": _build_cann}[kind](partial, torch)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # Else another process was first, with the same content.
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _build_cann(folder: Path, torch: Torch) -> None:
+    main = folder / "libascendcl.so"
+    _compile("-std=c++17", "-shared", STUBS / "cann.cpp", "-o", main)
+    # torch_npu links these too; all it calls is in the first.
+    link = ("-Wl,--no-as-needed", f"-L{folder}", "-lascendcl", "-Wl,-rpath,$ORIGIN")
+    for name in _CANN_LIBRARIES:
+        _compile("-x", "c++", "-shared", "/dev/null", "-o", folder / f"{name}.so", *link)
+    _build_kernels(folder, torch, "PrivateUse1")
+
+
+def _build_cudart(folder: Path, torch: Torch) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        ours, rest, version = (Path(scratch, name) for name in ("cudart.o", "rest.c", "version"))
+        _compile("-std=c++17", f"-I{STUBS}", f"-I{_cuda_headers(torch)}", "-c", STUBS / "cudart.cpp", "-o", ours)
+        # What torch links and cudart.cpp lacks says "not supported".
+        wanted = {name for name in _wanted(torch.folder / "lib", "lib*.so") if re.match("(__)?cuda", name)}
+        lacking = sorted(wanted - _symbols("--defined-only", ours))
+        rest.write_text(
+            "int stub_unsupported();\n"
+            + "".join(f"int {name}() {{ return stub_unsupported(); }}\n" for name in lacking)
+        )
+        _compile("-x", "c", "-c", rest, "-o", rest.with_suffix(".o"))
+        version.write_text("libcudart.so.13 { global: *; };\n")
+        objects = (ours, rest.with_suffix(".o"), "-o", folder / "libcudart.so.13")
+        _compile("-shared", *objects, "-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={version}")
+
+        # Of the driver library PyTorch asks only whether a context is active.
+        active = "cuDevicePrimaryCtxGetState"
+        wanted = {name for name in _wanted(torch.folder / "lib", "libcaffe2_nvrtc.so") if re.match("cu[A-Z]", name)}
+        rest.write_text(
+            f"int {active}(int d, unsigned *flags, int *active) {{ *flags = 0; *active = 1; return 0; }}\n"
+            + "".join(f"int {name}() {{ return 801; }}\n" for name in sorted(wanted - {active}))
+        )
+        _compile("-x", "c", "-shared", rest, "-o", folder / "libcuda.so.1", "-Wl,-soname,libcuda.so.1")
+    _build_kernels(folder, torch, "CUDA")
+
+
+def _build_kernels(folder: Path, torch: Torch, key: str) -> None:
+    libraries = (f"-L{torch.folder / 'lib'}", "-ltorch_cpu", "-lc10")
+    options = ("-std=c++20", f"-DKEY={key}", f"-I{torch.folder / 'include'}", "-shared")
+    _compile(*options, STUBS / "cpu_kernels.cpp", "-o", folder / "cpu_kernels.so", *libraries)
+
+
+def _wanted(folder: Path, pattern: str) -> set[str]:
+    return _symbols("--dynamic", "--undefined-only", *sorted(folder.glob(pattern)))
+
+
+def _symbols(*arguments: str | Path) -> set[str]:
+    lines = _run(["nm", *map(str, arguments)]).splitlines()
+    return {line.split()[-1].partition("@")[0] for line in lines if len(line.split()) > 1}
+
+
+def _compile(*arguments: str | Path) -> None:
+    _run(["g++", *_FLAGS, *map(str, arguments)])
+
+
+def _run(command: list[str]) -> str:
+    # A compiler must not run over a stub driver, whatever its caller was started with.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} ... failed:\n{done.stderr[-4000:]}")
+    return done.stdout

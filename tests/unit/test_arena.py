@@ -1,0 +1,107 @@
+"""The arena: slots do not overlap, are shared with a spawned process, and are never handed out twice."""
+
+import multiprocessing
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.workers.arena import Arena, FreeSlots
+
+
+def test_slots_of_all_pools_are_disjoint():
+    arena = Arena([(10, 3), (5000, 2), (1, 4)])
+    places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
+    for number, (pool, index) in enumerate(places, start=1):
+        arena.slot(pool, index)[:] = number
+    for number, (pool, index) in enumerate(places, start=1):
+        slot = arena.slot(pool, index)
+        assert len(slot) == arena.pools[pool].slot_bytes
+        assert (slot == number).all()
+
+
+def _double(connection):
+    arena = Arena.received(connection.recv(), connection)
+    arena.slot(0, 1)[:] *= 2
+    connection.send(arena.slot(1, 0).tobytes())
+
+
+def test_a_spawned_process_sees_the_same_memory():
+    arena = Arena([(16, 2), (8, 1)])
+    arena.slot(0, 1)[:] = np.arange(16)
+    arena.slot(1, 0)[:] = 7
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_double, args=(theirs,))
+    process.start()
+    theirs.close()
+    ours.send(arena.pools)
+    arena.send(ours, process.pid)
+    assert ours.recv() == bytes([7]) * 8
+    process.join(30)
+    assert process.exitcode == 0
+    assert (arena.slot(0, 1) == np.arange(16) * 2).all()
+    ours.close()
+
+
+@pytest.mark.parametrize(("pool", "index"), [(0, 2), (0, -1), (1, 0)])
+def test_a_slot_that_does_not_exist_is_an_error(pool, index):
+    with pytest.raises(IndexError):
+        Arena([(4, 2)]).slot(pool, index)
+
+
+@pytest.mark.parametrize("pools", [[(0, 1)], [(1, 0)]])
+def test_empty_pools_are_refused(pools):
+    with pytest.raises(ValueError, match="at least one byte"):
+        Arena(pools)
+
+
+def test_closing_keeps_slots_in_use_alive_and_may_be_repeated():
+    arena = Arena([(4, 1)])
+    slot = arena.slot(0, 0)
+    arena.close()
+    arena.close()
+    slot[:] = 9
+    assert slot.tolist() == [9] * 4
+    with pytest.raises(ValueError, match="closed"):
+        arena.slot(0, 0)
+
+
+class FreeSlotsMachine(RuleBasedStateMachine):
+    COUNT = 5
+
+    def __init__(self):
+        super().__init__()
+        self.slots = FreeSlots(self.COUNT)
+        self.taken = []
+
+    @precondition(lambda self: len(self.taken) < self.COUNT)
+    @rule()
+    def take(self):
+        slot = self.slots.take()
+        assert slot not in self.taken
+        assert 0 <= slot < self.COUNT
+        self.taken.append(slot)
+
+    @precondition(lambda self: len(self.taken) == self.COUNT)
+    @rule()
+    def take_too_many(self):
+        with pytest.raises(IndexError):
+            self.slots.take()
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def give(self, data):
+        slot = data.draw(st.sampled_from(self.taken))
+        self.slots.give(slot)
+        self.taken.remove(slot)
+        with pytest.raises(KeyError):
+            self.slots.give(slot)
+
+    @invariant()
+    def none_is_lost(self):
+        assert len(self.slots) + len(self.taken) == self.COUNT
+
+
+TestFreeSlots = FreeSlotsMachine.TestCase

@@ -1,0 +1,502 @@
+"""models.checkpoint and models.unpickle: every form of weight file, and every way one can be wrong or hostile."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copyreg
+import importlib.util
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.checkpoint import labels_beside, read, read_header
+from models.model import WeightsError, WeightsNotFoundError
+from models.unpickle import MAX_PICKLE_BYTES
+
+ROOT = Path(__file__).parents[2]
+
+
+def small_state() -> dict[str, Tensor]:
+    return {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, -1.0]).half()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
+    )
+
+
+# Forms
+
+
+def test_safetensors_gives_tensors_labels_and_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file(small_state(), path, {"labels": json.dumps(["cat", "Hündin"]), "made_by": "test"})
+    found = read(path)
+    assert same(found.state, small_state())
+    assert found.labels == ("cat", "Hündin")
+    assert found.metadata == {"made_by": "test"}
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip format", "format before torch 1.6"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        collections.OrderedDict,
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state, "ema": None},
+        lambda state: {"module." + name: value for name, value in state.items()},
+        lambda state: {name: torch.nn.Parameter(value) for name, value in state.items()},
+    ],
+    ids=["dict", "ordered dict", "state_dict entry", "model entry", "data parallel", "parameters"],
+)
+def test_a_state_dict_is_found_however_it_was_saved(tmp_path: Path, wrap: Any, legacy: bool) -> None:
+    path = tmp_path / "a.pth"
+    torch.save(wrap(small_state()), path, _use_new_zipfile_serialization=not legacy)
+    assert same(read(path).state, small_state())
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_every_pickle_protocol_is_read(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"state_dict": small_state(), "names": {0: "cat", 1: "dog"}}, path, pickle_protocol=protocol)
+    found = read(path)
+    assert same(found.state, small_state())
+    assert found.labels == ("cat", "dog")
+
+
+def test_views_share_a_storage_and_keep_their_values(tmp_path: Path) -> None:
+    base = torch.arange(24.0).view(4, 6)
+    state = {"whole": base, "part": base[1:3, 2:4], "turned": base.t(), "scalar": base[0, 5], "none": base[:0]}
+    torch.save(state, tmp_path / "a.pt")
+    assert same(read(tmp_path / "a.pt").state, state)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_every_type_of_element_is_read_and_the_header_agrees(tmp_path: Path, dtype: torch.dtype, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    state = {"x": torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)}
+    (save_file if suffix == ".safetensors" else torch.save)(state, path)
+    assert same(read(path).state, state)
+    header = read_header(path).state["x"]
+    assert (header.shape, header.dtype, header.device.type) == (state["x"].shape, dtype, "meta")
+
+
+def test_a_whole_pickled_module_is_read_as_its_state_dict(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+    module.register_buffer("hidden", torch.ones(3), persistent=False)
+    torch.save(module, tmp_path / "a.pt")
+    assert same(read(tmp_path / "a.pt").state, dict(module.state_dict()))
+
+
+# Official YOLOv8 files: written by ultralytics, read where it cannot be imported
+
+WRITE = """
+import sys, torch
+from copy import deepcopy
+from ultralytics import YOLO
+torch.manual_seed(0)
+yolo = YOLO("yolov8n.yaml", verbose=False)
+yolo.model.names = {number: f"thing {number}" for number in range(80)}
+half = deepcopy(yolo.model).half()
+entries = {"epoch": -1, "best_fitness": None, "updates": None, "optimizer": None, "date": "2026-01-01"}
+torch.save({**entries, "model": half, "ema": None}, "model.pt")
+torch.save({**entries, "model": None, "ema": half}, "ema.pt")
+yolo.save("saved.pt")
+torch.save({name: tensor.half() if tensor.is_floating_point() else tensor
+            for name, tensor in yolo.model.state_dict().items()}, "expected.pth")
+"""
+
+READ = """
+import importlib.abc, sys
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ultralytics":
+            raise ImportError("ultralytics must not be needed")
+sys.meta_path.insert(0, Blocker())
+from pathlib import Path
+import torch
+from models.checkpoint import read, read_header
+expected = torch.load("expected.pth", weights_only=True)
+for name in ("model.pt", "ema.pt", "saved.pt"):
+    found = read(Path(name))
+    assert found.state.keys() == expected.keys(), (name, found.state.keys() ^ expected.keys())
+    assert all(torch.equal(found.state[key], expected[key]) for key in expected), name
+    assert all(found.state[key].dtype == expected[key].dtype for key in expected), name
+    assert found.labels == tuple(f"thing {number}" for number in range(80)), name
+    header = read_header(Path(name))
+    assert header.labels == found.labels, name
+    assert {key: x.shape for key, x in header.state.items()} == {key: x.shape for key, x in found.state.items()}
+assert not any(module.partition(".")[0] == "ultralytics" for module in sys.modules)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ultralytics") is None, reason="ultralytics is not installed")
+def test_files_written_by_ultralytics_are_read_without_it(tmp_path: Path) -> None:
+    settings = {"YOLO_CONFIG_DIR": str(tmp_path), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0", "PYTHONPATH": str(ROOT)}
+    for script in (WRITE, READ):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, **settings},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+# Hostile files
+
+
+class Calls:
+    """Pickles as a call of `function` with `arguments`, then perhaps `state`."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], state: Any = None) -> None:
+        self.reduced = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def archive_of(path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, compressed: bool = False) -> Path:
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as file:
+        file.writestr("a/data.pkl", pickled)
+        file.writestr("a/byteorder", b"little")
+        for key, content in (storages or {}).items():
+            file.writestr(f"a/data/{key}", content)
+    return path
+
+
+def marker_calls(marker: Path) -> dict[str, Any]:
+    """Ways to create the file `marker` that a plain unpickler would all take."""
+    code = f"open({str(marker)!r}, 'w').close()"
+    return {
+        "os.system": Calls(os.system, (f"touch {marker}",)),
+        "subprocess": Calls(subprocess.check_call, (["touch", str(marker)],)),
+        "eval": Calls(eval, (code,)),
+        "exec": Calls(exec, (code,)),
+        "open": Calls(open, (str(marker), "w")),
+        "getattr chain": Calls(getattr, (Calls(getattr, (collections.OrderedDict, "__init__")), "__globals__")),
+        "import": Calls(getattr, (Calls(__import__, ("os",)), "system")),
+        "torch.save": Calls(torch.save, ({"a": 1}, str(marker))),
+        "torch.load": Calls(torch.load, (str(marker),)),
+        "torch.hub": Calls(torch.hub.load_state_dict_from_url, ("http://127.0.0.1:1/x",)),
+        "numpy load": Calls(__import__("numpy").load, (str(marker),)),
+        "copyreg": Calls(copyreg._reconstructor, (Path, object, None)),  # type: ignore[attr-defined]
+        "setstate": Calls(collections.OrderedDict, (), Calls(os.system, (f"touch {marker}",))),
+    }
+
+
+@pytest.mark.parametrize("name", marker_calls(Path("x")))
+@pytest.mark.parametrize("place", ["beside the weights", "within a module", "before the format with zip"])
+def test_a_hostile_pickle_is_refused_and_nothing_of_it_runs(tmp_path: Path, name: str, place: str) -> None:
+    marker = tmp_path / "it ran"
+    call = marker_calls(marker)[name]
+    path = tmp_path / "evil.pt"
+    if place == "beside the weights":
+        torch.save({"state_dict": small_state(), "extra": call}, path)
+    elif place == "within a module":
+        module = torch.nn.Linear(2, 2)
+        module.extra = call
+        torch.save({"model": module}, path)
+    else:
+        torch.save({"state_dict": small_state(), "extra": call}, path, _use_new_zipfile_serialization=False)
+    for reader in (read, read_header):
+        with pytest.raises(WeightsError, match=r"^evil\.pt .*\.$"):
+            reader(path)
+    assert not marker.exists()
+
+
+def opcodes(*parts: bytes) -> bytes:
+    return b"\x80\x02" + b"".join(parts) + b"."
+
+
+def named(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+TENSOR = named("torch._utils", "_rebuild_tensor_v2")
+LINEAR = named("torch.nn.modules.linear", "Linear")
+HOSTILE_OPCODES = {
+    "state for a class": opcodes(LINEAR, b"}X\x01\x00\x00\x00aK\x01sb"),
+    "state for our tensor builder": opcodes(TENSOR, b"N}X\x0c\x00\x00\x00__defaults__)s\x86b"),
+    "a call of an object": opcodes(LINEAR, b")\x81)R"),
+    "a call of a call": opcodes(LINEAR, b")R)R"),
+    "a getattr of a class": opcodes(named("builtins", "getattr"), LINEAR, b"X\x08\x00\x00\x00__init__\x86R"),
+    "a getattr of a dunder": opcodes(named("builtins", "getattr"), LINEAR, b")\x81X\x09\x00\x00\x00__class__\x86R"),
+    "a dotted name": b"\x80\x04\x8c\x11torch.nn.modules_\x8c\x0fModule.__init__\x93.",
+    "the instruction INST": opcodes(b"(ios\nsystem\n"),
+    "the instruction OBJ": opcodes(b"(", named("os", "system"), b"o"),
+    "the extension registry": opcodes(b"\x82\x01"),
+    "an endless memo index": opcodes(b"}r\xff\xff\xff\x7f", b"j\xfe\xff\xff\x7f"),
+    "a list as key": opcodes(b"}]K\x01s"),
+    "a tuple as key": opcodes(b"})K\x01s"),
+    "a gigantic text": opcodes(b"X\xff\xff\xff\x7fa"),
+    "a gigantic bytearray": b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.",
+    "an empty stack": opcodes(b"R"),
+    "a mark without end": opcodes(b"t"),
+    "no end": b"\x80\x02}",
+    "nothing": b"",
+    "no pickle at all": b"hello",
+    "a foreign persistent id": opcodes(b"X\x01\x00\x00\x00aQ"),
+    "a list": opcodes(b"]"),
+    "a number": opcodes(b"K\x01"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_OPCODES)
+def test_hostile_instructions_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WeightsError, match=r"^evil\.pt .*\.$"):
+        read(archive_of(tmp_path / "evil.pt", HOSTILE_OPCODES[name]))
+
+
+def tensor_pickle(length: int, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """A state dict with one tensor that claims these numbers, as torch.save writes it."""
+
+    class Claim:
+        def __reduce__(self) -> Any:
+            return torch._utils._rebuild_tensor_v2, (Stored(), offset, shape, stride, False, {})
+
+    class Stored:
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            return ("storage", torch.FloatStorage, "0", "cpu", length) if isinstance(obj, Stored) else None
+
+    target = io.BytesIO()
+    Pickler(target, 2).dump({"x": Claim()})
+    return target.getvalue()
+
+
+def test_a_tensor_that_fits_its_storage_is_read(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "a.pt", tensor_pickle(4, 1, (3,), (1,)), {"0": struct.pack("<4f", 1, 2, 3, 4)})
+    assert read(path).state["x"].tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("length", "offset", "shape", "stride"),
+    [
+        (10**12, 0, (4,), (1,)),
+        (4, 0, (10**10,), (1,)),
+        (4, 0, (10**10,), (0,)),
+        (4, 0, (2**40, 2**40), (0, 0)),
+        (4, 2, (3,), (1,)),
+        (4, 0, (2,), (10**15,)),
+        (4, -1, (1,), (1,)),
+        (4, 0, (-1,), (1,)),
+        (4, 0, (4,), (1, 1)),
+        (4, 0, (1,) * 1000, (1,) * 1000),
+        (-4, 0, (0,), (1,)),
+    ],
+)
+def test_a_tensor_that_claims_more_than_the_file_holds_is_refused(
+    tmp_path: Path, length: int, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    path = archive_of(tmp_path / "a.pt", tensor_pickle(length, offset, shape, stride), {"0": bytes(16)})
+    for reader in (read, read_header):
+        with pytest.raises(WeightsError):
+            reader(path)
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "a.pt", tensor_pickle(1 << 20, 0, (1 << 20,), (1,)), {"0": bytes(4 << 20)}, True)
+    with pytest.raises(WeightsError, match="never does"):
+        read(path)
+
+
+def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "a.pt", tensor_pickle(4, 0, (4,), (1,)), {"0": bytes(16), "1": bytes(1 << 16)})
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 1)
+    entry = content.index(b"PK\x01\x02", entry + 1)  # data/0: now as long as the rest of the file and more
+    content[entry + 20 : entry + 28] = struct.pack("<II", 1 << 20, 1 << 20)
+    path.write_bytes(content)
+    with pytest.raises(WeightsError):
+        read(path)
+
+
+def test_a_pickle_that_is_far_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="MiB"):
+        read(archive_of(tmp_path / "a.pt", b"\x80\x02" + b"]" * MAX_PICKLE_BYTES + b"."))
+
+
+def module_opcodes(depth: int) -> bytes:
+    """A module whose child is a module, `depth` deep, each under two names: 2 ** depth paths in a small file."""
+    nested = LINEAR + b")\x81"
+    for level in range(depth):
+        again = b"r" + struct.pack("<I", level)
+        children = b"}X\x01\x00\x00\x00a" + nested + again + b"sX\x01\x00\x00\x00bj" + struct.pack("<I", level) + b"s"
+        nested = LINEAR + b")\x81}X\x08\x00\x00\x00_modules" + children + b"sb"
+    return opcodes(b"}X\x05\x00\x00\x00model", nested, b"s")
+
+
+@pytest.mark.parametrize("depth", [20, 60])
+def test_a_module_that_multiplies_is_refused(tmp_path: Path, depth: int) -> None:
+    with pytest.raises(WeightsError, match="without end"):
+        read(archive_of(tmp_path / "a.pt", module_opcodes(depth)))
+
+
+def test_a_module_that_is_its_own_child_is_refused(tmp_path: Path) -> None:
+    child = b"}X\x08\x00\x00\x00_modules}X\x01\x00\x00\x00ah\x01ssb"
+    pickled = b"\x80\x02}X\x05\x00\x00\x00model" + LINEAR + b")\x81q\x01" + child + b"s."
+    with pytest.raises(WeightsError, match="without end"):
+        read(archive_of(tmp_path / "a.pt", pickled))
+
+
+# Files that are merely broken
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    found = {
+        kind: tmp_path / f"{kind}{suffix}" for kind, suffix in (("s", ".safetensors"), ("z", ".pt"), ("l", ".pth"))
+    }
+    state = {"x": torch.randn(100, 10)}
+    save_file(state, found["s"])
+    torch.save(state, found["z"])
+    torch.save(state, found["l"], _use_new_zipfile_serialization=False)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["s", "z", "l"], ids=["safetensors", "zip", "legacy"])
+@pytest.mark.parametrize("kept", [0.0, 0.001, 0.05, 0.5, 0.9, 0.999])
+def test_a_file_that_is_cut_short_is_refused_in_one_sentence(files: dict[str, Path], kind: str, kept: float) -> None:
+    path = files[kind]
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(WeightsError, match=r"^.*\.$") as raised:
+        read(path)
+    assert path.name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_changed_byte_is_noticed_by_the_archive_checksum(files: dict[str, Path]) -> None:
+    content = bytearray(files["z"].read_bytes())
+    content[len(content) // 2] ^= 1
+    files["z"].write_bytes(content)
+    with pytest.raises(WeightsError, match="corrupt"):
+        read(files["z"])
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("kind", ["s", "z", "l", "module"])
+def test_whatever_bytes_are_changed_a_file_is_read_or_refused(
+    files: dict[str, Path], kind: str, data: st.DataObject
+) -> None:
+    """The pickle of the module is changed within an archive whose checksums are right."""
+    head = module_opcodes(depth=3) if kind == "module" else files[kind].read_bytes()[:2000]
+    content = bytearray(head)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        content = content or bytearray(b"x")
+    path = files["z"] if kind == "module" else files[kind]
+    path = path.with_name("changed" + path.suffix)
+    if kind == "module":
+        archive_of(path, bytes(content))
+    else:
+        path.write_bytes(content + files[kind].read_bytes()[2000:])
+    with contextlib.suppress(WeightsError):
+        assert read(path).state
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+@pytest.mark.parametrize("content", [b"", b"<html>404</html>", b"\xff" * 4096, b"PK\x05\x06" + bytes(18)])
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(WeightsError):
+        read(path)
+
+
+def test_a_torchscript_program_is_refused_with_advice(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
+        file.writestr("a/data.pkl", opcodes(b"}"))
+        file.writestr("a/constants.pkl", opcodes(b")"))
+    with pytest.raises(WeightsError, match="TorchScript"):
+        read(tmp_path / "a.pt")
+
+
+def test_absent_unknown_and_empty_files_have_their_own_message(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"no weights file .*a\.pt"):
+        read(tmp_path / "a.pt")
+    (tmp_path / "a.onnx").write_bytes(b"x")
+    with pytest.raises(WeightsError, match="known kind"):
+        read(tmp_path / "a.onnx")
+    torch.save({}, tmp_path / "b.pt")
+    with pytest.raises(WeightsError, match="no tensors"):
+        read(tmp_path / "b.pt")
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dogs.labels.txt", "cat\nHündin\n"),
+        ("dogs.txt", "\ufeffcat\r\nHündin"),
+        ("labels.txt", "cat\nHündin"),
+        ("dogs.json", '["cat", "Hündin"]'),
+        ("labels.json", '{"1": "Hündin", "0": "cat"}'),
+    ],
+)
+def test_labels_beside_the_weights_win_over_those_within(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / "dogs.safetensors"
+    save_file(small_state(), path, {"labels": '["x", "y"]'})
+    assert read(path).labels == ("x", "y")
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert read(path).labels == ("cat", "Hündin")
+    assert read_header(path).labels == ("cat", "Hündin")
+
+
+def test_a_json_file_of_another_purpose_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "dogs.json").write_text('{"top1": 0.98}')
+    assert labels_beside(tmp_path / "dogs.safetensors") is None
+
+
+@pytest.mark.parametrize("content", ["{", '{"0": "a", "2": "b"}', "[1, 2]", "[" * 100_000])
+def test_a_labels_file_that_makes_no_sense_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "labels.json").write_text(content)
+    with pytest.raises(WeightsError, match=r"labels\.json"):
+        labels_beside(tmp_path / "dogs.safetensors")
+
+
+def test_labels_in_metadata_that_are_not_json_are_an_error(tmp_path: Path) -> None:
+    save_file(small_state(), tmp_path / "a.safetensors", {"labels": "cat, dog"})
+    with pytest.raises(WeightsError, match="not JSON"):
+        read(tmp_path / "a.safetensors")
+
+
+def test_a_checkpoint_without_labels_says_so(tmp_path: Path) -> None:
+    torch.save(small_state(), tmp_path / "a.pt")
+    assert read(tmp_path / "a.pt").labels is None

@@ -1,0 +1,106 @@
+"""The command: exit codes, one-sentence errors, JSON that programs can read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from app.cli import main
+from tests.support.photographs import FILES
+
+PHOTO = str(FILES[0])
+RANDOM = ("--weights", "random", "--engine", "eager", "--precision", "fp32")
+
+
+def test_predict_prints_classes(capsys):
+    assert main(["predict", "resnet18", PHOTO, "--top-k", "2", *RANDOM]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{PHOTO} (640 x 427)")
+    assert len(lines) == 3
+
+
+def test_predict_prints_json_of_several_images(capsys):
+    assert main(["predict", "mine=resnet18:random", PHOTO, str(FILES[1]), "--json", *RANDOM]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["weights"]) == ("mine", "random")
+    assert list(answer["predictions"]) == [PHOTO, str(FILES[1])]
+    assert len(answer["predictions"][PHOTO]["classes"]) == 5
+
+
+def test_predict_draws_boxes_into_copies(tmp_path, capsys):
+    assert main(["predict", "yolov8n", PHOTO, "--save", str(tmp_path / "new"), "--score-threshold", "0", *RANDOM]) == 0
+    with Image.open(tmp_path / "new" / "china.png") as drawn, Image.open(PHOTO) as original:
+        assert drawn.size == original.size
+        assert drawn.tobytes() != original.tobytes()
+    assert "china.png" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["predict", "resnet19", PHOTO], "resnet"),
+        (["predict", "resnet18", "missing.jpg", *RANDOM], "missing.jpg"),
+        (["predict", "resnet18", __file__, *RANDOM], "not an image"),
+        (["predict", "resnet18", PHOTO, "--device", "cup", "--weights", "random"], "cpu"),
+        (["weights", "verify"], "nothing in"),
+        (["weights", "fetch", "nonsense"], "nonsense"),
+        (["weights", "convert", "missing.pth", "out.safetensors"], "missing.pth"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANYCHIP_CACHE_DIR", str(tmp_path))
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    [line] = captured.err.splitlines()
+    assert line.startswith("anychip: ")
+    assert sentence in line
+
+
+def test_devices(capsys):
+    assert main(["devices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("PASS  cpu:0")]
+    assert all(line.startswith(("PASS", "FAIL")) for line in lines)
+    assert main(["devices", "--json"]) == 0
+    [row] = [row for row in json.loads(capsys.readouterr().out) if row["device"] == "cpu:0"]
+    assert row["ok"] is True
+
+
+def test_weights_are_converted_and_listed(tmp_path, monkeypatch, capsys):
+    import torch
+    from torchvision.models import resnet18
+
+    from models.checkpoint import read
+
+    monkeypatch.setenv("ANYCHIP_CACHE_DIR", str(tmp_path))
+    torch.save(resnet18(num_classes=3).state_dict(), tmp_path / "dogs.pth")
+    assert main(["weights", "convert", str(tmp_path / "dogs.pth"), str(tmp_path / "dogs.safetensors"), "--half"]) == 0
+    assert read(tmp_path / "dogs.safetensors").state["fc.weight"].dtype == torch.float16
+    assert main(["weights", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["demo"], ["predict"], ["devices"], ["weights"], ["weights", "fetch"]]
+)
+def test_help_shows_an_example(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "anychip" in text
+    if command:
+        assert "example: anychip" in text
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys; from app.cli import main\ntry: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    folder = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "False"

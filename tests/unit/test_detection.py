@@ -1,0 +1,447 @@
+"""models.detection: the reference's letterbox and boxes, sound geometry, and graphs every engine can take."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+from torchvision.ops import box_iou
+
+from models.checkpoint import read_header
+from models.coco import COCO_CLASSES
+from models.detection import (
+    ARCHITECTURES,
+    INPUT_SHAPE,
+    DetectionNetwork,
+    Detector,
+    class_count,
+    default_labels,
+)
+from models.model import Options, Placement, UnknownModelError, WeightsError
+from models.yolov8 import BOX_CHANNELS, YOLOv8, anchors
+from tests.support import reference_yolov8
+from tests.support.photographs import PHOTOGRAPHS
+
+SAMPLE = Path(__file__).parents[2] / "models" / "sample" / "yolov8n.safetensors"
+LABELS = tuple(f"class {index}" for index in range(12))
+RANDOM = Detector("random", "yolov8n", LABELS, "random", None)
+CENTRES, STRIDES = (tensor.numpy() for tensor in anchors(640, 640))
+
+needs_photographs = pytest.mark.skipif(
+    any(importlib.util.find_spec(package) is None for package in ("sklearn", "ultralytics")),
+    reason="the photographs come with scikit-learn and ultralytics",
+)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def letterboxed(detector: Detector, picture: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
+    out = torch.full(INPUT_SHAPE, 7, dtype=torch.uint8)
+    height, width = picture.shape[:2]
+    return out, detector.preprocess(torch.from_numpy(picture), out, width, height)
+
+
+# Labels and weights
+
+
+def test_labels_are_those_of_coco() -> None:
+    assert len(set(COCO_CLASSES)) == len(COCO_CLASSES) == 80
+    assert all(default_labels(architecture) == COCO_CLASSES for architecture in ARCHITECTURES)
+    assert (COCO_CLASSES[0], COCO_CLASSES[5], COCO_CLASSES[79]) == ("person", "bus", "toothbrush")
+
+
+def test_unknown_architectures_are_named() -> None:
+    for call in (lambda: default_labels("yolov9n"), lambda: class_count("yolov8z", {})):
+        with pytest.raises(UnknownModelError, match="yolov8n, yolov8s"):
+            call()
+
+
+def test_class_count_comes_from_the_weights() -> None:
+    with torch.device("meta"):
+        state = YOLOv8("m", 7).state_dict()
+    assert class_count("yolov8m", state) == 7
+    assert class_count("yolov8m", {k: v for k, v in state.items() if "num_batches" not in k}) == 7
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_is_wrong() -> None:
+    with torch.device("meta"):
+        state = YOLOv8("n", 7).state_dict()
+        odd = torch.empty(3)
+    cases: list[tuple[str, dict[str, Tensor], str]] = [
+        ("yolov8s", state, "are of yolov8n, not of yolov8s"),
+        ("yolov8n", {}, "not those of a YOLOv8 detector"),
+        ("yolov8n", {"fc.weight": odd}, "not those of a YOLOv8 detector"),
+        ("yolov8n", {**state, "model.22.cv3.0.2.bias": torch.empty(())}, "not those of a YOLOv8 detector"),
+        ("yolov8n", {**state, "model.22.cv4.0.2.bias": odd}, r"it has no model\.22\.cv4\.0\.2\.bias"),
+        ("yolov8n", {**state, "model.9.cv1.bn.bias": odd}, r"model\.9\.cv1\.bn\.bias is \(3,\), not \(128,\)"),
+        ("yolov8n", {k: v for k, v in state.items() if k != "model.1.bn.bias"}, "is missing"),
+    ]
+    for architecture, weights, message in cases:
+        with pytest.raises(WeightsError, match=message):
+            class_count(architecture, weights)
+
+
+def test_half_precision_files_are_served_in_float32(tmp_path: Path) -> None:
+    core = YOLOv8("n", 12).eval()
+    core.load_state_dict(reference_yolov8.perturbed(core.state_dict()))
+    half = {name: tensor.half() for name, tensor in core.state_dict().items() if tensor.is_floating_point()}
+    save_file(half, tmp_path / "half.safetensors")
+    detector = Detector("half", "yolov8n", LABELS, "half.safetensors", str(tmp_path / "half.safetensors"))
+    network = detector.network()
+    assert {weight.dtype for weight in network.state_dict().values()} == {torch.float32}
+    assert not network.training
+
+    core.load_state_dict({name: tensor.float() for name, tensor in half.items()}, strict=False)
+    pixels = torch.randint(256, (1, 64, 96, 3), dtype=torch.uint8)
+    with torch.inference_mode():
+        distances, logits = core.distances_and_logits(pixels.permute(0, 3, 1, 2) / 255)
+        found = network(pixels)
+    torch.testing.assert_close(found[0], distances, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[1], logits.sigmoid().amax(dim=2), rtol=1e-3, atol=1e-3)
+    with pytest.raises(WeightsError, match="12 classes, but there are 3 labels"):
+        replace(detector, labels=("a", "b", "c")).network()
+
+
+def test_random_weights_are_the_same_every_time_and_alive() -> None:
+    before = torch.random.get_rng_state()
+    first, second = RANDOM.network(), RANDOM.network()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other)
+    pixels = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8).repeat_interleave(32, 1).repeat_interleave(32, 2)
+    with torch.inference_mode():
+        distances, scores, classes = first(pixels)
+    assert distances.isfinite().all()
+    assert distances.std() > 0.1
+    assert scores.max() > 4 * scores.min()
+    assert len(classes.unique()) > 1
+
+
+# Letterbox
+
+
+@given(st.integers(1, 1500), st.integers(1, 1500), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_letterbox_is_the_reference_s(width: int, height: int, seed: int) -> None:
+    scale = min(640 / height, 640 / width)
+    new_width, new_height = round(width * scale), round(height * scale)
+    assume(min(new_width, new_height) > 0)  # the reference cannot place such slivers
+    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    found, placement = letterboxed(RANDOM, picture)
+
+    pad_x, pad_y = (640 - new_width) / 2, (640 - new_height) / 2
+    left, right, top, bottom = round(pad_x - 0.1), round(pad_x + 0.1), round(pad_y - 0.1), round(pad_y + 0.1)
+    resized = cv2.resize(picture, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    expected = cv2.copyMakeBorder(resized, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(114, 114, 114))
+    assert (found.numpy() == expected).all()
+    assert placement == Placement(width, height, scale, left, top)
+
+
+def test_slivers_are_placed_one_pixel_wide() -> None:
+    found, placement = letterboxed(RANDOM, np.full((2000, 1, 3), 9, np.uint8))
+    assert int((found == 9).all(dim=2).sum()) == 640
+    assert placement.scale == 640 / 2000
+
+
+def test_layout_of_the_decoder_does_not_matter() -> None:
+    picture = torch.randint(256, (3, 300, 500), dtype=torch.uint8)
+    outs = [torch.empty(INPUT_SHAPE, dtype=torch.uint8) for _ in range(2)]
+    RANDOM.preprocess(picture.permute(1, 2, 0), outs[0], 500, 300)
+    RANDOM.preprocess(picture.permute(1, 2, 0).contiguous(), outs[1], 500, 300)
+    assert int((outs[0].int() - outs[1].int()).abs().max()) <= 1
+
+
+def test_reduced_pictures_are_placed_where_the_full_ones_are() -> None:
+    ramp = np.linspace(0, 255, 2000, dtype=np.float32)[None, :, None].repeat(1500, 0).repeat(3, 2)
+    full = ramp.round().astype(np.uint8)
+    half = ramp.reshape(750, 2, 1000, 2, 3).mean(axis=(1, 3)).round().astype(np.uint8)
+    outs = [torch.empty(INPUT_SHAPE, dtype=torch.uint8) for _ in range(2)]
+    placements = [
+        RANDOM.preprocess(torch.from_numpy(image), out, 2000, 1500)
+        for image, out in zip((full, half), outs, strict=True)
+    ]
+    assert placements[0] == placements[1]
+    assert int((outs[0].int() - outs[1].int()).abs().max()) <= 1
+
+
+@given(st.integers(1, 60_000), st.integers(1, 60_000))
+def test_only_very_large_pictures_may_be_decoded_smaller(width: int, height: int) -> None:
+    decoded_width, decoded_height = RANDOM.decode_size(width, height)
+    if max(width, height) < 12 * 640:
+        assert (decoded_width, decoded_height) == (width, height)
+    else:
+        assert max(decoded_width, decoded_height) == 6 * 640
+    assert 1 <= decoded_width <= width
+    assert 1 <= decoded_height <= height
+
+
+# Boxes
+
+
+def at_anchors(corners: Any, indices: Any) -> npt.NDArray[np.float32]:
+    """Distances that put boxes [k, 4] (input pixels) at these anchors."""
+    centres, strides = CENTRES[indices], STRIDES[indices, None]
+    corners = np.asarray(corners, np.float64).reshape(-1, 4)
+    distances = np.concatenate((centres - corners[:, :2] / strides, corners[:, 2:] / strides - centres), axis=1)
+    return distances.astype(np.float32)
+
+
+def outputs_of(count: int) -> list[npt.NDArray[Any]]:
+    return [
+        np.zeros((count, 8400, 4), np.float32),
+        np.zeros((count, 8400), np.float32),
+        np.zeros((count, 8400), np.int32),
+    ]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_box_of_the_picture_comes_back_from_the_input(data: st.DataObject) -> None:
+    width, height = data.draw(st.integers(1, 12_000)), data.draw(st.integers(1, 12_000))
+    xs = sorted(data.draw(st.lists(st.floats(0, width), min_size=2, max_size=2)))
+    ys = sorted(data.draw(st.lists(st.floats(0, height), min_size=2, max_size=2)))
+    index = data.draw(st.integers(0, 8399))
+    # The placement is that of the whole picture whatever is decoded of it: one pixel will do here.
+    out = torch.empty(INPUT_SHAPE, dtype=torch.uint8)
+    placement = RANDOM.preprocess(torch.zeros(1, 1, 3, dtype=torch.uint8), out, width, height)
+    x1, x2 = (x * placement.scale + placement.pad_x for x in xs)
+    y1, y2 = (y * placement.scale + placement.pad_y for y in ys)
+
+    outputs = outputs_of(2)
+    outputs[0][1, index] = at_anchors([x1, y1, x2, y2], [index])[0]
+    outputs[1][1, index], outputs[2][1, index] = 0.875, 11
+    answer = RANDOM.postprocess(RANDOM.reduce(outputs, 1, Options()), placement, Options())
+    (detection,) = answer["detections"]
+    assert detection["label"] == "class 11"
+    assert detection["class_id"] == 11
+    assert detection["score"] == 0.875
+    assert list(detection["box"]) == ["x1", "y1", "x2", "y2"]
+    for found, expected in zip(detection["box"].values(), (xs[0], ys[0], xs[1], ys[1]), strict=True):
+        assert abs(found - expected) <= 0.5
+    assert (answer["width"], answer["height"]) == (width, height)
+    assert json.loads(json.dumps(answer)) == answer
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 200),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 60),
+    st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
+)
+@settings(max_examples=80, deadline=None)
+def test_answers_are_sorted_bounded_and_never_overlap_within_a_class(
+    seed: int, count: int, score_threshold: float, iou_threshold: float, limit: int, size: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    options = Options(score_threshold=score_threshold, iou_threshold=iou_threshold, max_detections=limit)
+    indices = rng.choice(8400, count, replace=False)
+    corners = rng.uniform(-200, 840, (count, 2))
+    corners = np.concatenate((corners, corners + rng.uniform(0, 500, (count, 2))), axis=1)
+    outputs = outputs_of(1)
+    outputs[0][0, indices] = at_anchors(corners, indices)
+    outputs[1][0, indices] = rng.uniform(0, 1, count)
+    outputs[2][0, indices] = rng.integers(0, 3, count)
+
+    reduced = RANDOM.reduce(outputs, 0, options)
+    assert [array.dtype for array in reduced] == [np.float32, np.float32, np.int32, np.int32]
+    assert len(reduced[1]) == (outputs[1] > score_threshold).sum()
+    assert all(array.base is None for array in reduced)
+    # The input itself as the picture: no clipping or rounding between these boxes and those that were compared.
+    wide = Placement(10_000, 10_000, 1.0, -5000, -5000)
+    found = RANDOM.postprocess(reduced, wide, options)["detections"]
+    scores = [detection["score"] for detection in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len(found) <= limit
+    boxes = torch.tensor([list(detection["box"].values()) for detection in found], dtype=torch.float64).view(-1, 4)
+    classes = torch.tensor([detection["class_id"] for detection in found])
+    overlap = box_iou(boxes, boxes).fill_diagonal_(0)
+    overlap[classes[:, None] != classes[None]] = 0
+    assert not (overlap > iou_threshold + 0.005).any()
+
+    width, height = size
+    placement = Placement(width, height, min(640 / width, 640 / height))
+    for detection in RANDOM.postprocess(reduced, placement, options)["detections"]:
+        box = detection["box"]
+        assert 0 <= box["x1"] <= box["x2"] <= width
+        assert 0 <= box["y1"] <= box["y2"] <= height
+
+
+def test_suppression_removes_the_weaker_of_two_only_within_a_class() -> None:
+    outputs = outputs_of(1)
+    indices = [100, 101, 102]
+    outputs[0][0, indices] = at_anchors([[10, 10, 110, 110], [12, 10, 112, 110], [11, 10, 111, 110]], indices)
+    outputs[1][0, indices] = [0.6, 0.9, 0.7]
+    outputs[2][0, indices] = [1, 1, 2]
+    answer = RANDOM.postprocess(RANDOM.reduce(outputs, 0, Options()), Placement(640, 640), Options())
+    assert [(d["class_id"], round(d["score"], 3)) for d in answer["detections"]] == [(1, 0.9), (2, 0.7)]
+
+
+def test_nothing_found_is_an_empty_answer() -> None:
+    for scores in (0.0, 0.25, np.nan):
+        outputs = outputs_of(1)
+        outputs[1][:] = scores
+        reduced = RANDOM.reduce(outputs, 0, Options())
+        assert [array.shape for array in reduced] == [(0, 4), (0,), (0,), (0,)]
+        answer = RANDOM.postprocess(reduced, Placement(30, 20), Options())
+        assert answer == {"detections": [], "width": 30, "height": 20}
+
+
+# Against the reference
+
+
+def matched(detections: list[dict[str, Any]], reference: tuple[Any, Any, Any]) -> tuple[float, float]:
+    """Every box has its own partner of the same class: the lowest IoU, the largest score difference."""
+    boxes, scores, classes = (torch.from_numpy(array) for array in reference)
+    ours = torch.tensor([list(detection["box"].values()) for detection in detections])
+    assert len(ours) == len(boxes)
+    overlap = box_iou(ours, boxes)
+    overlap[torch.tensor([d["class_id"] for d in detections])[:, None] != classes[None]] = 0
+    best, partner = overlap.max(dim=1)
+    assert len(partner.unique()) == len(boxes)
+    difference = torch.tensor([detection["score"] for detection in detections]) - scores[partner]
+    return float(best.min()), float(difference.abs().max())
+
+
+def outputs_and_placements(
+    detector: Detector, pictures: list[npt.NDArray[np.uint8]]
+) -> tuple[list[npt.NDArray[Any]], list[Placement]]:
+    placed = [letterboxed(detector, picture) for picture in pictures]
+    with torch.inference_mode():
+        outputs = detector.network()(torch.stack([pixels for pixels, _ in placed]))
+    return [tensor.numpy() for tensor in outputs], [placement for _, placement in placed]
+
+
+def write_lively_weights(file: Path, pixels: Tensor) -> None:
+    """Random weights whose BatchNorm suits these pictures, with scores that are not all at one end."""
+    core = YOLOv8("n", len(LABELS))
+    core.load_state_dict(reference_yolov8.perturbed(core.state_dict()))
+    for module in core.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    state = core.state_dict()
+    with torch.no_grad():
+        inputs = pixels.permute(0, 3, 1, 2) / 255
+        core.train().raw(inputs)
+        for level, raw in enumerate(core.eval().raw(inputs)):
+            # In place: the state dict shares its tensors with the network.
+            state[f"model.22.cv3.{level}.2.bias"] -= raw[:, BOX_CHANNELS:].amax(dim=1).mean() + 2
+    save_file(state, file)
+
+
+@needs_photographs
+def test_predictions_on_photographs_are_those_of_the_reference(tmp_path: Path) -> None:
+    pictures = [read() for read in PHOTOGRAPHS.values()]
+    file = tmp_path / "lively.safetensors"
+    write_lively_weights(file, torch.stack([letterboxed(RANDOM, picture)[0] for picture in pictures]))
+    detector = Detector("lively", "yolov8n", LABELS, file.name, str(file))
+    outputs, placements = outputs_and_placements(detector, pictures)
+    # About 150 candidates in each picture, the threshold well between two of them.
+    best = np.sort(outputs[1], axis=1)[:, ::-1]
+    gaps = best[:, 140:160] - best[:, 141:161]
+    at = 140 + gaps.argmax(axis=1)
+    thresholds = [float(row[i] + row[i + 1]) / 2 for row, i in zip(best, at, strict=True)]
+    expected = reference_yolov8.predictions(tmp_path / "found.npz", file, len(LABELS), pictures, thresholds)
+    for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
+        options = Options(score_threshold=thresholds[index])
+        found = detector.postprocess(detector.reduce(outputs, index, options), placement, options)["detections"]
+        assert 5 <= len(theirs[0]) <= 200
+        iou, difference = matched(found, theirs)
+        assert iou >= 0.99
+        assert difference <= 1e-3
+
+
+@needs_photographs
+@pytest.mark.skipif(not SAMPLE.is_file(), reason="the sample weights are not trained yet")
+def test_sample_weights_predict_as_in_the_reference(tmp_path: Path) -> None:
+    header = read_header(SAMPLE)
+    labels = header.labels
+    assert labels is not None
+    detector = Detector("sample", "yolov8n", labels, "sample", str(SAMPLE))
+    pictures = [read() for read in PHOTOGRAPHS.values()]
+    expected = reference_yolov8.predictions(tmp_path / "found.npz", SAMPLE, len(labels), pictures, [0.25] * 4)
+    assert class_count("yolov8n", header.state) == len(labels)
+    outputs, placements = outputs_and_placements(detector, pictures)
+    for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
+        reduced = detector.reduce(outputs, index, Options())
+        found = detector.postprocess(reduced, placement, Options())["detections"]
+        if len(theirs[0]):
+            iou, difference = matched(found, theirs)
+            assert iou >= 0.99
+            assert difference <= 1e-3
+        else:
+            assert not found
+
+
+# Engines
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[DetectionNetwork, Tensor, tuple[Tensor, ...]]:
+    network = replace(RANDOM, input_shape=(96, 128, 3)).network()
+    pixels = torch.randint(256, (2, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return network, pixels, network(pixels)
+
+
+def assert_same(found: tuple[Any, ...], expected: tuple[Tensor, ...]) -> None:
+    distances, scores, classes = (torch.as_tensor(array) for array in found)
+    assert (distances.dtype, scores.dtype, classes.dtype) == (torch.float32, torch.float32, torch.int32)
+    torch.testing.assert_close(distances, expected[0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(scores, expected[1], rtol=1e-3, atol=1e-3)
+    assert (classes == expected[2]).float().mean() > 0.99  # two classes may tie within rounding
+
+
+def test_exported_program_answers_the_same(small: Any) -> None:
+    network, pixels, expected = small
+    with torch.no_grad():
+        program = torch.export.export(network, (pixels,))
+        assert_same(program.module()(pixels), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_traced_network_answers_the_same(small: Any) -> None:
+    network, pixels, expected = small
+    with torch.no_grad():
+        traced = torch.jit.trace(network, (pixels,))
+        assert_same(traced(pixels), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_openvino_answers_the_same(small: Any) -> None:
+    openvino = pytest.importorskip("openvino")
+    network, pixels, expected = small
+    with torch.no_grad():
+        model = openvino.convert_model(network, example_input=pixels)
+    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2})
+    assert_same(tuple(compiled(pixels.numpy()).values()), expected)
+
+
+def test_bfloat16_core_keeps_float32_outputs(small: Any) -> None:
+    _, pixels, expected = small
+    network = replace(RANDOM, input_shape=(96, 128, 3)).network().cast(torch.bfloat16)
+    with torch.inference_mode():
+        distances, scores, _ = network(pixels)
+    assert distances.dtype == scores.dtype == torch.float32
+    assert float((distances - expected[0]).abs().mean()) < 0.2
+    assert float((scores - expected[1]).abs().mean()) < 0.05

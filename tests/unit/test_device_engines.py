@@ -1,0 +1,548 @@
+"""Engines for accelerators, without one: graphs on a device made of the CPU, vendors' compilers replaced by fakes.
+
+The fakes say what is passed to a compiler, not what it makes of it. Their calls are compared with the vendors' own
+sources in tests/unit/test_vendor_sources.py. torch.cuda itself, over the stub driver, refuses to capture: see
+tests/simulated/test_stub_drivers.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import inspect
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backends import BACKENDS, EngineRefusedError, Executable, OutOfDeviceMemoryError
+from backends.backend import CompileOptions
+from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first, graph
+from backends.torch_device import _ENGINES, TorchBackend
+
+SIZES = (1, 2, 4)
+DEVICE = "cpu:0"
+VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
+
+
+class Network(nn.Module):
+    """A convolution and two reductions: float and integer answers that differ from picture to picture."""
+
+    input_shape = (8, 6, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.core = nn.Conv2d(3, 5, 3).requires_grad_(False)
+
+    def cast(self, dtype: torch.dtype) -> Network:
+        self.core.to(dtype)
+        return self
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        x = (pixels.permute(0, 3, 1, 2).to(torch.float32) / 255).to(self.core.weight.dtype)
+        features = self.core(x).float()
+        return features.amax((2, 3)), features[:, 0].flatten(1).argmax(-1)
+
+
+class OnTheHost(Network):
+    """A part of its answer is computed where no graph sees it."""
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        return (pixels.to(torch.float32).sum((1, 2, 3)) + float(pixels.numpy().sum()),)
+
+
+def pictures(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, (count, *Network.input_shape), dtype=np.uint8)
+
+
+def on_cpu(pixels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    with torch.inference_mode():
+        return [output.numpy() for output in Network()(torch.from_numpy(pixels))]
+
+
+def assert_answers(executable: Executable) -> None:
+    """Each size, and two batches under way at once."""
+    assert not np.allclose(on_cpu(pictures(2, 7))[0], on_cpu(pictures(2, 8))[0], rtol=1e-2)
+    for size in SIZES:
+        for ours, theirs in zip(executable.run(pictures(size, size)), on_cpu(pictures(size, size)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert executable.depth == 2
+    first, second = executable.start(pictures(2, 7)), executable.start(pictures(2, 8))
+    for started, seed in ((first, 7), (second, 8)):
+        for ours, theirs in zip(started.outputs(), on_cpu(pictures(2, seed)), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Recording(TorchDispatchMode):
+    """Every operator that runs inside, with the tensors it ran on: what a graph of a device holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.steps.append((func, args, kwargs or {}, result))
+        return result
+
+
+class FakeGraph:
+    """Replays on the tensors of its capture: whoever forgets to copy in or out gets another batch's answer."""
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+
+    def replay(self) -> None:
+        MODULE.log.append("replay")
+        for func, args, kwargs, result in self.recording.steps:
+            again = func(*args, **kwargs)
+            for old, new in zip(flat(result), flat(again), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+    def pool(self) -> str:
+        return "pool of the first"
+
+
+def flat(result: Any) -> list[Tensor]:
+    return [each for each in (result if isinstance(result, list | tuple) else [result]) if isinstance(each, Tensor)]
+
+
+class FakeStream:
+    def __init__(self, name: str = "side") -> None:
+        self.name = name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        MODULE.log.append(f"{self.name} waits for {other.name}")
+
+    def record_event(self) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: None)
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+
+class FakeModule(SimpleNamespace):
+    """What torch.cuda is to the engines, over the CPU; `log` holds what they did in order."""
+
+    log: list[str]
+
+    def clear(self, **names: Any) -> None:
+        self.__dict__.clear()
+        self.current = FakeStream("compute")
+        self.log, self.Stream, self.ChipGraph, self.graph = [], FakeStream, FakeGraph, self.capture
+        self.current_stream = lambda: self.current
+        self.graph_pool_handle = lambda: "pool"
+        self.synchronize = lambda device=None: None
+        self.__dict__.update(names)
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def capture(self, graph: FakeGraph, pool: Any = None, capture_error_mode: str = "global") -> Iterator[None]:
+        self.log.append(f"capture into {pool}, {capture_error_mode}")
+        with graph.recording:
+            yield
+        sizes = [args[0].shape[0] for _, args, _, _ in graph.recording.steps if isinstance(args[0], Tensor)]
+        self.log.append(f"captured {sizes[0]}")
+
+
+MODULE = FakeModule()
+
+
+@pytest.fixture(autouse=True)
+def _chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU, in the place of an accelerator that has streams and graphs."""
+    MODULE.clear()
+    monkeypatch.setitem(graph.GRAPHS, "cpu", "ChipGraph")
+    real = torch.get_device_module
+
+    @functools.wraps(real)  # PyTorch's own compiler unwraps it.
+    def get_device_module(device: Any = None) -> Any:
+        return MODULE if device == "cpu" else real(device)
+
+    monkeypatch.setattr(torch, "get_device_module", get_device_module)
+
+
+def load(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> Executable:
+    made = engine(("fp16", "bf16", "fp32"), False)
+    return compile_first([made], network or Network(), DEVICE, (precision,), SIZES, options=CompileOptions(**options))
+
+
+def refusal(engine: Any, network: nn.Module | None = None) -> str:
+    with pytest.raises(EngineRefusedError) as caught:
+        load(engine, network)
+    return str(caught.value)
+
+
+class TestGraph:
+    def test_answers_as_the_network_at_every_size_and_with_two_batches_under_way(self) -> None:
+        executable = load(GraphEngine)
+        assert_answers(executable)
+        assert (executable.engine, executable.precision) == ("graph", "fp32")
+
+    def test_captures_the_largest_first_after_a_warm_up_on_a_side_stream_into_one_pool(self) -> None:
+        calls: list[str] = []
+
+        class Watched(Network):
+            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+                calls.append(f"{len(pixels)} on {MODULE.current.name}")
+                return super().forward(pixels)
+
+        load(GraphEngine, Watched())
+        captures = [each for each in MODULE.log if each.startswith("capture")]
+        assert captures == [
+            line for size in (4, 2, 1) for line in ("capture into pool, thread_local", f"captured {size}")
+        ]
+        assert calls[:4] == ["4 on side"] * 3 + ["4 on compute"]
+        begun = MODULE.log.index("capture into pool, thread_local")
+        assert MODULE.log[:begun] == ["side waits for compute", "compute waits for side"]
+
+    def test_a_batch_is_one_replay_and_the_network_is_not_called(self) -> None:
+        calls: list[int] = []
+
+        class Watched(Network):
+            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+                calls.append(len(pixels))
+                return super().forward(pixels)
+
+        executable = load(GraphEngine, Watched())
+        calls.clear()
+        MODULE.log.clear()
+        executable.run(pictures(4))
+        assert (calls, MODULE.log) == ([], ["replay"])
+
+    def test_shares_the_first_graphs_pool_where_there_are_no_handles(self) -> None:
+        del MODULE.graph_pool_handle
+        load(GraphEngine)
+        pools = [each for each in MODULE.log if each.startswith("capture into")]
+        assert pools == ["capture into None, thread_local"] + ["capture into pool of the first, thread_local"] * 2
+
+    def test_a_graph_without_modes_of_capture_gets_none(self) -> None:
+        @contextmanager
+        def capture(graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+            with graph.recording:
+                yield
+
+        MODULE.graph = capture  # As torch.xpu's.
+        assert_answers(load(GraphEngine))
+
+    def test_what_a_graph_does_not_hold_is_found_by_comparing(self) -> None:
+        text = refusal(GraphEngine, OnTheHost())
+        assert (
+            "the captured graph for 1 pictures answers otherwise than the network: 100% of its numbers differ" in text
+        )
+
+    def test_refuses_where_the_device_has_no_graphs(self) -> None:
+        del MODULE.ChipGraph
+        assert "torch.cpu has no captured graphs here (ChipGraph)" in refusal(GraphEngine)
+        del graph.GRAPHS["cpu"]
+        assert "torch.cpu has no captured graphs here (no such class)" in refusal(GraphEngine)
+
+    def test_refuses_what_cannot_be_captured_and_passes_on_too_little_memory(self) -> None:
+        def fails(text: str) -> Any:
+            def make() -> None:
+                raise RuntimeError(text)
+
+            return make
+
+        MODULE.ChipGraph = fails("operation not permitted when stream is capturing")
+        assert "the network cannot be captured: cpu:0 failed: operation not permitted" in refusal(GraphEngine)
+        MODULE.ChipGraph = fails("out of memory")
+        with pytest.raises(OutOfDeviceMemoryError):
+            load(GraphEngine)
+
+    def test_closing_frees_the_graphs_and_the_weights(self) -> None:
+        network = Network()
+        weights = weakref.ref(network.core.weight)
+        executable = load(GraphEngine, network)
+        executable.close()
+        del network
+        gc.collect()
+        assert weights() is None
+
+    @pytest.mark.parametrize("precision", ["fp16", "bf16"])
+    def test_runs_in_half_precision(self, precision: str) -> None:
+        executable = load(GraphEngine, precision=precision)
+        (scores, _), (expected, _) = executable.run(pictures(4)), on_cpu(pictures(4))
+        np.testing.assert_allclose(scores, expected, rtol=0.05)
+        assert executable.precision == precision
+
+    @pytest.mark.parametrize("device_type", ["cuda", "xpu"])
+    def test_torch_has_what_it_calls(self, device_type: str) -> None:
+        module = importlib.import_module(f"torch.{device_type}")
+        assert hasattr(module, graph.GRAPHS[device_type])
+        assert hasattr(module, "graph_pool_handle")
+        assert "pool" in inspect.signature(module.graph).parameters
+        assert ("capture_error_mode" in inspect.signature(module.graph).parameters) == (device_type == "cuda")
+
+
+class FakeTensorRT(ModuleType):
+    """torch_tensorrt: runs what it is given as it is, inside a module named like TensorRT's."""
+
+    def __init__(self, takes: str = "_run_on_acc_0") -> None:
+        super().__init__("torch_tensorrt")
+        self.calls: list[dict[str, Any]] = []
+        self.takes = takes
+        self.dynamo = SimpleNamespace(compile=self._compile)
+
+    def _compile(self, exported: Any, **options: Any) -> nn.Module:
+        print("TensorRT talks")
+        self.calls.append({"program": exported, **options})
+        compiled = nn.Sequential()
+        compiled.add_module(self.takes, exported.module())
+        return compiled
+
+
+@pytest.fixture
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> FakeTensorRT:
+    fake = FakeTensorRT()
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", fake)
+    return fake
+
+
+class TestTensorRT:
+    def test_compiles_each_size_from_floats_and_keeps_stdout_clean(
+        self, tensorrt: FakeTensorRT, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        executable = load(TensorRTEngine)
+        assert_answers(executable)
+        assert [call["arg_inputs"][0].shape[0] for call in tensorrt.calls] == [4, 2, 1]
+        for call in tensorrt.calls:
+            assert isinstance(call["program"], torch.export.ExportedProgram)
+            assert call["arg_inputs"][0].dtype == torch.float32
+            assert (call["device"], call["disable_tf32"]) == (torch.device(DEVICE), True)
+            assert set(call) == {"program", "arg_inputs", "device", "disable_tf32"}  # No cache without a directory.
+        printed = capsys.readouterr()
+        assert (printed.out, "TensorRT talks" in printed.err) == ("", True)
+
+    def test_precision_is_the_networks_own_type(self, tensorrt: FakeTensorRT) -> None:
+        load(TensorRTEngine, precision="fp16")
+        weights = [value.dtype for value in tensorrt.calls[0]["program"].state_dict.values()]
+        assert set(weights) == {torch.float16}
+
+    def test_the_cache_needs_weights_that_may_change_and_is_bounded(
+        self, tensorrt: FakeTensorRT, tmp_path: Path
+    ) -> None:
+        timing = tmp_path / "tensorrt" / "timing.bin"
+        timing.parent.mkdir()
+        with timing.open("wb") as file:
+            file.truncate(65 * 2**20)
+        load(TensorRTEngine, cache_dir=tmp_path)
+        assert not timing.exists()
+        call = tensorrt.calls[0]
+        assert (call["immutable_weights"], call["cache_built_engines"], call["reuse_cached_engines"]) == (
+            False,
+            True,
+            True,
+        )
+        assert call["engine_cache_dir"] == str(tmp_path / "tensorrt" / "engines")
+        assert call["timing_cache_path"] == str(timing)
+        assert 0 < call["engine_cache_size"] <= 8 * 2**30
+
+    def test_refuses_a_network_of_which_it_takes_nothing(self, tensorrt: FakeTensorRT) -> None:
+        tensorrt.takes = "_run_on_gpu_0"
+        assert "TensorRT takes no part of this network" in refusal(TensorRTEngine)
+
+    def test_int8_is_calibrated_and_exported_as_modelopt_wants_it(
+        self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        log: list[str] = []
+
+        def quantize(module: nn.Module, config: str, show: Any) -> None:
+            log.append(f"quantize {config}")
+            assert {value.dtype for value in module.parameters()} == {torch.float16}
+            module.register_forward_pre_hook(lambda _, inputs: log.append(f"{len(inputs[0])} {inputs[0].dtype}"))
+            show(module)
+            module._forward_pre_hooks.clear()
+
+        @contextmanager
+        def export_torch_mode() -> Iterator[None]:
+            log.append("export")
+            yield
+            log.append("exported")
+
+        quantization = ModuleType("modelopt.torch.quantization")
+        quantization.quantize, quantization.INT8_DEFAULT_CFG = quantize, "int8"  # type: ignore[attr-defined]
+        utils = ModuleType("modelopt.torch.quantization.utils")
+        utils.export_torch_mode = export_torch_mode  # type: ignore[attr-defined]
+        for module in (ModuleType("modelopt"), ModuleType("modelopt.torch"), quantization, utils):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        made = TensorRTEngine(("int8",))
+        options = CompileOptions(calibration=lambda: np.concatenate([pictures(4)] * 3), cache_dir=tmp_path)
+        made.compile(Network(), DEVICE, "int8", SIZES, options).close()
+        assert log[:3] == ["quantize int8", "8 torch.float32", "4 torch.float32"]
+        assert log[3:] == ["export", "exported"] * len(SIZES)
+        assert "engine_cache_dir" not in tensorrt.calls[0]
+
+    def test_int8_needs_pictures_and_modelopt(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = TensorRTEngine(("int8",))
+        with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
+            made.compile(Network(), DEVICE, "int8", SIZES, CompileOptions())
+        monkeypatch.setitem(sys.modules, "modelopt", None)
+        options = CompileOptions(calibration=lambda: pictures(4))
+        with pytest.raises(EngineRefusedError, match="modelopt"):
+            made.compile(Network(), DEVICE, "int8", SIZES, options)
+
+    @pytest.mark.parametrize("error", [AssertionError("no converter\nfor that"), RuntimeError("no converter")])
+    def test_whatever_it_raises_is_a_refusal_of_one_line(
+        self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(tensorrt.dynamo, "compile", fail)
+        text = refusal(TensorRTEngine)
+        assert "TensorRT cannot compile this network: " in text
+        assert "no converter" in text
+        assert "\n" not in text
+
+    def test_too_little_memory_is_no_refusal(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(tensorrt.dynamo, "compile", fail)
+        with pytest.raises(OutOfDeviceMemoryError):
+            load(TensorRTEngine)
+
+    def test_a_package_without_its_library_says_so_and_prints_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """As torch_tensorrt 2.14.0 does without libnvinfer."""
+        (tmp_path / "torch_tensorrt.py").write_text(
+            'print("import error")\nraise Exception("no libnvinfer.so.11\\nx")\n'
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert "torch_tensorrt is installed and cannot be used: no libnvinfer.so.11)" in refusal(TensorRTEngine)
+        assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def _clean_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class FakeTorchair(ModuleType):
+    def __init__(self) -> None:
+        super().__init__("torchair")
+        self.configs: list[Any] = []
+        self.shapes: list[tuple[int, ...]] = []
+
+    def CompilerConfig(self) -> SimpleNamespace:
+        return SimpleNamespace(mode=None, experimental_config=SimpleNamespace(frozen_parameter=False))
+
+    def get_npu_backend(self, *, compiler_config: Any) -> Any:
+        self.configs.append(compiler_config)
+        return self.backend
+
+    def backend(self, module: Any, inputs: Any) -> Any:
+        self.shapes += [tuple(each.shape) for each in inputs if each.dtype == torch.uint8]
+        return module.forward
+
+
+@pytest.mark.usefixtures("_clean_dynamo")
+class TestTorchair:
+    @pytest.fixture
+    def torchair(self, monkeypatch: pytest.MonkeyPatch) -> FakeTorchair:
+        fake = FakeTorchair()
+        monkeypatch.setitem(sys.modules, "torchair", fake)
+        return fake
+
+    def test_compiles_each_size_at_load_with_weights_that_stay(self, torchair: FakeTorchair) -> None:
+        executable = load(TorchairEngine)
+        assert torchair.shapes == [(size, 8, 6, 3) for size in (4, 2, 1)]
+        [config] = torchair.configs
+        assert (config.mode, config.experimental_config.frozen_parameter) == ("max-autotune", True)
+        assert_answers(executable)
+        assert len(torchair.shapes) == 3  # Nothing was compiled for a batch.
+
+    def test_many_sizes_are_all_compiled(self, torchair: FakeTorchair) -> None:
+        """By itself PyTorch gives up after eight and runs eagerly."""
+        sizes = tuple(range(1, 12))
+        compile_first([TorchairEngine(("fp32",))], Network(), DEVICE, ("fp32",), sizes).run(pictures(11))
+        assert len(torchair.shapes) == 11
+
+    def test_what_cannot_be_traced_in_one_piece_is_refused(self, torchair: FakeTorchair) -> None:
+        class Breaking(Network):
+            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+                torch._dynamo.graph_break()
+                return super().forward(pixels)
+
+        assert "torchair cannot compile this network: cpu:0 failed: " in refusal(TorchairEngine, Breaking())
+
+    def test_refuses_where_torch_npu_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torchair", None)
+        assert "torchair: torchair is not installed: this torch_npu was built without it" in refusal(TorchairEngine)
+
+
+@pytest.mark.usefixtures("_clean_dynamo")
+class TestMIGraphX:
+    def test_goes_through_torch_compile_for_each_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        shapes: list[tuple[int, ...]] = []
+
+        def migraphx(module: Any, inputs: Any) -> Any:
+            shapes.extend(tuple(each.shape) for each in inputs if each.dtype == torch.uint8)
+            return module.forward
+
+        monkeypatch.setitem(sys.modules, "torch_migraphx", ModuleType("torch_migraphx"))
+        registry: Any = importlib.import_module("torch._dynamo.backends.registry")
+        monkeypatch.setitem(registry._COMPILER_FNS, "migraphx", migraphx)
+        monkeypatch.setitem(registry._BACKENDS, "migraphx", None)
+        executable = load(MIGraphXEngine)
+        assert_answers(executable)
+        assert shapes == [(size, 8, 6, 3) for size in (4, 2, 1)]
+
+    def test_refuses_where_it_is_not_installed(self) -> None:
+        text = refusal(MIGraphXEngine)
+        assert "migraphx: torch_migraphx is not installed: build it from github.com/ROCm/torch_migraphx" in text
+
+    def test_offers_no_bf16(self) -> None:
+        assert MIGraphXEngine(("fp16", "bf16", "fp32")).precisions == ("fp16", "fp32")
+
+
+@pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
+def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: TorchBackend) -> None:
+    engines = [_ENGINES[name](backend.facts.precisions, True) for name in backend.facts.engines]
+    assert tuple(engine.name for engine in engines) == backend.facts.engines
+    assert backend.facts.engines[-2:] == ("graph", "eager")
+    assert all(engine.precisions for engine in engines)
+    assert [engine.takes for engine in engines[-2:]] == ["seconds", "seconds"]
+    assert backend.facts.device_type in graph.GRAPHS
+
+
+def test_what_compiles_for_minutes_says_so() -> None:
+    slow = {name for name, make in _ENGINES.items() if make(("fp32",), True).takes == "minutes"}
+    assert slow == {"tensorrt", "torchair", "migraphx"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "package"),
+    [(TensorRTEngine, "torch_tensorrt"), (TorchairEngine, "torchair"), (MIGraphXEngine, "torch_migraphx")],
+)
+def test_a_staged_start_waits_for_no_compiler_that_is_not_there(
+    engine: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = [engine(("fp32",)), GraphEngine(("fp32",))]
+    for module, staged in ((None, False), (ModuleType(package), True)):
+        monkeypatch.setitem(sys.modules, package, module)
+        options = CompileOptions(quick=True)
+        executable = compile_first(engines, Network(), DEVICE, ("fp32",), SIZES, options=options)
+        assert (executable.engine, executable.staged) == ("graph", staged)
+        assert ("not installed" in executable.refusals[engines[0].name]) is not staged

@@ -1,0 +1,324 @@
+"""The precision gate: what it measures, that no engine that lies ever serves, and what happens instead."""
+
+from __future__ import annotations
+
+import itertools
+from itertools import pairwise
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from app.precision.gate import LIMITS, Gate, measures
+from app.precision.probes import Calibration, CalibrationError, probes
+from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, WrongAnswersError
+from backends.backend import precisions_from
+from backends.engines import EagerEngine, compile_first
+from backends.engines.engine import CheckedExecutable, Engine
+from models import open_model, parse_spec
+from tests.support.load import WAIT_S, Load, until
+from tests.support.photographs import FILES
+from tests.support.service_process import running
+
+LADDER = (1, 2, 4)
+PHOTO = FILES[0].read_bytes()
+
+
+def opened(spec, tmp_path):
+    return open_model(parse_spec(spec), tmp_path, allow_download=False)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    model = opened("resnet50:sample", tmp_path_factory.mktemp("weights"))
+    return model, probes(model)
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    model = opened("yolov8n:sample", tmp_path_factory.mktemp("weights"))
+    return model, probes(model)
+
+
+def exchanged_classes(outputs, size):
+    logits = outputs[0].copy()
+    logits[:, [0, 1]] = logits[:, [1, 0]]
+    return (logits, *outputs[1:])
+
+
+def exchanged_detections(outputs, size):
+    classes = outputs[2].copy()
+    classes[outputs[2] == 0], classes[outputs[2] == 1] = 1, 0
+    return (*outputs[:2], classes)
+
+
+def five_percent_more(outputs, size):
+    return tuple(output * 1.05 if output.dtype == np.float32 else output for output in outputs)
+
+
+def not_a_number_at_one_size(outputs, size):
+    if size != 2:
+        return outputs
+    spoilt = outputs[0].copy()
+    spoilt[-1, 0] = np.nan
+    return (spoilt, *outputs[1:])
+
+
+def boxes_moved(outputs, size):
+    return (outputs[0] + 3, *outputs[1:])
+
+
+def another_pictures_answer(outputs, size):
+    return tuple(np.roll(output, 1, axis=0) for output in outputs)
+
+
+class Lying(Engine):
+    """Eager, and then what `lie` makes of it."""
+
+    name = "lying"
+
+    def __init__(self, lie, precisions=("bf16", "fp32")):
+        self.lie, self.precisions = lie, precisions
+
+    def compile(self, network, device, precision, batch_sizes, options):
+        # In float32 whatever is asked: so only the lie is wrong.
+        truth = EagerEngine(("fp32",)).compile(network, device, "fp32", batch_sizes, options)
+        return LyingExecutable(truth, self.lie, precision)
+
+
+class LyingExecutable(CheckedExecutable):
+    def __init__(self, truth, lie, precision):
+        super().__init__("lying", "cpu:0", precision, truth.batch_sizes, truth._input_shape)
+        self.truth, self.lie = truth, lie
+
+    def _execute(self, pixels):
+        return self.lie(self.truth.run(pixels), len(pixels))
+
+    def _release(self):
+        self.truth.close()
+
+
+LIES = [
+    ("classifier", exchanged_classes),
+    ("classifier", five_percent_more),
+    ("classifier", not_a_number_at_one_size),
+    ("classifier", another_pictures_answer),
+    ("detector", exchanged_detections),
+    ("detector", five_percent_more),
+    ("detector", not_a_number_at_one_size),
+    ("detector", boxes_moved),
+    ("detector", another_pictures_answer),
+]
+
+
+@pytest.mark.parametrize(("fixture", "lie"), LIES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_an_engine_that_lies_never_serves(request, fixture, lie, precision):
+    model, pictures = request.getfixturevalue(fixture)
+    options = CompileOptions(gate=Gate(model, pictures).check)
+    engines = [Lying(lie, (precision,)), EagerEngine(("fp32",))]
+    executable = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
+    assert (executable.engine, executable.precision) == ("eager", "fp32")
+    assert "its answers to batches of" in executable.refusals["lying"]
+    assert set(executable.measures) == set(LIMITS[model.task]["fp32"])
+    executable.close()
+
+
+def test_with_nobody_else_to_serve_there_is_no_service(classifier):
+    model, pictures = classifier
+    options = CompileOptions(gate=Gate(model, pictures).check)
+    with pytest.raises(EngineRefusedError, match=r"lying: its answers .*; lying fp32: its answers"):
+        compile_first([Lying(five_percent_more)], model.network(), "cpu", ("bf16", "fp32"), LADDER, options=options)
+
+
+@pytest.mark.parametrize("fixture", ["classifier", "detector"])
+def test_answers_that_are_the_same_have_no_error(request, fixture):
+    model, pictures = request.getfixturevalue(fixture)
+    with torch.inference_mode():
+        outputs = [output.numpy() for output in model.network()(torch.from_numpy(pictures))]
+    found = measures(model, outputs, outputs)
+    assert set(found) == set(LIMITS[model.task]["bf16"])
+    assert max(found.values()) < 1e-12
+
+
+def test_outputs_of_another_shape_are_as_wrong_as_can_be(classifier):
+    model, _ = classifier
+    assert set(measures(model, [np.zeros((2, 8))], [np.zeros((2, 7))]).values()) == {float("inf")}
+
+
+def test_limits_grow_with_the_coarseness_of_the_precision():
+    for name, task in LIMITS.items():
+        # Tensors are not calibrated, so that there is no int8 for them.
+        assert set(task) == {"fp32", "fp16", "bf16", "int8"} - ({"int8"} if name == "infer" else set())
+        for finer, coarser in itertools.pairwise(name for name in ("fp32", "fp16", "bf16", "int8") if name in task):
+            assert all(task[finer][name] <= task[coarser][name] for name in task[finer])
+
+
+def test_probes_are_seen_as_requests_are(detector):
+    model, pictures = detector
+    assert pictures.shape == (8, *model.input_shape)
+    assert pictures.dtype == np.uint8
+    assert len({picture.tobytes() for picture in pictures}) == 8
+
+
+def test_what_loses_too_much_steps_up_to_the_devices_own_precision_and_then_to_float32():
+    assert precisions_from("int8", "bf16") == ("int8", "bf16", "fp32")
+    assert precisions_from("bf16", "bf16") == ("bf16", "fp32")
+    assert precisions_from("fp32", "fp16") == ("fp32",)
+
+
+def test_a_precision_that_no_engine_has_is_refused_and_not_replaced(classifier):
+    model, _ = classifier
+    with pytest.raises(EngineRefusedError, match="it offers fp32 here, not int8"):
+        compile_first([EagerEngine(("fp32",))], model.network(), "cpu", ("int8", "fp32"), (1,))
+
+
+def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
+    model, _ = classifier
+
+    class Slow(Lying):
+        def is_quick(self, network, precision, options):
+            return False
+
+    engines = [Slow(lambda outputs, size: outputs, ("int8",)), EagerEngine(("fp32",))]
+    for quick in (True, False):
+        executable = compile_first(
+            engines, model.network(), "cpu", ("int8", "fp32"), (1,), options=CompileOptions(quick=quick)
+        )
+        assert executable.staged == quick
+        assert (executable.engine, executable.precision) == (("eager", "fp32") if quick else ("lying", "int8"))
+        executable.close()
+
+
+def test_a_gate_that_cannot_be_asked_is_a_refusal_too(classifier):
+    model, _ = classifier
+
+    def broken(executable):
+        raise BackendError("the device does not answer")
+
+    with pytest.raises(EngineRefusedError, match="the device does not answer"):
+        compile_first(
+            [EagerEngine(("fp32",))], model.network(), "cpu", ("fp32",), (1,), options=CompileOptions(gate=broken)
+        )
+    assert issubclass(WrongAnswersError, EngineRefusedError)
+
+
+def test_calibration_needs_pictures(tmp_path, classifier):
+    model, _ = classifier
+    with pytest.raises(CalibrationError, match="There is no picture in"):
+        Calibration(model, str(tmp_path))
+    with pytest.raises(CalibrationError, match="--calibrate DIR"):
+        Calibration(opened("resnet18:random", tmp_path), "")
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 nothing")
+    with pytest.raises(CalibrationError, match="None of the pictures"):
+        Calibration(model, str(tmp_path))()
+
+
+def test_calibration_takes_a_folder_of_pictures_broken_ones_aside(tmp_path, classifier):
+    from models.sample import PICTURES
+
+    model, pictures = classifier
+    for path in PICTURES.glob("*.jpg"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 nothing")
+    (tmp_path / "notes.txt").write_text("no picture")
+    taken = Calibration(model, str(tmp_path))()
+    assert taken.shape == (5, *model.input_shape)
+    held_out = Calibration(model, str(tmp_path)).held_out()
+    np.testing.assert_array_equal(np.concatenate([taken[:2], held_out.pixels, taken[2:]]), pictures[:6])
+    assert held_out.truth == ()
+
+
+@pytest.mark.parametrize("files", [1, 3, 4, 200, 300, 5000])
+def test_no_picture_is_both_calibrated_on_and_held_out(tmp_path, classifier, files):
+    for index in range(files):
+        (tmp_path / f"{index:04}.jpg").touch()
+    calibration = Calibration(classifier[0], str(tmp_path))
+    assert not set(calibration._files) & set(calibration._held_out)
+    assert 0 < len(calibration._files) <= 128
+    assert min(files // 4, 64) <= len(calibration._held_out) <= 256
+    if files > 384:  # They are from all over the folder.
+        assert all(
+            max(int(a.stem) - int(b.stem) for b, a in pairwise(part)) < files / 32
+            for part in (calibration._files, calibration._held_out)
+        )
+
+
+class Sudden:
+    """A lie that the probes do not meet: it begins with the batches after theirs."""
+
+    def __init__(self, lie):
+        self.lie, self.batches = lie, 0
+
+    def __call__(self, outputs, size):
+        self.batches += size == LADDER[-1]
+        return self.lie(outputs, size) if self.batches > 8 / LADDER[-1] else outputs
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "lie", "name"),
+    [("classifier", another_pictures_answer, "top1"), ("detector", boxes_moved, "map50")],
+)
+def test_int8_is_measured_on_pictures_that_it_does_not_know(request, tmp_path, monkeypatch, kind, lie, name, kept):
+    monkeypatch.setattr("app.precision.probes._HELD_OUT", 8)
+    model, pictures = request.getfixturevalue(kind)
+    calibration = Calibration(model, "")
+    cache = EngineCache(tmp_path) if kept else None
+
+    def gated(lie):
+        gate = Gate(model, pictures, calibration, cache).check
+        engine = Lying(lie, ("int8",))
+        return compile_first([engine], model.network(), "cpu", ("int8",), LADDER, options=CompileOptions(gate=gate))
+
+    if not kept:  # Else the verdict of the first would hold for both: they say that they are the same.
+        with pytest.raises(EngineRefusedError, match=f"points of {name} on pictures it was not calibrated on"):
+            gated(Sudden(lie))
+    assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
+    if kept:
+        monkeypatch.setattr(Calibration, "held_out", None)  # Not asked again.
+        assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
+
+
+def test_without_truth_float32_is_right(classifier, detector, tmp_path):
+    from models.sample import PICTURES
+
+    for index, path in enumerate(sorted(PICTURES.glob("*.jpg")) * 2):
+        (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
+    for (model, pictures), lie in ((classifier, another_pictures_answer), (detector, boxes_moved)):
+        gate = Gate(model, pictures, Calibration(model, str(tmp_path)))
+        truth = EagerEngine(("fp32",)).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
+        np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
+        before, after = gate._accuracies(LyingExecutable(truth, lie, "int8"), gate._calibration)
+        assert before == 1
+        assert after < 0.7
+
+
+async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(tmp_path):
+    """int8 takes its time to quantise; the second start finds it in the cache."""
+    pytest.importorskip("nncf")
+    options = ("--models", "resnet50", "--weights", "sample", "--engine", "auto", "--precision", "int8")
+    options += ("--batch-sizes", "1,2", "--cache-dir", str(tmp_path / "cache"))
+
+    def served(service):
+        [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
+        return model["served_on"][0] if model["served_on"] else {"precision": "", "errors": {}, "refusals": {}}
+
+    with running(tmp_path, *options) as service:
+        assert served(service)["precision"] in ("bf16", "fp32")
+        assert "takes over" in served(service)["refusals"]["openvino"]
+        async with Load(service.url, "/v1/models/resnet50:predict", PHOTO, 4) as load:
+            await load.answers(20)
+            await until(lambda: served(service)["precision"] == "int8")
+            await load.answers(20)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert set(served(service)["errors"]) == {"top1", "cosine", "logit", "scale", "top1_loss"}
+        assert served(service)["errors"]["top1_loss"] <= 0.01
+        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 1.0' in text
+        assert 'anychip_precision_error{device="cpu:0",measure="logit",model="resnet50"}' in text
+    with running(tmp_path, *options) as service:
+        assert served(service)["precision"] == "int8"
+        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
+        assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 0.0' in text

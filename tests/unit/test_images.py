@@ -1,0 +1,536 @@
+"""Decoding: the same pixels as Pillow for every kind that is read, one clear error for everything else."""
+
+import asyncio
+import io
+import struct
+import threading
+import warnings
+import zlib
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from app.images import decoding
+from app.images.header import ImageError, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.images.pool import LARGE_PIXELS, DecodePool, DecodeQueueFullError
+from tests.support.photographs import FILES
+
+
+def picture(width=60, height=40):
+    """Smooth colours with some edges, the same every time."""
+    y, x = np.mgrid[0:height, 0:width]
+    rgb = np.stack([x * 255 // width, y * 255 // height, (x + y) % 64 * 4], axis=2).astype(np.uint8)
+    rgb[height // 3 : height // 2, width // 4 : width // 2] = (250, 30, 60)
+    return Image.fromarray(rgb)
+
+
+def encode(image, kind, **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def decode(encoded, size=None):
+    header = read_header(encoded)
+    pixels = decoding.decode(encoded, header, size)
+    assert pixels.dtype == torch.uint8
+    if size is None:
+        assert tuple(pixels.shape) == (header.height, header.width, 3)
+    return pixels.numpy().astype(int)
+
+
+def by_pillow(encoded):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")).astype(int)
+
+
+def transparent(mode):
+    image = picture().convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image.convert(mode)
+
+
+def _adobe(jpeg, transform):
+    at = jpeg.index(b"Adobe") + 11
+    return jpeg[:at] + bytes([transform]) + jpeg[at + 1 :]
+
+
+def _flipped(bmp):
+    (height,) = struct.unpack_from("<i", bmp, 22)
+    return bmp[:22] + struct.pack("<i", -height) + bmp[26:]
+
+
+def chunk(kind, content=b""):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(bit_depth, colour_type, rows):
+    """A PNG of rows that are encoded already."""
+    height, width = rows.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
+    content = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND")
+
+
+KINDS = {
+    "JPEG": encode(picture(), "JPEG", quality=90),
+    "progressive JPEG": encode(picture(), "JPEG", progressive=True),
+    "JPEG without subsampling": encode(picture(), "JPEG", subsampling=0),
+    "JPEG with odd sides": encode(picture(61, 37), "JPEG"),
+    "grey JPEG": encode(picture().convert("L"), "JPEG"),
+    "CMYK JPEG": encode(picture().convert("CMYK"), "JPEG"),
+    "YCCK JPEG": _adobe(encode(picture().convert("CMYK"), "JPEG"), transform=2),
+    "CMYK JPEG not by Adobe": encode(picture().convert("CMYK"), "JPEG").replace(b"Adobe", b"Other"),
+    "RGB JPEG": encode(picture(), "JPEG", keep_rgb=True),
+    "JPEG with restarts": encode(picture(), "JPEG", restart_marker_blocks=1),
+    "JPEG with fill bytes and junk between segments": b"\xff\xd8\xff\xff\0\x17\xff" + encode(picture(), "JPEG")[3:],
+    "PNG": encode(picture(), "PNG"),
+    "grey PNG": encode(picture().convert("L"), "PNG"),
+    "bilevel PNG": encode(picture().convert("1"), "PNG"),
+    "palette PNG": encode(picture().quantize(16), "PNG"),
+    "palette PNG with transparency": encode(picture().quantize(16), "PNG", transparency=bytes(range(0, 160, 10))),
+    "palette PNG with one transparent colour": encode(picture().quantize(16), "PNG", transparency=3),
+    "PNG with alpha": encode(transparent("RGBA"), "PNG"),
+    "grey PNG with alpha": encode(transparent("LA"), "PNG"),
+    "PNG of two bits": encode(picture().quantize(4), "PNG", bits=2),
+    "animated PNG": encode(picture(), "PNG", save_all=True, append_images=[picture().rotate(180)]),
+    "WebP": encode(picture(), "WEBP", quality=80),
+    "lossless WebP": encode(picture(), "WEBP", lossless=True),
+    "WebP with alpha": encode(transparent("RGBA"), "WEBP", lossless=True, exact=True),
+    "animated WebP": encode(picture(), "WEBP", lossless=True, save_all=True, append_images=[picture().rotate(180)]),
+    "BMP": encode(picture(), "BMP"),
+    "grey BMP": encode(picture().convert("L"), "BMP"),
+    "BMP with its top row first": _flipped(encode(picture(), "BMP")),
+    "palette BMP": encode(picture().quantize(16), "BMP"),
+    "GIF": encode(picture(), "GIF"),
+    "animated GIF": encode(picture(), "GIF", save_all=True, append_images=[picture().rotate(180)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_equal_pillows(kind):
+    assert np.abs(decode(KINDS[kind]) - by_pillow(KINDS[kind])).max() <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_header_has_pillows_size(kind):
+    header = read_header(KINDS[kind])
+    assert (header.width, header.height) == Image.open(io.BytesIO(KINDS[kind])).size
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "JPEG" in kind])
+def test_without_torchvisions_decoder_the_pixels_are_the_same(kind, monkeypatch):
+    pixels = decode(KINDS[kind])
+    monkeypatch.setattr(decoding, "_torchvision_reads_jpeg", lambda: False)
+    assert np.abs(decode(KINDS[kind]) - pixels).max() <= 1
+
+
+def test_a_gif_is_as_large_as_its_first_frame():
+    encoded = bytearray(KINDS["GIF"])
+    encoded[6:10] = struct.pack("<HH", 30, 50)
+    header = read_header(encoded)
+    assert (header.width, header.height) == (60, 50)
+    assert (decode(encoded) == by_pillow(encoded)).all()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_photographs_equal_pillows(path):
+    encoded = path.read_bytes()
+    assert np.abs(decode(encoded) - by_pillow(encoded)).max() <= 1
+
+
+def test_of_sixteen_bits_the_upper_eight_are_kept():
+    grey = (np.arange(40 * 60, dtype=np.uint16) * 27).reshape(40, 60)
+    encoded = encode(Image.fromarray(grey), "PNG")
+    assert (decode(encoded) == (grey >> 8)[:, :, None]).all()
+
+
+@pytest.mark.parametrize(("colour_type", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_of_sixteen_bit_colours_the_upper_eight_are_kept(colour_type, channels):
+    values = (np.arange(40 * 60 * channels, dtype=np.uint16) * 27).reshape(40, 60, channels)
+    colours = values[:, :, :3] if channels > 2 else values[:, :, :1]
+    assert (decode(png(16, colour_type, values.astype(">u2"))) == colours >> 8).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_applied(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    encoded = encode(picture(), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    header = read_header(encoded)
+    assert header.orientation == orientation
+    assert (header.width, header.height) == ((60, 40) if orientation < 5 else (40, 60))
+    assert np.abs(decode(encoded) - by_pillow(encoded)).max() <= 1
+
+
+def test_broken_exif_is_no_reason_to_refuse_a_picture():
+    encoded = encode(picture(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert read_header(encoded).orientation == 1
+    assert decode(encoded).shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("entry", [(0x0112, 3, 1, 9), (0x0112, 3, 1, 0), (0x0112, 2, 1, 6), (0x011A, 5, 1, 0xFFFF)])
+def test_senseless_exif_is_no_orientation_and_no_warning(entry):
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", *entry) + bytes(4)
+    encoded = encode(picture(1600, 800), "JPEG", exif=exif)
+    assert read_header(encoded).orientation == 1
+    assert decode(encoded, (200, 100)).shape == (100, 200, 3)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_orientation_is_read_in_both_byte_orders(order):
+    mark = b"II*\0" if order == "<" else b"MM\0*"
+    exif = mark + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
+    assert read_header(encode(picture(), "JPEG", exif=b"Exif\0\0" + exif)).orientation == 6
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("divisor", [2, 4, 8])
+def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_under_what_was_asked(divisor, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    encoded = encode(picture(1600, 800), "JPEG", exif=exif, quality=95)
+    header = read_header(encoded)
+    wanted = (header.width // divisor, header.height // divisor)
+    pixels = decode(encoded, wanted)
+    assert pixels.shape == (wanted[1], wanted[0], 3)
+    full = Image.fromarray(by_pillow(encoded).astype(np.uint8)).resize(wanted, Image.Resampling.BOX)
+    assert np.abs(pixels - np.asarray(full).astype(int)).mean() < 1.5
+
+
+def test_a_picture_hardly_larger_than_asked_is_decoded_in_full():
+    encoded = encode(picture(300, 200), "JPEG")
+    assert decode(encoded, (151, 100)).shape == (200, 300, 3)
+
+
+def test_pixels_are_counted_before_decoding():
+    # 60 million pixels that compress to little; nothing but the header may be touched.
+    encoded = encode(Image.new("L", (10_000, 6_000)), "PNG")
+    header = read_header(encoded)
+    with pytest.raises(ImageTooLargeError, match="10000 x 6000 = 60000000 pixels; at most 50000000"):
+        check_pixels(header, 50_000_000)
+    check_pixels(header, 60_000_000)
+
+
+OTHERS = {
+    "HTML": (b"<!DOCTYPE html><html><body>404</body></html>", "an HTML page"),
+    "HTML after blanks": (b"\n  <html></html>", "an HTML page"),
+    "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "an SVG drawing"),
+    "PDF": (b"%PDF-1.7 ...", "a PDF document"),
+    "TIFF": (encode(picture(), "TIFF"), "a TIFF image"),
+    "AVIF": (b"\0\0\0\x20ftypavif\0\0\0\0avifmif1", "an AVIF image"),
+    "HEIC": (b"\0\0\0\x20ftypheic\0\0\0\0heicmif1", "a HEIC image"),
+    "JSON": (b'{"instances": []}', "JSON"),
+    "noise": (bytes(range(200)), "not an image that can be read"),
+    "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "the JPEG is cut short within its header"),
+    "a RIFF file": (b"RIFF\x24\0\0\0WAVEfmt ", "not an image that can be read"),
+    "base64": (b"/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJ", "base64 text"),
+    "a data URL": (b"data:image/png;base64,iVBORw0KGgo", "a data URL"),
+    "a GIF without frames": (b"GIF89a\x05\0\x05\0\0\0\0;", "the GIF has no frame"),
+    "a JPEG without pixels": (
+        encode(picture(), "JPEG").replace(b"\0\x28\0\x3c\3", b"\0\x28\0\0\3"),
+        r"no pixels \(0 x 40\)",
+    ),
+    "a BMP without pixels": (b"BM" + bytes(12) + b"\x28" + bytes(60), "no pixels"),
+    "nothing": (b"", "empty"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_not_an_image_is_named(other):
+    encoded, name = OTHERS[other]
+    with pytest.raises(InvalidImageError, match=name):
+        read_header(encoded)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "animated" not in kind])
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
+def test_a_truncated_file_is_an_error(kind, part):
+    encoded = KINDS[kind]
+    with pytest.raises(InvalidImageError):
+        decode(encoded[: int(len(encoded) * part)])
+
+
+def test_a_jpeg_without_its_last_two_bytes_is_an_error():
+    with pytest.raises(InvalidImageError, match="broken or truncated"):
+        decode(KINDS["JPEG"][:-2])
+
+
+def test_a_scaled_truncated_jpeg_is_an_error():
+    encoded = encode(picture(1600, 800), "JPEG")
+    with pytest.raises(InvalidImageError, match="broken or truncated"):
+        decode(encoded[: len(encoded) // 2], (200, 100))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "animated" not in kind and kind != "GIF"])
+def test_a_file_cut_anywhere_is_an_error(kind):
+    encoded = KINDS[kind]
+    for length in range(0, len(encoded), 1 if len(encoded) < 2000 else 13):
+        with pytest.raises(InvalidImageError):
+            decode(encoded[:length])
+
+
+def test_truncated_jpegs_leave_no_memory_behind():
+    encoded = encode(picture(2000, 1500), "JPEG")
+    header = read_header(encoded)
+    process = psutil.Process()
+    for attempt in range(32):
+        if attempt == 2:
+            before = process.memory_info().rss
+        with pytest.raises(InvalidImageError):
+            decode(encoded[:-10], header)
+    assert process.memory_info().rss - before < 100e6  # Their pixels are 270 MB.
+
+
+@pytest.mark.parametrize("offset", [20, -2])
+def test_a_png_with_a_wrong_checksum_is_an_error(offset):
+    encoded = bytearray(KINDS["PNG"])
+    encoded[encoded.index(b"IDAT" if offset > 0 else b"\0\0\0\0IEND") + offset] ^= 0xFF
+    with pytest.raises(InvalidImageError, match="checksum"):
+        decode(bytes(encoded))
+
+
+def _with_chunk(added):
+    encoded = KINDS["PNG"]
+    return encoded[:33] + added + encoded[33:]
+
+
+def test_what_a_png_holds_beside_its_pixels_is_not_looked_at():
+    text = zlib.compress(bytes(1_000_000))
+    bombs = b"".join(chunk(b"zTXt", b"%d\0\0" % index + text) for index in range(70))
+    broken = chunk(b"iCCP", b"x")[:-4] + bytes(4)
+    assert (decode(_with_chunk(bombs + broken + chunk(b"acTL"))) == decode(KINDS["PNG"])).all()
+
+
+def test_an_unknown_critical_chunk_is_an_error():
+    with pytest.raises(InvalidImageError, match="critical chunk"):
+        decode(_with_chunk(chunk(b"CgBI")))
+
+
+def test_a_header_is_not_looked_for_without_end():
+    jpeg, gif = KINDS["JPEG"], KINDS["GIF"]
+    with pytest.raises(InvalidImageError, match="no frame header"):
+        read_header(jpeg[:2] + b"\xff\xfe\0\2" * 1_000_000 + jpeg[2:])
+    with pytest.raises(InvalidImageError, match="no frame"):
+        read_header(gif[:13] + bytes(1_000_000) + gif[13:])
+    turned = chunk(b"eXIf", b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0))
+    assert read_header(_with_chunk(turned)).orientation == 6
+    assert read_header(_with_chunk(chunk(b"tEXt") * 1_000_000 + turned)).orientation == 1
+
+
+@pytest.mark.parametrize("size", [None, (7, 5)])
+def test_a_jpeg_of_many_scans_is_refused(size):
+    encoded = KINDS["progressive JPEG"]
+    last = encoded.rindex(b"\xff\xda")
+    with pytest.raises(InvalidImageError, match="scans"):
+        decode(encoded[:last] + encoded[last:-2] * 100 + encoded[-2:], size)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG", "PNG", "GIF", "BMP", "WebP"])
+def test_a_file_that_contradicts_its_header_is_an_error(kind):
+    other = encode(picture(50, 40), "WEBP" if kind == "WebP" else kind.split()[-1])
+    with pytest.raises(InvalidImageError, match="contradicts"):
+        decode(other, read_header(KINDS[kind]))
+
+
+def _only_our_errors(encoded):
+    try:
+        header = read_header(encoded)
+        check_pixels(header, 100_000)
+        decode(encoded, header, (8, 8))
+        assert decode(encoded, header).shape == (header.height, header.width, 3)
+    except ImageError as error:
+        sentence = str(error)
+    else:
+        return
+    assert sentence
+    assert "\n" not in sentence
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"GIF89a\0\0\0\0\0\0\0")
+@example(b"BM" + bytes(60))
+def test_random_bytes_raise_nothing_but_our_errors(encoded):
+    _only_our_errors(encoded)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_flipped_and_cut_files_raise_nothing_but_our_errors(kind, data):
+    encoded = bytearray(KINDS[kind])
+    for _ in range(data.draw(st.integers(0, 4))):
+        encoded[data.draw(st.integers(0, min(len(encoded) - 1, 200)))] = data.draw(st.integers(0, 255))
+    _only_our_errors(bytes(encoded[: data.draw(st.integers(1, len(encoded)))]))
+
+
+def test_memoryviews_are_read_too():
+    assert (decode(memoryview(KINDS["JPEG"])) == decode(KINDS["JPEG"])).all()
+    assert (decode(memoryview(KINDS["GIF"])) == decode(KINDS["GIF"])).all()
+
+
+@pytest.fixture
+async def pool():
+    pool = DecodePool(2, 100)
+    yield pool
+    await pool.close()
+
+
+async def test_the_pool_answers_and_passes_errors_on(pool):
+    assert await pool.run(lambda a, b: a + b, 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 / 0)
+
+
+async def test_large_pictures_leave_a_thread_to_small_ones(pool):
+    release = threading.Event()
+    large = [asyncio.ensure_future(pool.decode(release.wait, pixels=50_000_000)) for _ in range(5)]
+    assert await asyncio.wait_for(pool.run(lambda: "small"), 10) == "small"
+    assert not any(task.done() for task in large)
+    release.set()
+    assert await asyncio.gather(*large) == [True] * 5
+
+
+async def test_the_queue_is_bounded_exactly_and_large_pictures_may_not_fill_it():
+    pool = DecodePool(2, 16)
+    release = threading.Event()
+
+    def decoding(pixels):
+        return asyncio.ensure_future(pool.decode(release.wait, pixels=pixels))
+
+    large = [decoding(50_000_000) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(DecodeQueueFullError, match="2 large images"):
+        await decoding(50_000_000)
+    small = [decoding(1) for _ in range(14)]
+    await asyncio.sleep(0)
+    with pytest.raises(DecodeQueueFullError, match="16 images"):
+        await decoding(1)
+    small[-1].cancel()
+    await asyncio.wait([small.pop()])
+    small.append(decoding(1))
+    release.set()
+    assert await asyncio.gather(*large, *small) == [True] * 16
+    assert await decoding(50_000_000)
+    await pool.close()
+
+
+async def test_work_cancelled_before_it_begins_never_begins(pool):
+    release, ran = threading.Event(), []
+    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    waiting = asyncio.ensure_future(pool.run(ran.append, 1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    release.set()
+    await asyncio.gather(*busy)
+    assert ran == []
+
+
+async def test_work_cancelled_while_it_runs_is_waited_for(pool):
+    started, release, finished = threading.Event(), threading.Event(), []
+
+    def work():
+        started.set()
+        release.wait()
+        finished.append(True)
+
+    task = asyncio.ensure_future(pool.run(work))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    task.cancel()  # A second time, while it waits for the thread.
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert finished == [True]
+
+
+FATES = ["kept", "cancelled", "cancelled late", "cancelled twice"]
+jobs = st.lists(st.tuples(st.booleans(), st.sampled_from(FATES)), max_size=40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs, st.booleans())
+def test_nothing_runs_once_run_has_ended(plan, closes):
+    async def scenario():
+        # Room for every picture, as an eighth of it is for large ones.
+        pool, gate, busy = DecodePool(2, 8 * 40), threading.Event(), threading.Semaphore(2)
+        started, lent, large = set(), set(), threading.Semaphore(1)
+
+        def work(index, is_large):
+            assert busy.acquire(blocking=False)
+            assert not is_large or large.acquire(blocking=False)
+            assert index in lent
+            started.add(index)
+            gate.wait()
+            assert index in lent
+            if is_large:
+                large.release()
+            busy.release()
+            return index
+
+        async def lend(index, is_large):
+            lent.add(index)
+            try:
+                return await pool.decode(work, index, is_large, pixels=LARGE_PIXELS if is_large else 1)
+            finally:
+                lent.discard(index)
+
+        tasks = [asyncio.ensure_future(lend(index, is_large)) for index, (is_large, _) in enumerate(plan)]
+        await asyncio.sleep(0)
+        for times in ("cancelled", "cancelled twice"):
+            for task, (_, fate) in zip(tasks, plan, strict=True):
+                if fate in {times, "cancelled twice"}:
+                    task.cancel()
+            await asyncio.sleep(0)
+        closing = asyncio.ensure_future(pool.close()) if closes else None
+        gate.set()
+        for task, (_, fate) in zip(tasks, plan, strict=True):
+            if fate == "cancelled late":
+                task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await (closing or pool.close())
+        return results, started
+
+    results, started = asyncio.run(scenario())
+    for index, (result, (_, fate)) in enumerate(zip(results, plan, strict=True)):
+        if fate == "kept" and not (closes and isinstance(result, RuntimeError)):
+            assert result == index
+        elif fate != "kept":
+            assert result == index or isinstance(result, asyncio.CancelledError | RuntimeError)
+        assert result != index or index in started
+
+
+async def test_work_that_waits_while_the_pool_closes_is_told_so(pool):
+    release = threading.Event()
+    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    waiting = asyncio.ensure_future(pool.run(lambda: None))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(pool.close())
+    with pytest.raises(RuntimeError, match="closed"):
+        await waiting
+    release.set()
+    await closing
+    assert await asyncio.gather(*busy) == [True, True]
+
+
+async def test_closing_ends_the_threads():
+    pool = DecodePool(2, 100)
+    await pool.run(lambda: None)
+    await pool.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+    with pytest.raises(RuntimeError):
+        await pool.run(lambda: None)

@@ -1,0 +1,326 @@
+"""The set-up: which torch is chosen, where it comes from, and a docs page that asks no other host."""
+
+import http.server
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.http.docs_page import mount_docs
+
+ROOT = Path(__file__).resolve().parents[2]
+PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
+
+
+def load_install() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("deploy_install", ROOT / "deploy" / "install.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+install = load_install()
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "build", "extras"),
+    [
+        ({}, "cpu", "cpu", ("cpu",)),
+        ({"linux": False}, "cpu", "", ("cpu",)),
+        ({"nvidia": True}, "cuda", "", ("cpu",)),
+        ({"nvidia": True, "amd": True}, "cuda", "", ("cpu",)),
+        ({"amd": True}, "rocm", "rocm", ("cpu", "rocm")),
+        ({"ascend": True}, "ascend", "cpu", ("ascend",)),
+        ({"present": {"torch": "2.9.0+das.opt1.dtk2604"}}, "keep", "", ()),
+        ({"present": {"torch": "2.8.0a0+5228986c39.nv25.06"}, "nvidia": True}, "keep", "", ()),
+        ({"present": {"torch": "2.10.0+rocm7.2.4.git1234"}, "amd": True}, "keep", "", ()),
+        ({"present": {"torch": "2.7.1+cpu", "torch-mlu": "1.29.2+torch2.7.1"}}, "keep", "", ()),
+        ({"present": {"torch": "2.14.1+cu130"}, "nvidia": True}, "cuda", "", ("cpu",)),
+    ],
+)
+def test_what_is_seen_decides(seen, kind, build, extras):
+    choice = install.choose_torch(install.Signals(**seen), "auto", PINNED)
+    assert (choice.kind, choice.build, choice.extras) == (kind, build, extras)
+    assert choice.optional_extra == ("cuda" if kind == "cuda" else "")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm", "ascend", "registry"])
+def test_an_override_wins_over_what_is_seen(kind):
+    seen = install.Signals(nvidia=True, present={"torch": "2.9.0+das.opt1"})
+    choice = install.choose_torch(seen, kind, PINNED)
+    assert choice.kind == kind
+    assert choice.saw == f"ANYCHIP_TORCH={kind}"
+
+
+def test_an_unknown_override_names_the_known_ones():
+    with pytest.raises(install.InstallError, match="gpu is not known: use one of auto, cpu, cuda"):
+        install.choose_torch(install.Signals(), "gpu", PINNED)
+
+
+def test_keeping_takes_every_version_that_torch_was_built_with():
+    present = {"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4", "rich": "13.0.0"}
+    choice = install.choose_torch(install.Signals(present=present), "keep", PINNED)
+    assert dict(choice.pins) == {"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4"}
+
+
+def test_keeping_nothing_is_an_error_with_the_remedy():
+    with pytest.raises(install.InstallError, match="install the vendor's first"):
+        install.choose_torch(install.Signals(), "keep", PINNED)
+
+
+@pytest.mark.parametrize(
+    ("cann", "torch", "plugin"), [("", "2.12.0", "2.12.0"), ("9.0", "2.9.0", "2.9.0.post2"), ("8.2", "2.6.0", "2.6.0")]
+)
+def test_cann_decides_about_torch_npu(cann, torch, plugin):
+    choice = install.choose_torch(install.Signals(ascend=True, cann=cann), "auto", PINNED)
+    assert dict(choice.pins) == {"torch": torch, "torch-npu": plugin}
+
+
+def test_cann_that_fits_no_torch_npu_is_an_error_with_the_remedy():
+    with pytest.raises(install.InstallError, match=r"CANN 7\.0 .*ANYCHIP_TORCH=keep"):
+        install.choose_torch(install.Signals(ascend=True, cann="7.0"), "auto", PINNED)
+
+
+def test_looking_reads_device_nodes_and_the_cann_version(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    bare = install.look(tmp_path)
+    assert (bare.nvidia, bare.amd, bare.ascend, bare.cann) == (False, False, False, "")
+    assert "pytest" in bare.present
+
+    info = tmp_path / "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info"
+    for file in ("proc/driver/nvidia/version", "dev/kfd", "sys/module/amdgpu/version", "dev/davinci0"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    info.parent.mkdir(parents=True)
+    info.write_text("package_name=Ascend-cann-toolkit\nversion=8.2.RC1\n")
+    full = install.look(tmp_path)
+    assert (full.nvidia, full.amd, full.ascend, full.cann) == (True, True, True, "8.2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch", "accepted"),
+    [
+        ("cpu", "2.14.1+cpu", True),
+        ("cpu", "2.14.1", True),
+        ("cpu", "2.13.0+cpu", False),
+        ("cpu", "", False),
+        ("cuda", "2.14.1", True),
+        ("cuda", "2.14.1+cpu", False),
+        ("rocm", "2.14.1+rocm7.2", True),
+        ("rocm", "2.14.1", False),
+        ("keep", "2.9.0+das", True),
+        ("keep", "2.14.1", False),
+    ],
+)
+def test_a_torch_that_is_already_there_is_left_alone_where_it_fits(kind, torch, accepted):
+    seen = install.Signals(present={"torch": "2.9.0+das"})
+    assert install.choose_torch(seen, kind, PINNED).accepts(torch) is accepted
+
+
+def test_pins_replace_the_lines_of_the_constraints():
+    text = "# why\nnumpy==2.2.6; python_version < '3.11'\nnumpy==2.4.6; python_version >= '3.11'\nTorch==2.14.1\n"
+    text += "torch-tensorrt==2.14.0\ntorchvision==0.29.2\nrich==15.0.0\n"
+    assert install.read_pins(text)["torch"] == "2.14.1"
+    assert "numpy" not in install.read_pins(text)
+    assert install.with_pins(text, {"torch": "2.9.0+das", "numpy": "1.26.4"}).splitlines() == [
+        "# why",
+        "torch-tensorrt==2.14.0",
+        "rich==15.0.0",
+        "numpy==1.26.4",
+        "torch==2.9.0+das",
+    ]
+
+
+def test_the_constraints_name_no_host_and_pin_what_the_set_up_needs():
+    text = (ROOT / "constraints.txt").read_text()
+    assert "://" not in text
+    assert {"torch", "torchvision"} <= install.read_pins(text).keys()
+    versions = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+(; python_version (<|>=) \"3\.11\")?", line) for line in versions)
+
+
+class Index(http.server.BaseHTTPRequestHandler):
+    """A package index with one page at every address."""
+
+    versions = ("9.0+cpu", "9.0+rocm7.2", "9.0+rocm7.10", "9.0+cu130", "8.0+cpu", "9.0.post1+cpu")
+
+    def do_GET(self):
+        links = [f"torch-{version}-py3-none-any.whl" for version in self.versions]
+        page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(f"<!DOCTYPE html><html><body>{page}</body></html>".encode())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def loopback(monkeypatch):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def index(loopback):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/whl"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("build", "version", "found"), [("cpu", "9.0", "cpu"), ("rocm", "9.0", "rocm7.10"), ("cpu", "7.0", "")]
+)
+def test_the_index_is_asked_for_the_exact_version_and_build(index, build, version, found):
+    assert install.find_build(sys.executable, index, build, version, timeout_s=20) == found
+
+
+def test_an_index_that_refuses_is_no_index(loopback):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/whl"
+        assert install.find_build(sys.executable, address, "cpu", "9.0", timeout_s=20) == ""
+
+
+def test_an_index_that_says_nothing_is_given_up_in_time(loopback):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/whl"
+        assert install.find_build(sys.executable, address, "cpu", "9.0", timeout_s=1) == ""
+
+
+def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
+    monkeypatch.setattr(install.venv, "create", lambda folder, **options: options["clear"])
+    (tmp_path / "thesis.txt").touch()
+    install.make_venv(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_an_environment_is_made_once_and_sees_linked_packages(tmp_path):
+    python = install.make_venv(tmp_path / "env")
+    made = (tmp_path / "env" / "pyvenv.cfg").stat().st_mtime_ns
+    assert install.make_venv(tmp_path / "env") == python
+    assert (tmp_path / "env" / "pyvenv.cfg").stat().st_mtime_ns == made
+    assert install.installed_torch(python) == ""
+    install.link_packages(python)
+    assert install.installed_torch(python) == install.look().present["torch"]
+
+
+# setuptools' hook, which another test's import may have set off.
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils:UserWarning")
+def test_an_environment_borrows_pip_from_a_python_that_has_no_ensurepip(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else found(name))
+    with pytest.raises(install.InstallError, match="python3-venv"):
+        install.make_venv(tmp_path / "own")
+    python = install.make_venv(tmp_path / "borrowed", borrow_pip=True)
+    install.link_packages(python)
+    ran = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("copy", "extras", "expected"),
+    [
+        (False, "", ["--editable", str(ROOT)]),
+        (True, "", [str(ROOT)]),
+        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]"]),
+    ],
+)
+def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
+    commands = []
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "link_packages", lambda python: None)
+    monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+    monkeypatch.setattr(install, "look", lambda: install.Signals(present={"torch": "2.9.0+das", "numpy": "1.26.4"}))
+    install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep", "ANYCHIP_EXTRAS": extras}, copy=copy)
+    [command] = commands
+    assert command[command.index("--constraint") + 2 :] == expected
+    assert "torch==2.9.0+das" in (tmp_path / "constraints.txt").read_text()
+
+
+def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
+    from deploy.wheelhouse import closure, wanted
+
+    names = {line.partition("==")[0] for line in wanted("", without_torch=False)}
+    assert {"torch", "torchvision", "fastapi", "starlette", "opencv-python-headless", "numpy"} <= names
+    assert not {"anychip", "pytest", "mypy"} & names
+    without = {line.partition("==")[0] for line in wanted("", without_torch=True)}
+    assert without == names - closure(["torch", "torchvision"]).keys()
+    assert not [name for name in without if name.startswith(("torch", "nvidia-", "triton"))]
+
+
+def test_the_command_line_reports_a_mistake_in_one_sentence(tmp_path):
+    environ = {**os.environ, "ANYCHIP_TORCH": "gpu"}
+    command = [sys.executable, str(ROOT / "deploy" / "install.py"), str(tmp_path / "env")]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("anychip: ANYCHIP_TORCH=gpu is not known")
+    assert len(ran.stderr.splitlines()) == 1
+    assert not (tmp_path / "env").exists()
+
+
+def client(title="anychip", root_path=""):
+    app = FastAPI(title=title, docs_url=None, redoc_url=None)
+    mount_docs(app)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://anychip")
+
+
+async def test_the_docs_page_and_its_files_come_from_this_host_alone():
+    docs = await client(title="a <b>").get("/docs")
+    assert docs.status_code == 200
+    assert docs.headers["content-type"].startswith("text/html")
+    assert "//" not in docs.text
+    assert "<title>a &lt;b&gt;: API</title>" in docs.text
+    addresses = re.findall(r'(?:src|href)="(/[^"]+)"', docs.text)
+    assert [address.rpartition("/")[2] for address in addresses] == [
+        "swagger-ui.css",
+        "openapi.json",
+        "swagger-ui-bundle.js",
+    ]
+    for address in addresses:
+        answer = await client().get(address)
+        assert answer.status_code == 200, address
+        if address.endswith(".css"):
+            assert not re.search(r"@import|url\(\s*['\"]?(?:https?:)?//", answer.text)
+
+
+async def test_the_docs_page_is_forbidden_to_ask_other_hosts():
+    docs = await client().get("/docs")
+    policy = dict(part.strip().partition(" ")[::2] for part in docs.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    sources = {source for value in policy.values() for source in value.split()}
+    assert {source for source in sources if not source.startswith("'")} == {"data:", "blob:"}
+    assert "'unsafe-inline'" not in policy["script-src"]
+    assert "'unsafe-eval'" not in policy["script-src"]
+
+
+async def test_the_docs_page_works_below_a_proxy_path():
+    docs = await client(root_path="/vision").get("/docs")
+    assert 'src="/vision/docs/assets/swagger-ui-bundle.js"' in docs.text
+    assert 'url: "/vision/openapi.json"' in docs.text
+
+
+def test_docs_without_a_description_are_refused():
+    with pytest.raises(ValueError, match="OpenAPI"):
+        mount_docs(FastAPI(docs_url=None, openapi_url=None))

@@ -1,0 +1,126 @@
+"""What ends a request from outside: its deadline, its client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from app.errors import ServiceError
+from app.http.interrupt import interrupted_at, unless_disconnected
+
+
+class Client:
+    """What a server knows of a client: `receive` tells when it leaves."""
+
+    def __init__(self):
+        self.left = asyncio.Event()
+
+    async def receive(self):
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def settled():
+    """Every callback and task that could run has run."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def others():
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def test_what_ends_in_time_is_left_alone():
+    with interrupted_at(time.monotonic() + 1000):
+        await asyncio.sleep(0)
+
+
+async def test_what_lasts_longer_is_interrupted():
+    with pytest.raises(ServiceError) as raised, interrupted_at(time.monotonic() + 0.01):
+        await asyncio.Event().wait()
+    assert raised.value.code == "DEADLINE_EXCEEDED"
+    await asyncio.sleep(0)  # The task itself is not cancelled any more.
+
+
+async def test_a_cancellation_from_elsewhere_stays_one():
+    async def work():
+        with interrupted_at(time.monotonic() + 1000):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(work())
+    await settled()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_error_inside_is_not_changed():
+    with pytest.raises(ZeroDivisionError), interrupted_at(time.monotonic() + 1000):
+        raise ZeroDivisionError
+
+
+async def test_the_result_comes_and_nobody_watches_any_more():
+    client = Client()
+    left = []
+    assert await unless_disconnected(client.receive, asyncio.sleep(0, "done"), lambda: left.append(1)) == "done"
+    await settled()
+    assert not others()
+    client.left.set()
+    await settled()
+    assert not left
+
+
+async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left():
+    client, began, events = Client(), asyncio.Event(), []
+
+    async def work():
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            events.append("cancelled")
+            raise
+
+    async def request():
+        await unless_disconnected(client.receive, work(), lambda: events.append("left"))
+
+    task = asyncio.ensure_future(request())
+    await began.wait()
+    client.left.set()
+    with pytest.raises(ClientDisconnect):
+        await task
+    assert events == ["left", "cancelled"]
+    await settled()
+    assert not others()
+
+
+async def test_a_cancelled_request_is_not_taken_for_a_client_that_left():
+    client = Client()
+    task = asyncio.ensure_future(unless_disconnected(client.receive, asyncio.Event().wait(), lambda: None))
+    await settled()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settled()
+    assert not others()
+
+
+async def test_an_error_of_the_work_passes_through():
+    async def work():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await unless_disconnected(Client().receive, work(), lambda: None)
+    await settled()
+    assert not others()
+
+
+async def test_a_task_that_was_interrupted_can_wait_again():
+    client = Client()
+    client.left.set()
+    with pytest.raises(ClientDisconnect):
+        await unless_disconnected(client.receive, asyncio.Event().wait(), lambda: None)
+    assert await asyncio.wait_for(asyncio.sleep(0, "still here"), 10) == "still here"

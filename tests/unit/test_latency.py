@@ -1,0 +1,180 @@
+"""What is known of how long things take, with a clock made of numbers."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.scheduling.latency import Ladder, Lateness
+
+LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
+FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
+
+ladders = st.dictionaries(st.integers(1, 64), st.floats(1e-4, 10), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "waiting", "size"),
+    [(LINEAR, 3, 2), (LINEAR, 5, 4), (LINEAR, 8, 8), (FLAT, 3, 4), (FLAT, 5, 8), (FLAT, 1, 1), (FLAT, 50, 8)],
+)
+def test_padding_is_paid_only_where_it_costs_less_than_a_second_batch(seconds, waiting, size):
+    assert Ladder(seconds).best_size(waiting, 0.0) == size
+
+
+@pytest.mark.parametrize("seconds", [{}, {0: 0.1}, {-1: 0.1}, {1: -0.1}])
+def test_a_ladder_without_sizes_or_with_impossible_ones_is_refused(seconds):
+    with pytest.raises(ValueError, match="ladder"):
+        Ladder(seconds)
+
+
+def test_latency_is_learned_upwards_and_downwards():
+    ladder = Ladder({4: 0.1})
+    for seconds in (0.5, 0.02):
+        for _ in range(100):
+            ladder.learn(4, seconds)
+        assert ladder.of(4) == pytest.approx(seconds, rel=1e-3)
+        assert ladder.rate == pytest.approx(4 / seconds, rel=1e-3)
+
+
+def test_a_ladder_measured_as_no_time_at_all_still_learns():
+    ladder = Ladder({1: 0.0})
+    for _ in range(100):
+        ladder.learn(1, 0.05)
+    assert ladder.of(1) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_one_stall_does_not_make_a_size_unusable():
+    ladder = Ladder(FLAT)
+    ladder.learn(8, 30.0)
+    assert ladder.of(8) < 2 * FLAT[8]
+    assert ladder.best_size(8, 0.0) == 8
+
+
+def test_a_size_that_was_slow_for_a_time_is_tried_again():
+    ladder = Ladder(FLAT)
+    for _ in range(50):
+        ladder.learn(8, 1.0)
+    assert ladder.best_size(7, 0.0) == 4, "the test needs a size that is avoided"
+    tried = 0
+    for _ in range(2000):
+        size = ladder.best_size(7, 0.0)
+        tried += size == 8
+        ladder.learn(size, FLAT[size])
+    assert tried > 1000
+    assert ladder.best_size(7, 0.0) == 8
+
+
+def test_a_size_that_stays_slow_is_tried_only_rarely():
+    truth = {**FLAT, 8: 0.030}
+    ladder = Ladder(FLAT)
+    sizes = []
+    for _ in range(2000):
+        sizes.append(ladder.best_size(7, 0.0))
+        ladder.learn(sizes[-1], truth[sizes[-1]])
+    assert 0 < sizes[1000:].count(8) < 300
+
+
+def test_the_least_is_the_shortest_that_any_batch_took():
+    ladder = Ladder(LINEAR)
+    assert ladder.least_s == 0.010
+    ladder.learn(2, 0.004)
+    ladder.learn(2, 0.050)
+    assert ladder.least_s == 0.004
+
+
+def test_after_out_of_memory_no_larger_batch_is_used_and_the_rate_follows():
+    ladder = Ladder(FLAT)
+    ladder.limit(2, 0.0)
+    assert ladder.ceiling(0.0) == 2
+    assert ladder.best_size(50, 0.0) == 2
+    assert ladder.rate == pytest.approx(2 / 0.010)
+
+
+def test_the_ceiling_comes_back_one_rung_at_a_time():
+    ladder = Ladder(FLAT)
+    ladder.limit(1, 0.0)
+    assert [ladder.ceiling(now) for now in (29.9, 30.0, 59.9, 60.0, 89.9, 90.0, 1e6)] == [1, 2, 2, 4, 4, 8, 8]
+    assert ladder.rate == pytest.approx(8 / 0.012)
+
+
+def test_a_ceiling_that_did_not_hold_lasts_longer_the_next_time_within_a_limit():
+    ladder = Ladder(FLAT)
+    now, waits = 0.0, []
+    for _ in range(8):
+        ladder.limit(4, now)
+        start = now
+        while ladder.ceiling(now) == 4:
+            now += 1.0
+        waits.append(now - start)
+    assert waits == [30, 60, 120, 240, 480, 600, 600, 600]
+
+
+def test_the_smallest_size_always_stays():
+    ladder = Ladder({4: 0.1, 8: 0.2})
+    ladder.limit(1, 0.0)
+    assert ladder.best_size(9, 0.0) == 4
+
+
+@settings(deadline=None, derandomize=True)
+@given(ladders, st.integers(1, 200), st.none() | st.integers(0, 64))
+def test_the_best_size_is_on_the_ladder_and_under_the_ceiling_and_wastes_no_rung(seconds, waiting, limit):
+    ladder = Ladder(seconds)
+    if limit is not None:
+        ladder.limit(limit, 0.0)
+    size, ceiling = ladder.best_size(waiting, 1.0), ladder.ceiling(1.0)
+    assert size in seconds
+    assert size <= ceiling
+    assert ceiling <= max(limit or 0, min(seconds)) or limit is None
+    usable = [rung for rung in seconds if rung <= ceiling]
+    assert size <= min((rung for rung in usable if rung >= waiting), default=ceiling)
+
+
+@settings(deadline=None, derandomize=True)
+@given(ladders, st.integers(1, 200))
+def test_no_neighbouring_size_answers_more_items_a_second(seconds, waiting):
+    size = Ladder(seconds).best_size(waiting, 0.0)
+    above = min((rung for rung in seconds if rung >= waiting), default=max(seconds))
+    below = max((rung for rung in seconds if rung <= waiting), default=above)
+    rate = {rung: min(rung, waiting) / seconds[rung] for rung in (above, below)}
+    assert rate[size] == max(rate.values())
+
+
+@settings(deadline=None, derandomize=True)
+@given(ladders, st.lists(st.tuples(st.integers(0, 5), st.floats(0, 100)), max_size=50))
+def test_estimates_stay_within_what_was_measured_and_scale_with_it(seconds, taken):
+    ladder = Ladder(seconds)
+    for index, took in taken:
+        ladder.learn(ladder.sizes[index % len(ladder.sizes)], took)
+        assert all(ladder.of(size) >= 0 for size in ladder.sizes)
+        assert ladder.least_s <= took
+        assert ladder.rate == pytest.approx(max(size / max(ladder.of(size), 1e-9) for size in ladder.sizes))
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.floats(-1e3, 1e3), max_size=100))
+def test_lateness_is_never_negative(samples):
+    lateness = Lateness()
+    assert lateness.seconds == 0.0
+    for sample in samples:
+        lateness.learn(sample)
+        assert lateness.seconds >= 0.0
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.lists(st.floats(-10, 10), max_size=20), st.floats(-5, 5))
+def test_lateness_converges_to_what_is_always_the_case(before, always):
+    lateness = Lateness()
+    for sample in before + [always] * 800:
+        lateness.learn(sample)
+    assert lateness.seconds == pytest.approx(max(0.0, always), abs=1e-3)
+
+
+def test_nearly_all_answers_come_within_the_lateness_learned():
+    rnd, lateness, within = random.Random(1), Lateness(), 0
+    for index in range(2000):
+        sample = rnd.gauss(0.02, 0.01)
+        within += index >= 500 and sample <= lateness.seconds
+        lateness.learn(sample)
+    assert within / 1500 >= 0.985
+    assert lateness.seconds < 0.02 + 6 * 0.01, "it must not refuse more than noise demands"

@@ -1,0 +1,209 @@
+"""Counting: from the start, in sums over workers, off the loop, and not at all where it is switched off."""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import SimpleNamespace
+
+import httpx
+import prometheus_client
+import pytest
+from fastapi import FastAPI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.http.routes import status
+from app.observability.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
+from app.observability.histogram import Histogram
+from app.observability.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics, States
+from app.observability.triton_metrics import TritonMetrics
+from app.workers.messages import Released, Stats
+
+NAN = math.nan
+
+
+def value(metrics, name, **labels):
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def stats(used=0, *, allocated=0, resident=0, joules=NAN, watts=NAN):
+    return Stats(allocated, allocated, used, 1000, resident, 0.5, watts, joules, NAN)
+
+
+def test_counters_that_can_be_known_begin_at_zero():
+    metrics = Metrics()
+    ModelMetrics(metrics, "m")
+    DeviceMetrics(metrics, "npu:0", "ascend")
+    for code in CODES:
+        assert value(metrics, "anychip_requests_total", model="" if code in MODELLESS else "m", code=code) == 0
+    for reason in REJECTIONS:
+        assert value(metrics, "anychip_rejected_total", model="m", reason=reason) == 0
+    for stage in LIFE:
+        assert value(metrics, "anychip_stage_seconds_count", model="m", stage=stage) == 0
+    for reason in RESTARTS:
+        assert value(metrics, "anychip_worker_restarts_total", device="npu:0", reason=reason) == 0
+    for reason in HANDOVERS:
+        assert value(metrics, "anychip_handovers_total", device="npu:0", reason=reason) == 0
+    assert value(metrics, "anychip_cache_releases_total", device="npu:0", rung="3", trigger="device") == 0
+
+
+def test_memory_of_a_device_is_that_of_all_its_workers_and_used_is_the_devices_own():
+    metrics = Metrics()
+    device = DeviceMetrics(metrics, "npu:0", "ascend")
+
+    def memory(kind):
+        return value(metrics, "anychip_device_memory_bytes", device="npu:0", vendor="ascend", kind=kind)
+
+    device.ready()
+    device.report("one", stats(300, allocated=100, resident=7))
+    device.report("two", stats(310, allocated=50, resident=8))
+    assert (memory("allocated"), memory("used"), memory("total")) == (150, 310, 1000)
+    assert value(metrics, "anychip_worker_resident_bytes", device="npu:0") == 15
+    device.gone("one", last=False)
+    device.report("two", stats(200, allocated=50, resident=8))
+    assert (memory("allocated"), memory("used")) == (50, 200)
+    assert value(metrics, "anychip_worker_up", device="npu:0") == 1
+    device.gone("two", last=True)
+    assert math.isnan(memory("used"))
+    assert memory("total") == 1000
+    assert value(metrics, "anychip_worker_up", device="npu:0") == 0
+    assert math.isnan(value(metrics, "anychip_device_utilization_ratio", device="npu:0", vendor="ascend"))
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_energy_counts_on_when_a_worker_begins_anew(readings):
+    """Whatever the device's counters say: what is shown never falls, and of one worker it is the whole difference."""
+    metrics = Metrics()
+    device = DeviceMetrics(metrics, "npu:0", "ascend")
+    shown = [0.0]
+    for reading in sorted(readings):
+        device.report("one", stats(joules=reading))
+        shown.append(value(metrics, "anychip_device_energy_joules_total", device="npu:0", vendor="ascend"))
+    assert shown == sorted(shown)
+    assert shown[-1] == pytest.approx(max(readings) - min(readings), rel=1e-9, abs=1e-6)
+    device.gone("one", last=True)
+    device.report("two", stats(joules=0))
+    device.report("two", stats(joules=5))
+    assert value(metrics, "anychip_device_energy_joules_total", device="npu:0", vendor="ascend") == pytest.approx(
+        shown[-1] + 5
+    )
+
+
+def test_a_device_that_does_not_know_its_energy_has_no_counter_of_it():
+    metrics = Metrics()
+    DeviceMetrics(metrics, "npu:0", "ascend").report("one", stats())
+    assert value(metrics, "anychip_device_energy_joules_total", device="npu:0", vendor="ascend") is None
+    assert math.isnan(value(metrics, "anychip_device_power_watts", device="npu:0", vendor="ascend"))
+
+
+def test_releases_count_rungs_and_their_bytes():
+    metrics = Metrics()
+    DeviceMetrics(metrics, "npu:0", "ascend").released(Released("cache", {1: 10, 2: 500}))
+    assert value(metrics, "anychip_cache_releases_total", device="npu:0", rung="2", trigger="cache") == 1
+    assert value(metrics, "anychip_cache_released_bytes_total", device="npu:0", rung="2") == 500
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)), max_size=6))
+def test_states_show_what_is_so_now_and_nothing_else(history):
+    metrics = Metrics()
+    states = States(metrics.model_info)
+    for now in history:
+        states.show({(name, "d", "e", "p", "w"): number for name, number in now.items()})
+        samples = next(iter(metrics.model_info.collect())).samples
+        assert {sample.labels["model"]: sample.value for sample in samples} == now
+
+
+def test_switched_off_nothing_is_counted():
+    metrics = Metrics(enabled=False)
+    model = ModelMetrics(metrics, "m")
+    model.answered("OK", 1, {"trace_id": "1"})
+    model.batch("npu:0")[0].observe(1)
+    model.queue_depth.set_function(lambda: 1 / 0)
+    device = DeviceMetrics(metrics, "npu:0", "ascend")
+    device.report("one", stats(1, joules=1))
+    device.gone("one", last=True)
+    States(metrics.model_info).show({("m", "d", "e", "p", "w"): 1})
+    States(metrics.model_info).show({})
+    assert list(metrics.registry.collect()) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_histograms_say_what_prometheus_own_client_would(amounts):
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    bounds = (0.001, 0.5, 1, 10)
+    series = Histogram("h", "text", ["a"], buckets=bounds, registry=ours).labels("x")
+    other = prometheus_client.Histogram("h", "text", ["a"], buckets=bounds, registry=theirs).labels("x")
+    for amount in (*amounts, *bounds):
+        series.observe(amount)
+        other.observe(amount)
+    said = [
+        {(sample.name, *sample.labels.items()): sample.value for family in each.collect() for sample in family.samples}
+        for each in (ours, theirs)
+    ]
+    assert said[0] == pytest.approx(said[1])
+    assert said[0].keys() == said[1].keys()
+
+
+def test_a_histogram_wants_ascending_bounds_and_its_labels():
+    with pytest.raises(ValueError, match="ascend"):
+        Histogram("h", "text", ["a"], buckets=(1, 1), registry=CollectorRegistry())
+    with pytest.raises(ValueError, match="has the labels a"):
+        Histogram("h", "text", ["a"], buckets=(1,), registry=CollectorRegistry()).labels("x", "y")
+
+
+def test_an_exemplar_is_in_openmetrics_and_not_in_the_text_format():
+    metrics = Metrics()
+    ModelMetrics(metrics, "m").answered("OK", 0.02, {"trace_id": "4bf92f35"})
+    text, kind = metrics.render("application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert '# {trace_id="4bf92f35"} 0.02' in text.decode()
+    text, kind = metrics.render("text/plain")
+    assert kind.startswith("text/plain")
+    assert "4bf92f35" not in text.decode()
+    assert list(text_string_to_metric_families(text.decode()))
+
+
+def test_tritons_names_add_up():
+    metrics = Metrics()
+    metrics.registry.register(TritonMetrics(metrics))
+    model = ModelMetrics(metrics, "m")
+    for code in ("OK", "OK", "QUEUE_FULL", "CANCELLED", "INFERENCE_FAILED", "INVALID_IMAGE"):
+        model.answered(code, 0.5, None)
+    model.batch("npu:0")[0].observe(2)
+    model.stage_seconds["infer"].observe(0.25)
+    DeviceMetrics(metrics, "npu:0", "ascend").report("w", stats(7, watts=90))
+    labels = {"model": "m", "version": "1"}
+    assert value(metrics, "nv_inference_request_success", **labels) == 2
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert value(metrics, "nv_inference_request_failure", **labels, reason=reason) == 1
+    assert value(metrics, "nv_inference_exec_count", **labels) == 1
+    assert value(metrics, "nv_inference_count", **labels) == 1
+    assert value(metrics, "nv_inference_compute_infer_duration_us", **labels) == 250_000
+    assert value(metrics, "nv_inference_request_duration_us", **labels) == 3_000_000
+    assert value(metrics, "nv_gpu_power_usage", gpu_uuid="npu:0") == 90
+    assert value(metrics, "nv_gpu_memory_used_bytes", gpu_uuid="npu:0") == 7
+
+
+async def test_a_scrape_is_rendered_off_the_event_loop():
+    threads = []
+
+    class Watched:
+        enabled = True
+
+        def render(self, _accept):
+            threads.append(threading.get_ident())
+            return b"", "text/plain"
+
+    app = FastAPI()
+    app.include_router(status.router)
+    app.state.service = SimpleNamespace(metrics=Watched())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        assert (await client.get("/metrics")).status_code == 200
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()

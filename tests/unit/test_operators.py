@@ -1,0 +1,507 @@
+"""What a device does about operators it lacks: the table, fixed shapes, and, on a simulated device, the dispatcher."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet50
+
+from app.cli import main
+from app.observability.device_metrics import DeviceMetrics
+from app.observability.metrics import Metrics
+from app.workers.messages import Load, Stats
+from app.workers.worker import Worker
+from backends import BackendError, operators, register_operator_libraries
+from backends.ascend import AscendBackend
+from backends.cpu import CpuBackend
+from backends.operators import Operators, fixed_shapes, load_operator_libraries
+from backends.replacements import REPLACEMENTS
+from models import open_model, parse_spec
+from models.classification import ClassificationNetwork
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "operators.md"
+HALVES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, *HALVES)
+
+
+def numbers(*shape, dtype=torch.float32):
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(1)) * 4
+    values.view(-1)[0] = 60  # Where halves would overflow on the way, did they not compute in float32.
+    values.view(-1)[1] = 30_000
+    return values.to(dtype)
+
+
+CASES = {
+    "aten::silu": [(numbers(2, 3, 8, 8),)],
+    "aten::hardsigmoid": [(numbers(2, 3, 8, 8),)],
+    "aten::hardswish": [(numbers(2, 3, 8, 8),)],
+    "aten::hardtanh": [(numbers(2, 3, 8, 8),), (numbers(2, 3, 8, 8), 0, 6)],
+    "aten::gelu": [(numbers(4, 9),), (numbers(4, 9), {"approximate": "tanh"})],
+    "aten::_softmax": [(numbers(4, 9), 1, False), (numbers(2, 4, 9), -2, False)],
+    "aten::roll": [(numbers(4, 9), [2, -3], [0, 1]), (numbers(4, 9), [-11], [1]), (numbers(4, 9), [5])],
+    "aten::_adaptive_avg_pool2d": [(numbers(2, 3, 7, 7), (1, 1)), (numbers(2, 3, 14, 9), (7, 4))],
+    "aten::adaptive_avg_pool2d": [(numbers(2, 3, 7, 7), (3, 2)), (numbers(3, 6, 8), (3, 4))],
+    "aten::upsample_nearest2d": [
+        (numbers(2, 3, 5, 7), (10, 14), 2.0, 2.0),
+        (numbers(2, 3, 5, 7), (10, 21)),
+        (numbers(2, 3, 5, 7), (8, 5)),
+        (numbers(2, 3, 5, 7), (7, 9), 1.5, 1.3),
+    ],
+}
+
+
+def given(name, dtype):
+    for *args, last in CASES[name]:
+        options = last if isinstance(last, dict) else {}
+        rest = args if options else [*args, last]
+        yield rest[0].to(dtype), rest[1:], options
+
+
+def packet(name):
+    return getattr(torch.ops.aten, name.partition("::")[2])
+
+
+def close(mine, theirs):
+    # A unit in the last place for halves, a few of them for the others.
+    assert mine.dtype == theirs.dtype
+    torch.testing.assert_close(mine, theirs, rtol=torch.finfo(mine.dtype).eps * 8, atol=1e-6)
+
+
+def test_every_replacement_has_a_case():
+    assert CASES.keys() == REPLACEMENTS.keys()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", REPLACEMENTS)
+def test_a_replacement_answers_as_the_operator_does(name, dtype):
+    for x, rest, options in given(name, dtype):
+        before = x.clone()
+        close(REPLACEMENTS[name](x, *rest, **options), packet(name)(x, *rest, **options))
+        assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if hasattr(torch.ops.aten, f"{name[6:]}_")])
+def test_an_in_place_form_writes_into_its_argument(name):
+    in_place = getattr(torch.ops.aten, f"{name[6:]}_").default
+    kernel = operators._kernel(f"test::{name}_", in_place, REPLACEMENTS[name])
+    for x, rest, options in given(name, torch.float32):
+        expected, mine = packet(name)(x, *rest, **options), x.clone()
+        assert kernel(mine, *rest, **options) is mine
+        close(mine, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if "out" in packet(name).overloads()])
+def test_an_out_form_writes_into_its_argument_and_makes_room_in_it(name):
+    kernel = operators._kernel(f"test::{name}.out", packet(name).out, REPLACEMENTS[name])
+    for x, rest, options in given(name, torch.float32):
+        out = torch.empty(0)
+        assert kernel(x, *rest, **options, out=out) is out
+        close(out, packet(name)(x, *rest, **options))
+
+
+def test_only_operators_whose_result_is_no_view_can_run_elsewhere():
+    assert operators._kernel("test::view", torch.ops.aten.view.default, None) is None
+    assert operators._kernel("test::sin", torch.ops.aten.sin.default, None) is not None
+
+
+# Shapes
+
+
+def test_resnets_pooling_is_fixed_and_its_answers_stay():
+    torch.manual_seed(0)
+    network = ClassificationNetwork(resnet50().eval(), (224, 224, 3), (0.5,) * 3, (0.25,) * 3)
+    pixels = torch.randint(0, 256, (1, 224, 224, 3), dtype=torch.uint8)
+    with torch.inference_mode():
+        expected = network(pixels)[0]
+        assert fixed_shapes(network, network.input_shape) == ["core.avgpool"]
+        assert isinstance(network.core.avgpool, nn.AvgPool2d)
+        torch.testing.assert_close(network(pixels)[0], expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+class Pools(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.even = nn.AdaptiveAvgPool2d((2, 4))
+        self.most = nn.AdaptiveMaxPool2d((4, None))
+        self.uneven = nn.AdaptiveAvgPool2d(3)
+        self.twice = nn.AdaptiveAvgPool2d(2)
+        self.never = nn.AdaptiveAvgPool2d(1)
+        self.shared = nn.ModuleList([self.even])
+
+    def forward(self, pixels):
+        x = pixels.permute(0, 3, 1, 2).float()
+        y = (self.even(x), self.most(x), self.uneven(x), self.twice(x), self.twice(x[..., :4, :4]), self.shared[0](x))
+        return tuple(each.flatten(1) for each in y)
+
+
+def test_what_is_uneven_or_sees_two_sizes_is_left_alone():
+    network, pixels = Pools().eval(), torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
+    expected = network(pixels)
+    assert sorted(fixed_shapes(network, (8, 8, 3))) == ["even", "most", "shared.0"]
+    assert isinstance(network.most, nn.MaxPool2d)
+    assert network.shared[0] is network.even
+    assert all(isinstance(each, nn.AdaptiveAvgPool2d) for each in (network.uneven, network.twice, network.never))
+    for mine, theirs in zip(network(pixels), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_fixed_shapes_are_for_vendors_outside_of_torch():
+    from backends import BACKENDS
+
+    assert {each.name for each in BACKENDS if getattr(each, "_static_shapes", False)} == {"npu", "mlu", "supa", "musa"}
+    assert AscendBackend._static_shapes
+
+
+# Errors and warnings
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Could not run 'aten::sin' with arguments from the 'NPU' backend."),
+        NotImplementedError("Could not run 'aten::sin' with arguments from the 'CPU' backend."),
+        NotImplementedError("Could not run 'aten::no_such_thing' with arguments from the 'NPU' backend."),
+        NotImplementedError("Could not run 'aten::view' with arguments from the 'NPU' backend."),
+        NotImplementedError("Could not run 'aten::copy_' with arguments from the 'NPU' backend."),
+        NotImplementedError("\"sin_npu\" not implemented for 'Half'"),
+        BackendError("no cause"),
+        ValueError("Could not run 'aten::sin' with arguments from the 'NPU' backend."),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}"[:60],
+)
+def test_every_other_error_passes_at_once(error):
+    tries = []
+
+    def attempt():
+        tries.append(1)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        Operators("npu").completed(attempt)
+    assert caught.value is error
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize(
+    ("device_type", "error"),
+    [
+        ("npu", NotImplementedError("Could not run 'aten::x.y' with arguments from the 'PrivateUse1' backend. 'aten")),
+        ("cuda", NotImplementedError("Could not run 'aten::x.y' with arguments from the 'CUDA' backend.")),
+        ("mlu", NotImplementedError("The operator 'aten::x.y' is not currently implemented for the MLU device. If")),
+        ("xpu", NotImplementedError("The operator 'aten::x.y' is not currently implemented for the XPU device. If")),
+        ("npu", RuntimeError("The operator 'aten::x.y' would execute its main computation on CPU through dispatcher "
+                             "backend fallback, but CPU fallback is disabled by TORCH_NPU_FALLBACK_CPU_DISABLE=1.\n")),
+    ],
+)  # fmt: skip
+def test_a_missing_operator_is_known_by_every_vendors_words(device_type, error):
+    translated = BackendError("npu:0 failed")
+    translated.__cause__ = error
+    for each in (error, translated):
+        assert Operators(device_type)._missing(each) == "aten::x.y"
+
+
+def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
+    monkeypatch.setattr(operators, "_heard", {})
+    said = (
+        "CAUTION: The operator 'aten::roll' is not currently supported on the NPU backend and will fall back to run on "
+        "the CPU. This may have performance implications.",
+        "CAUTION: The operator aten::logit, aten::logit_ and aten::logit.out is currently not supported on the NPU "
+        "backend. Now this operator will fallback to run on the CPU and may have performance implications.",
+        "The operator 'aten::cholesky on the XPU backend is falling back to run on the CPU.",
+        "The operator 'aten::sin' fails on the MLU backend and will fall back to run on the CPU. This may have",
+    )
+    each = Operators("npu")
+    with pytest.warns(DeprecationWarning, match="another") as others:
+        each.completed(lambda: [warnings.warn(text, UserWarning, stacklevel=1) for text in said]
+                       and warnings.warn("another", DeprecationWarning, stacklevel=1))  # fmt: skip
+    assert [str(other.message) for other in others] == ["another"]
+    names = ("aten::roll", "aten::logit", "aten::logit_", "aten::logit.out", "aten::cholesky", "aten::sin")
+    assert each.found() == dict.fromkeys(names, "vendor-cpu")
+    assert operators.fallback_counts() == {}
+    assert not torch.is_warn_always_enabled()
+
+
+def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
+    load = CpuBackend.load
+
+    def lacking(*args, **options):
+        executable = load(*args, **options)
+        executable.operators = {"aten::sin": "cpu", "aten::silu": "replaced", "aten::roll": "vendor-cpu"}
+        return executable
+
+    monkeypatch.setattr(CpuBackend, "load", lacking)
+    model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
+    worker = Worker(Load((model,), "cpu", "eager", "fp32", (1,)), None)
+    worker.close()
+    assert worker.ready.loaded[0].operators == {
+        "aten::sin": "cpu",
+        "aten::silu": "replaced",
+        "aten::roll": "vendor-cpu",
+    }
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [re.search(r"lacks (\S+),", text)[1] for text in said] == ["aten::sin", "aten::roll"]
+
+
+@pytest.mark.parametrize("command", ["predict", "serve"])
+def test_a_library_that_is_not_there_ends_the_start(command, capsys, tmp_path):
+    missing = str(tmp_path / "missing.so")
+    picture = str(ROOT / "models" / "sample" / "pictures" / "detect_1.jpg")
+    rest = ["yolov8n:sample", picture] if command == "predict" else ["--models", "yolov8n:sample", "--port", "0"]
+    assert main([command, *rest, "--device", "cpu", "--operator-libraries", missing]) == 1
+    assert "missing.so is not there." in capsys.readouterr().err
+
+
+def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
+    missing, text = tmp_path / "missing.so", tmp_path / "text.so"
+    text.write_text("no library")
+    with pytest.raises(BackendError, match=r"missing\.so is not there\.$"):
+        register_operator_libraries([str(missing)])
+    with pytest.raises(BackendError, match=r"missing\.so is not there\.$"):
+        load_operator_libraries([str(missing)])
+    with pytest.raises(BackendError, match=r"text\.so cannot be loaded: .*\.$"):
+        load_operator_libraries([str(text)])
+
+
+def test_the_metric_counts_on_when_a_worker_begins_anew():
+    def stats(**fallbacks):
+        return Stats(*[0] * 9, {f"aten::{name}": count for name, count in fallbacks.items()})
+
+    metrics = Metrics()
+    device = DeviceMetrics(metrics, "npu:0", "ascend")
+    device.report("first", stats(sin=3))
+    device.report("first", stats(sin=5, roll=1))
+    device.gone("first", last=True)
+    device.report("second", stats(sin=2))
+    labels = {"device": "npu:0", "operator": "aten::sin"}
+    assert metrics.registry.get_sample_value("anychip_operator_fallbacks_total", labels) == 7
+
+
+def test_the_documented_table_is_the_one_there_is():
+    assert set(re.findall(r"^\| `(aten::\w+)` \|", DOCS.read_text(), re.MULTILINE)) == set(REPLACEMENTS)
+
+
+# On a device
+
+# Everything that depends on how the simulated device is reached.
+_DEVICE = """
+import sys
+from pathlib import Path
+from backends.simulated import configure
+configure("npu:1", Path(sys.argv[1]))
+from backends.simulated.device import count, deny, install
+install("npu")
+"""
+_BEGIN = """
+import json, torch
+import numpy as np
+from torch import nn
+from backends.engines import EagerEngine, compile_first
+from backends.operators import Operators, fallback_counts, load_operator_libraries
+
+class Net(nn.Module):
+    input_shape = (16, 16, 3)
+
+    def __init__(self, *layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), *layers)
+
+    def cast(self, dtype):
+        return self
+
+    def forward(self, pixels):
+        return (self.layers(pixels.permute(0, 3, 1, 2).float() / 255),)
+
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+
+def load(net):
+    operators = Operators("npu")
+    engine = EagerEngine(("fp32",), channels_last=False)
+    return compile_first([engine], net, "npu:0", ("fp32",), (1, 2), completed=operators.completed), operators
+
+def compared(*layers):
+    net = Net(*layers)
+    with torch.inference_mode():
+        [expected] = net(torch.from_numpy(pixels))
+    executable, operators = load(net)
+    before = sum(fallback_counts().values())
+    [answer] = executable.run(pixels)
+    runs = sum(fallback_counts().values()) - before
+    difference = float(np.abs(answer - expected.numpy()).max())
+    return {"difference": difference, "found": operators.found(), "runs": runs}
+"""
+on_a_device = pytest.mark.skipif(
+    importlib.util.find_spec("backends.simulated") is None or shutil.which("g++") is None,
+    reason="no simulated device, or no compiler for it",
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return tmp_path_factory.mktemp("simulated")  # Compiled once for all.
+
+
+def said_by(script, built, *args):
+    """What a process of its own prints last: PyTorch has one slot for such a device."""
+    program = _DEVICE + _BEGIN + textwrap.dedent(script)
+    command = [sys.executable, "-W", "error", "-c", program, str(built), *map(str, args)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@on_a_device
+def test_a_missing_operator_with_a_replacement_is_replaced(built):
+    script = """
+        deny("aten::silu")
+        print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), fallback_counts()]))
+    """
+    out_of_place, in_place, counts = said_by(script, built)
+    assert max(out_of_place["difference"], in_place["difference"]) < 1e-6
+    for each in (out_of_place, in_place):
+        assert set(each["found"].values()) == {"replaced"}
+        assert all(name.startswith("aten::silu") for name in each["found"])
+    assert counts == {}
+
+
+@on_a_device
+def test_a_missing_operator_without_one_runs_on_the_cpu_and_is_counted(built):
+    script = """
+        for name in ("aten::sin", "aten::max", "aten::cat", "aten::sort", "aten::max_pool2d_with_indices"):
+            deny(name)
+        results = [
+            compared(Of(torch.sin)),
+            compared(Of(lambda x: x.sin_())),
+            compared(Of(lambda x: torch.cat([x, x * 2], 1))),
+            compared(Of(lambda x: x.sort(dim=2)[0]), Of(torch.sin)),
+            compared(nn.MaxPool2d(2)),
+            compared(nn.ReLU()),
+        ]
+        print(json.dumps([results, fallback_counts()]))
+    """
+    results, counts = said_by(script, built)
+    assert [each["difference"] for each in results] == [0] * 6
+    assert [each["runs"] for each in results] == [1, 1, 1, 2, 1, 0]
+    assert [set(each["found"].values()) for each in results] == [{"cpu"}] * 5 + [set()]
+    assert counts.keys() == {name for each in results for name in each["found"]}
+    assert all(count >= 3 for count in counts.values())  # Both warm-ups, and the batch.
+
+
+@on_a_device
+def test_a_fallback_keeps_what_its_callers_rely_on(built):
+    script = """
+        operators = Operators("npu")
+        for name in ("aten::sin", "aten::addcmul", "aten::max", "aten::linspace", "aten::nonzero", "aten::stack"):
+            deny(name)
+        x, said = torch.randn(3, 4).to("npu"), {}
+        def check(what, function):
+            said[what] = bool(operators.completed(function))
+        def in_place():
+            y, z = x.clone(), None
+            z = y.sin_()
+            return z is y and torch.equal(y.cpu(), x.cpu().sin())
+        def half_of_it():
+            y = x.clone()
+            y[:, 1:3].sin_()
+            wanted = x.cpu()
+            wanted[:, 1:3].sin_()
+            return torch.equal(y.cpu(), wanted)
+        def out():
+            y = torch.empty(0, device="npu")
+            return torch.sin(x, out=y) is y and torch.equal(y.cpu(), x.cpu().sin())
+        def outs():
+            values, places = torch.empty(3, device="npu"), torch.empty(3, dtype=torch.long, device="npu")
+            torch.max(x, 1, out=(values, places))
+            return torch.equal(values.cpu(), x.cpu().max(1)[0]) and torch.equal(places.cpu(), x.cpu().max(1)[1])
+        check("in place", in_place)
+        check("through a view", half_of_it)
+        check("out", out)
+        # The kernel itself: PyTorch may put its own argument in the place of what a kernel returns.
+        from backends.operators import _kernel
+        def itself():
+            y, sin_ = x.clone(), _kernel("test::sin_", torch.ops.aten.sin_.default, None)
+            return sin_(y) is y and torch.equal(y.cpu(), x.cpu().sin())
+        check("the kernel", itself)
+        check("two outs", outs)
+        h = x.cpu()
+        check("scalars", lambda: torch.equal(x.addcmul(x, x, value=2).cpu(), h.addcmul(h, h, value=2)))
+        check("a device", lambda: torch.linspace(0, 1, 5, device="npu:0").device == x.device)
+        check("a size that depends", lambda: torch.equal((x > 0).nonzero().cpu(), (x.cpu() > 0).nonzero()))
+        check("a list", lambda: torch.stack([x, x]).device == x.device)
+        print(json.dumps([said, operators.found()]))
+    """
+    said, found = said_by(script, built)
+    assert said == dict.fromkeys(said, True)
+    assert len(said) == 9
+    assert {"aten::sin", "aten::max", "aten::linspace", "aten::nonzero"} <= {name.partition(".")[0] for name in found}
+
+
+@on_a_device
+def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
+    script = """
+        from pathlib import Path
+        from backends import detect
+        from backends.ascend import AscendBackend
+        from models import open_model, parse_spec
+
+        detect.found = lambda *_: detect.Found(devices=({"name": "Chip", "memory_bytes": 2**34, "arch": ""},))
+        detect.installed = lambda *_: True
+        for name in ("aten::silu", "aten::upsample_nearest2d", "aten::_softmax", "aten::max_pool2d_with_indices"):
+            deny(name)
+        backend, results = AscendBackend(), []
+        for spec in ("yolov8n:sample", "resnet50:sample"):
+            torch.manual_seed(0)
+            net = open_model(parse_spec(spec), Path("nowhere")).network()
+            pixels = np.random.default_rng(0).integers(0, 256, (1, *net.input_shape), dtype=np.uint8)
+            with torch.inference_mode():
+                expected = [each.numpy() for each in net(torch.from_numpy(pixels))]
+            executable = backend.load(net, "npu:0", "auto", "fp32", (1,))
+            close = [np.allclose(*both, rtol=1e-3, atol=1e-4) for both in zip(executable.run(pixels), expected)]
+            pools = [type(each).__name__ for each in net.modules() if "Pool" in type(each).__name__]
+            results.append([close, dict(executable.operators), pools])
+        print(json.dumps(results))
+    """
+    detector, classifier = said_by(script, built)
+    assert all(detector[0])
+    assert all(classifier[0])
+    replaced = dict.fromkeys(("aten::silu", "aten::upsample_nearest2d", "aten::_softmax"), "replaced")
+    assert detector[1] == replaced | {"aten::max_pool2d_with_indices": "cpu"}
+    assert classifier[1] == {"aten::max_pool2d_with_indices": "cpu"}  # Provided for the other one, and used again.
+    assert classifier[2] == ["MaxPool2d", "AvgPool2d"]
+
+
+def documented(language):
+    return re.search(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)[1]
+
+
+@on_a_device
+def test_the_documented_library_serves_what_the_device_lacks(built, tmp_path):
+    (tmp_path / "silu.cpp").write_text(documented("cpp"))
+    command = documented("sh").replace("python", sys.executable)
+    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, timeout=240)
+    script = """
+        deny("aten::silu")
+        load_operator_libraries([sys.argv[2], sys.argv[2]])
+        print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), count("aten::sigmoid")]))
+    """
+    out_of_place, in_place, sigmoids = said_by(script, built, tmp_path / "silu.so")
+    assert max(out_of_place["difference"], in_place["difference"]) < 1e-6
+    assert out_of_place["found"] == in_place["found"] == {}
+    assert sigmoids > 0  # The library's arithmetic, on the device.

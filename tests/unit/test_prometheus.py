@@ -1,0 +1,152 @@
+"""What is shipped for Prometheus and Grafana, by their own tools: rules, alerts, names, the dashboard's structure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from app.observability.device_metrics import DeviceMetrics
+from app.observability.metrics import Metrics, ModelMetrics
+from app.workers.messages import Stats
+from tests.support.prometheus import DEPLOY, MISSING, RULES, alerts
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = DEPLOY / "grafana" / "anychip.json"
+promtool = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+
+def check(*arguments, **options):
+    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def filled():
+    """Metrics of a model on a device, all of them with values."""
+    metrics = Metrics()
+    model = ModelMetrics(metrics, "m")
+    model.answered("OK", 0.1, None)
+    model.batch("npu:0")[0].observe(3)
+    for stage in model.stage_seconds.values():
+        stage.observe(0.01)
+    DeviceMetrics(metrics, "npu:0", "ascend").report("w", Stats(1, 2, 3, 4, 5, 0.5, 100, 10, 50, {"aten::roll": 1}))
+    metrics.model_info.labels("m", "npu:0", "eager", "fp32", "official").set(1)
+    metrics.precision_error.labels("m", "npu:0", "top1").set(0)
+    metrics.precision_gate.labels("m", "npu:0", "eager", "fp32").set(1)
+    return metrics
+
+
+@promtool
+def test_the_configuration_and_its_rules_are_valid():
+    assert "alerts.yml" in check("check", "config", RULES / "prometheus.yml")
+
+
+@promtool
+@pytest.mark.parametrize("rules", ["recording.yml", "alerts.yml"])
+def test_rules_are_valid(rules):
+    assert "SUCCESS" in check("check", "rules", RULES / rules)
+
+
+@promtool
+def test_every_alert_passes_its_unit_tests():
+    assert "SUCCESS" in check("test", "rules", RULES / "alerts_test.yml")
+
+
+def test_every_alert_has_a_unit_test_and_says_what_to_do():
+    tests = (RULES / "alerts_test.yml").read_text()
+    groups = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        assert rule["alert"] in tests
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    documentation = (ROOT / "docs" / "observability.md").read_text()
+    assert set(re.findall(r"^\| `(Anychip\w+)` \|", documentation, re.MULTILINE)) == set(alerts())
+
+
+def test_rules_say_the_same_in_prometheus_2_and_3():
+    """Version 3 writes `le="1"` as `le="1.0"`, and a selector that names one of them finds nothing in the other."""
+    for file in RULES.glob("*.yml"):
+        if file.name != "alerts_test.yml":
+            assert not re.search(r'\b(le|quantile)\s*!?="', file.read_text()), file
+    assert not re.search(r'\b(le|quantile)\s*!?=\\?"', DASHBOARD.read_text())
+
+
+@promtool
+def test_names_help_and_types_are_as_prometheus_wants_them():
+    content, kind = filled().render("text/plain")
+    assert "version=0.0.4" in kind or "version=1.0.0" in kind
+    assert check("check", "metrics", input=content.decode()) == ""
+
+
+def names():
+    """Every series that the service can have, `_bucket` and the like included."""
+    return {sample.name for family in filled().registry.collect() for sample in family.samples} | {
+        "ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes", "up",
+    }  # fmt: skip
+
+
+def asked(expression):
+    """Names of series in an expression."""
+    outside = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|(by|on|without) \([^)]*\)', " ", expression)
+    return {word for word in re.findall(r"[a-zA-Z_:][\w:]*", outside) if ":" in word or "_" in word or word == "up"} - {
+        "histogram_quantile", "max_over_time", "last_over_time",
+    }  # fmt: skip
+
+
+def test_no_rule_and_no_panel_asks_for_a_series_that_nobody_has():
+    recorded = {
+        rule["record"]: rule["expr"]
+        for group in yaml.safe_load((RULES / "recording.yml").read_text())["groups"]
+        for rule in group["rules"]
+    }
+    panels = [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+    expressions = [*recorded.values(), *alerts().values()]
+    expressions += [target["expr"] for panel in panels for target in panel["targets"]]
+    unknown = set().union(*map(asked, expressions)) - names() - recorded.keys()
+    assert unknown == set()
+
+
+def test_the_dashboard_is_what_its_script_makes():
+    spec = importlib.util.spec_from_file_location("dashboard", DEPLOY / "grafana" / "dashboard.py")
+    module = importlib.util.module_from_spec(spec)
+    __import__("sys").modules["dashboard"] = module
+    spec.loader.exec_module(module)
+    assert json.loads(DASHBOARD.read_text()) == json.loads(json.dumps(module.dashboard())), "run dashboard.py"
+
+
+def test_the_dashboard_has_its_rows_and_variables_and_no_panel_hides_another():
+    board = json.loads(DASHBOARD.read_text())
+    assert 38 <= board["schemaVersion"] <= 42
+    assert {variable["name"] for variable in board["templating"]["list"]} >= {"datasource", "model", "device"}
+    rows = [panel["title"] for panel in board["panels"] if panel["type"] == "row"]
+    assert rows == ["Overview", "Latency by stage", "Batching", "Devices", "Workers and faults"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+            assert panel["datasource"]["uid"] == "${datasource}"
+
+
+def test_every_metric_is_promised_documented_and_no_other_is():
+    documentation = (ROOT / "docs" / "observability.md").read_text()
+    families = {family.name for family in Metrics().registry.collect() if family.name.startswith("anychip_")}
+    counters = {family.name for family in Metrics().registry.collect() if family.type == "counter"}
+    expected = {f"{name}_total" if name in counters else name for name in families}
+    assert set(re.findall(r"^\| `(anychip_\w+)", documentation, re.MULTILINE)) == expected

@@ -1,0 +1,1037 @@
+"""The scheduler, with a clock made of numbers."""
+
+import heapq
+import random
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, DeadlineUnreachableError, QueueFullError, Scheduler
+
+LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
+FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
+NEVER = 1e9
+
+
+def make(limits=None, ladder=LINEAR, workers=("w",), **options):
+    limits = limits or {"m": 100}
+    scheduler = Scheduler(limits, **options)
+    for worker in workers:
+        scheduler.add_worker(worker, dict.fromkeys(limits, ladder))
+    return scheduler
+
+
+def put(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0):
+    """So many requests of one image each."""
+    return [scheduler.enqueue(scheduler.reserve(model, 1, deadline, priority, now), None, now) for _ in range(images)]
+
+
+def put_request(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0):
+    """One request of so many images."""
+    places = scheduler.reserve(model, images, deadline, priority, now)
+    return [scheduler.enqueue(places, None, now, position) for position in range(images)]
+
+
+def dispatch(scheduler, now=0.0):
+    return scheduler.dispatch(now)[0]
+
+
+def items_of(batches):
+    return [item for batch in batches for item in batch.items]
+
+
+def teach(scheduler, seconds, times, now=0.0):
+    """Batches of one that take so long, one after the other; returns the time then."""
+    for _ in range(times):
+        put(scheduler, 1, now=now)
+        [batch] = dispatch(scheduler, now)
+        now += seconds
+        scheduler.finish(batch.worker, batch.id, now)
+    return now
+
+
+# Batches
+
+
+def test_an_idle_worker_gets_whatever_is_there_at_once():
+    scheduler = make()
+    put(scheduler, 1)
+    assert [len(batch.items) for batch in dispatch(scheduler)] == [1]
+
+
+def test_while_a_worker_computes_a_partial_batch_keeps_filling():
+    scheduler = make()
+    put(scheduler, 1)
+    [first] = dispatch(scheduler)
+    put(scheduler, 7)
+    assert dispatch(scheduler) == []
+    scheduler.finish("w", first.id, 0.01)
+    assert [len(batch.items) for batch in dispatch(scheduler, 0.01)] == [4]
+
+
+def test_while_a_worker_computes_exactly_one_full_batch_waits_in_front_of_it():
+    scheduler = make()
+    put(scheduler, 40)
+    assert [len(batch.items) for batch in dispatch(scheduler)] == [8, 8]
+    assert scheduler.waiting("m") == 24
+    assert scheduler.in_flight("m") == 16
+
+
+def test_items_keep_their_order():
+    scheduler = make()
+    items = put(scheduler, 20)
+    assert items_of(dispatch(scheduler)) == items[:16]
+
+
+def test_padding_shows_in_the_batch():
+    scheduler = make(ladder=FLAT)
+    put(scheduler, 5)
+    [batch] = dispatch(scheduler)
+    assert (len(batch.items), batch.size) == (5, 8)
+
+
+def test_where_padding_costs_time_the_batch_is_the_size_below():
+    scheduler = make(ladder=LINEAR)
+    put(scheduler, 5)
+    [batch] = dispatch(scheduler)
+    assert (len(batch.items), batch.size) == (4, 4)
+
+
+def test_an_idle_worker_waits_for_a_fuller_batch_only_when_told_to():
+    scheduler = make(max_wait_s=0.005)
+    put(scheduler, 3, now=1.0)
+    assert dispatch(scheduler, 1.001) == []
+    assert scheduler.wake_at() == pytest.approx(1.005)
+    assert len(items_of(dispatch(scheduler, 1.005))) == 2
+
+
+def test_without_a_waiting_time_nobody_needs_waking():
+    scheduler = make(workers=())
+    put(scheduler, 3)
+    assert scheduler.wake_at() is None
+
+
+# Bounds
+
+
+def test_the_queue_is_bounded_exactly_and_reservations_count():
+    scheduler = make({"m": 5}, workers=())
+    put(scheduler, 2)
+    places = scheduler.reserve("m", 3, NEVER, 0, 0.0)
+    with pytest.raises(QueueFullError, match="5 of 5"):
+        scheduler.reserve("m", 1, NEVER, 0, 0.0)
+    scheduler.release(places)
+    assert put(scheduler, 3)
+    with pytest.raises(QueueFullError):
+        scheduler.reserve("m", 1, NEVER, 0, 0.0)
+
+
+def test_a_reservation_is_all_or_nothing():
+    scheduler = make({"m": 5}, workers=())
+    with pytest.raises(QueueFullError):
+        scheduler.reserve("m", 6, NEVER, 0, 0.0)
+    scheduler.reserve("m", 5, NEVER, 0, 0.0)
+
+
+def test_giving_places_back_twice_gives_them_back_once():
+    scheduler = make({"m": 4}, workers=())
+    places = scheduler.reserve("m", 2, NEVER, 0, 0.0)
+    scheduler.reserve("m", 2, NEVER, 0, 0.0)
+    scheduler.release(places)
+    scheduler.release(places)
+    scheduler.reserve("m", 2, NEVER, 0, 0.0)
+    with pytest.raises(QueueFullError):
+        scheduler.reserve("m", 1, NEVER, 0, 0.0)
+
+
+def test_no_more_images_come_than_places_were_reserved():
+    scheduler = make()
+    places = scheduler.reserve("m", 1, NEVER, 0, 0.0)
+    scheduler.enqueue(places, None, 0.0)
+    with pytest.raises(ValueError, match="no place"):
+        scheduler.enqueue(places, None, 0.0)
+
+
+def test_a_full_queue_of_one_model_leaves_the_other_alone():
+    scheduler = make({"a": 1, "b": 1}, workers=())
+    put(scheduler, 1, "a")
+    put(scheduler, 1, "b")
+    with pytest.raises(QueueFullError):
+        put(scheduler, 1, "a")
+
+
+def test_checking_takes_no_place():
+    scheduler = make({"m": 1})
+    for _ in range(3):
+        assert scheduler.check("m", 1, NEVER, 0, 0.0) == pytest.approx(0.010)
+    put(scheduler, 1)
+    with pytest.raises(QueueFullError):
+        scheduler.check("m", 1, NEVER, 0, 0.0)
+
+
+def test_a_discarded_item_frees_its_place_and_is_never_sent():
+    scheduler = make({"m": 2}, workers=())
+    gone, stays = put(scheduler, 2)
+    assert scheduler.discard(gone)
+    assert not scheduler.discard(gone)
+    scheduler.reserve("m", 1, NEVER, 0, 0.0)
+    scheduler.add_worker("w", {"m": LINEAR})
+    assert items_of(dispatch(scheduler)) == [stays]
+
+
+def test_an_item_that_was_sent_can_no_longer_be_discarded():
+    scheduler = make()
+    [item] = put(scheduler, 1)
+    dispatch(scheduler)
+    assert not scheduler.discard(item)
+
+
+def test_discarding_all_returns_them_in_order_and_frees_their_places():
+    scheduler = make({"m": 4}, workers=())
+    low, high = put(scheduler, 1), put(scheduler, 1, priority=1)
+    assert scheduler.discard_all("m") == high + low
+    assert scheduler.discard_all("m") == []
+    assert len(put(scheduler, 4)) == 4
+
+
+@pytest.mark.parametrize("keep", [0, 3])
+def test_many_discards_leave_no_memory_behind(keep):
+    scheduler = make({"m": 2000}, workers=())
+    put(scheduler, keep)
+    for item in put(scheduler, 1000, priority=1)[::-1]:
+        scheduler.discard(item)
+    for priority in range(1000):
+        [item] = put(scheduler, 1, priority=-priority)
+        scheduler.discard(item)
+    assert len(scheduler._queues["m"].heap) < 50
+    assert len(scheduler._queues["m"].ahead) <= 1
+
+
+# Deadlines
+
+
+def test_expired_items_are_dropped_and_reported_not_computed():
+    scheduler = make()
+    late = put(scheduler, 3, deadline=1.0)
+    fine = put(scheduler, 2, deadline=9.0)
+    batches, dropped = scheduler.dispatch(1.0)
+    assert dropped == late
+    assert items_of(batches) == fine
+
+
+def enough(seconds):
+    """A deadline for what takes so long, its answer's way back included."""
+    return seconds / (1 - WAY_BACK)
+
+
+def test_a_deadline_no_batch_was_ever_fast_enough_for_is_refused_at_the_door():
+    scheduler = make()
+    with pytest.raises(DeadlineUnreachableError) as refusal:
+        scheduler.reserve("m", 1, enough(0.0099), 0, 0.0)
+    assert refusal.value.expected_s == pytest.approx(0.010)
+    scheduler.reserve("m", 1, enough(0.0101), 0, 0.0)
+
+
+def test_what_waits_and_what_runs_counts_against_a_deadline():
+    scheduler = make(ladder={1: 0.1})
+    put(scheduler, 4)
+    dispatch(scheduler)
+    scheduler.check("m", 1, enough(0.51), 0, 0.0)
+    with pytest.raises(DeadlineUnreachableError) as refusal:
+        scheduler.check("m", 1, enough(0.49), 0, 0.0)
+    assert refusal.value.expected_s == pytest.approx(0.5)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.check("m", 2, enough(0.51), 0, 0.0)
+    scheduler.check("m", 1, enough(0.51), 0, 0.005)
+
+
+def test_reserved_places_count_against_a_deadline_until_given_back():
+    scheduler = make(ladder={1: 0.1})
+    places = scheduler.reserve("m", 5, NEVER, 0, 0.0)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.check("m", 1, 0.55, 0, 0.0)
+    scheduler.release(places)
+    scheduler.check("m", 1, 0.55, 0, 0.0)
+
+
+def test_only_images_of_at_least_its_priority_are_in_front_of_one():
+    scheduler = make(ladder={1: 0.1})
+    put(scheduler, 9)
+    dispatch(scheduler)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.check("m", 1, 0.5, 0, 0.0)
+    scheduler.check("m", 1, 0.5, 1, 0.0)
+
+
+def test_an_image_rides_in_whole_batches():
+    scheduler = make(ladder={8: 0.08})
+    put(scheduler, 24)
+    dispatch(scheduler)  # Two in flight, one waits.
+    assert scheduler.check("m", 1, NEVER, 0, 0.0) == pytest.approx(4 * 0.08)
+    put(scheduler, 7)
+    assert scheduler.check("m", 1, NEVER, 0, 0.0) == pytest.approx(4 * 0.08)
+
+
+def test_a_long_queue_is_reckoned_with_exactly():
+    scheduler = make({"m": 10_000}, ladder={8: 0.08}, workers=("a", "b"))
+    assert scheduler.check("m", 800, NEVER, 0, 0.0) == pytest.approx(4.0)
+    assert scheduler.check("m", 801, NEVER, 0, 0.0) == pytest.approx(4.08)
+
+
+def test_twice_the_workers_admit_twice_the_work():
+    one, two = make(ladder={1: 0.1}), make(ladder={1: 0.1}, workers=("a", "b"))
+    for scheduler, fits in ((one, 10), (two, 20)):
+        scheduler.check("m", fits, enough(1.01), 0, 0.0)
+        with pytest.raises(DeadlineUnreachableError):
+            scheduler.check("m", fits + 1, enough(1.01), 0, 0.0)
+
+
+def test_another_model_with_work_halves_what_can_be_promised():
+    scheduler = make({"a": 100, "b": 100}, ladder={1: 0.1})
+    alone_s = scheduler.check("a", 10, NEVER, 0, 0.0)
+    put(scheduler, 20, "b")
+    dispatch(scheduler)
+    assert scheduler.check("a", 10, NEVER, 0, 0.0) > 1.8 * alone_s
+
+
+def test_latency_is_learned_for_each_worker_and_model_apart():
+    scheduler = make({"a": 100, "b": 100}, workers=("v", "w"), ladder={1: 0.1})
+    put(scheduler, 1, "a")
+    [batch] = dispatch(scheduler)
+    scheduler.finish(batch.worker, batch.id, 0.2)
+    learned = {
+        (name, model): worker.ladders[model].of(1)
+        for name, worker in scheduler._workers.items()
+        for model in worker.ladders
+    }
+    changed = learned.pop((batch.worker, "a"))
+    assert changed == pytest.approx(0.12)
+    assert set(learned.values()) == {0.1}
+
+
+def test_what_a_slower_worker_taught_is_refused_at_the_door():
+    scheduler = make(ladder={1: 0.01})
+    now = teach(scheduler, 0.2, 100)
+    put(scheduler, 1, now=now)
+    dispatch(scheduler, now)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.check("m", 1, now + 0.3, 0, now)
+    scheduler.check("m", 1, now + 9, 0, now)
+
+
+def test_the_time_of_a_failed_batch_teaches_nothing():
+    scheduler = make(ladder={1: 0.01})
+    put(scheduler, 1)
+    [batch] = dispatch(scheduler)
+    scheduler.finish("w", batch.id, 5.0, learn=False)
+    assert scheduler._workers["w"].ladders["m"].of(1) == 0.01
+    assert scheduler._queues["m"].lateness.seconds == 0.0
+
+
+def test_the_time_a_batch_waited_for_the_one_before_is_not_its_own():
+    scheduler = make(ladder={1: 0.1})
+    put(scheduler, 2)
+    first, second = dispatch(scheduler)
+    scheduler.finish("w", first.id, 0.1)
+    scheduler.finish("w", second.id, 0.2)
+    assert scheduler._workers["w"].ladders["m"].of(1) == pytest.approx(0.1)
+
+
+def test_answers_later_than_the_queue_explains_make_admission_more_careful():
+    scheduler = make(ladder={1: 0.01})
+    now = 0.0
+    for _ in range(200):  # The image takes 50 ms to be there; the batch itself is as fast as expected.
+        places = scheduler.reserve("m", 1, NEVER, 0, now)
+        now += 0.05
+        scheduler.enqueue(places, None, now)
+        [batch] = dispatch(scheduler, now)
+        now += 0.01
+        scheduler.finish("w", batch.id, now)
+    put(scheduler, 1, now=now)
+    dispatch(scheduler, now)
+    with pytest.raises(DeadlineUnreachableError) as refusal:
+        scheduler.check("m", 1, now + 0.06, 0, now)
+    assert refusal.value.expected_s == pytest.approx(0.07, abs=0.005)
+    assert scheduler.check("m", 1, now + 0.08, 0, now) == pytest.approx(0.02, abs=0.001)
+
+
+def test_the_later_images_of_a_request_teach_no_lateness():
+    scheduler = make({"m": 1000}, ladder={1: 0.01})
+    put_request(scheduler, 64)
+    now, waiting = 0.0, dispatch(scheduler)
+    while waiting:
+        now += 0.01
+        scheduler.finish("w", waiting.pop(0).id, now)
+        waiting += dispatch(scheduler, now)
+    assert scheduler._queues["m"].lateness.seconds < 1e-6
+
+
+def test_a_hopeless_item_is_dropped_when_others_can_use_its_place():
+    scheduler = make(ladder={1: 0.1}, workers=())
+    hopeless, fine = put(scheduler, 1, deadline=0.09) + put(scheduler, 1, deadline=1.0)
+    scheduler.add_worker("w", {"m": {1: 0.1}})
+    batches, dropped = scheduler.dispatch(0.0)
+    assert (items_of(batches), dropped) == ([fine], [hopeless])
+
+
+def test_an_item_only_expected_to_be_late_is_tried_when_nobody_else_can_use_its_place():
+    scheduler = make(ladder={1: 0.1}, workers=())
+    [hopeless] = put(scheduler, 1, deadline=0.09)
+    scheduler.add_worker("w", {"m": {1: 0.1}})
+    batches, dropped = scheduler.dispatch(0.0)
+    assert (items_of(batches), dropped) == ([hopeless], [])
+
+
+def test_what_is_hopeless_with_one_worker_is_kept_for_another_that_makes_it():
+    scheduler = make(workers=())
+    scheduler.add_worker("fast", {"m": {1: 0.1}})
+    put(scheduler, 2, deadline=1.0)
+    dispatch(scheduler)
+    waiting = put(scheduler, 3, deadline=1.0)
+    scheduler.add_worker("slow", {"m": {1: 5.0}})
+    assert scheduler.dispatch(0.0) == ([], [])
+    scheduler.finish("fast", next(iter(scheduler._workers["fast"].batches)), 0.1)
+    assert [batch.worker for batch in dispatch(scheduler, 0.1)] == ["fast"]
+    assert scheduler.waiting("m") == len(waiting) - 1
+
+
+def test_a_slow_worker_helps_with_what_it_can_answer_in_time():
+    scheduler = make(workers=())
+    scheduler.add_worker("fast", {"m": {1: 0.1}})
+    scheduler.add_worker("slow", {"m": {1: 5.0}})
+    put(scheduler, 3, deadline=9.0)
+    assert [batch.worker for batch in dispatch(scheduler)] == ["fast", "fast", "slow"]
+
+
+def test_an_estimate_far_too_high_does_not_refuse_for_ever():
+    scheduler = make(ladder={1: 0.01})
+    now = teach(scheduler, 10.0, 100)
+    assert scheduler._workers["w"].ladders["m"].of(1) > 9
+    answered = 0
+    for _ in range(100):
+        [item] = put(scheduler, 1, now=now, deadline=now + 0.25)  # Raises if the door stays shut.
+        [batch], dropped = scheduler.dispatch(now)
+        assert batch.items == (item,)
+        assert not dropped
+        now += 0.01
+        scheduler.finish("w", batch.id, now)
+        answered += 1
+    assert answered == 100
+    assert scheduler._workers["w"].ladders["m"].of(1) == pytest.approx(0.01, rel=0.01)
+    put(scheduler, 1, now=now)
+    dispatch(scheduler, now)
+    for _ in range(400):  # The margin heals as well, now that answers come as expected.
+        scheduler._queues["m"].lateness.learn(0.0)
+    scheduler.check("m", 1, now + 0.25, 0, now)
+
+
+def test_without_a_worker_items_wait_for_the_one_on_its_way():
+    scheduler = make(workers=())
+    [item] = put(scheduler, 1, deadline=0.5)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.reserve("m", 1, 0.5, 0, 0.6)
+    scheduler.add_worker("w", {"m": LINEAR})
+    assert items_of(dispatch(scheduler, 0.4)) == [item]
+
+
+def test_the_drain_time_follows_from_what_waits_and_how_fast_it_goes():
+    scheduler = make(ladder={1: 0.1})
+    put(scheduler, 10)
+    assert scheduler.drain_time_s("m") == pytest.approx(1.0)
+    dispatch(scheduler)
+    assert scheduler.drain_time_s("m") == pytest.approx(1.0)
+    assert Scheduler({"m": 1}).drain_time_s("m") == float("inf")
+
+
+# Priority and sharing
+
+
+def test_higher_priority_goes_first():
+    scheduler = make(ladder={1: 0.01})
+    normal, urgent = put(scheduler, 1) + put(scheduler, 1, priority=1)
+    assert items_of(dispatch(scheduler)) == [urgent, normal]
+
+
+def test_waiting_long_enough_beats_priority_and_not_a_moment_less():
+    for waited_s, first in ((2 * PRIORITY_WORTH_S - 0.01, 2), (2 * PRIORITY_WORTH_S + 0.01, 0)):
+        scheduler = make(ladder={1: 0.01})
+        put(scheduler, 1, now=0.0)
+        put(scheduler, 1, now=waited_s, priority=2)
+        assert items_of(dispatch(scheduler, waited_s))[0].priority == first
+
+
+def test_the_images_of_a_large_request_leave_room_for_those_that_come_after():
+    scheduler = make({"m": 1000}, ladder={1: 0.01})
+    large = put_request(scheduler, 64)
+    [single] = put(scheduler, 1, now=0.1)
+    order = sorted([*large, single], key=lambda item: item.rank_s)
+    assert 1 <= order.index(single) <= 4, "at a quarter of 100/s three images of the request come in 0.1 s"
+
+
+def test_a_large_request_alone_keeps_the_device_full_and_in_order():
+    scheduler = make({"m": 1000})
+    large = put_request(scheduler, 64)
+    batches = dispatch(scheduler)
+    assert [batch.size for batch in batches] == [8, 8]
+    assert items_of(batches) == large[:16]
+
+
+def run_turns(scheduler, seconds, now=0.0):
+    """Device seconds that each model got of about `seconds`, with everything always waiting."""
+    got, waiting = Counter(), dispatch(scheduler, now)
+    while sum(got.values()) < seconds:
+        batch = waiting.pop(0)
+        taken = scheduler._workers["w"].ladders[batch.model].of(batch.size)
+        now += taken
+        got[batch.model] += taken
+        scheduler.finish("w", batch.id, now)
+        waiting += dispatch(scheduler, now)
+    return got
+
+
+def test_models_share_a_worker_by_device_time_not_by_requests():
+    scheduler = Scheduler({"slow": 10_000, "fast": 10_000})
+    scheduler.add_worker("w", {"slow": {1: 0.1}, "fast": {1: 0.01}})
+    put(scheduler, 400, "slow")
+    put(scheduler, 1100, "fast")
+    got = run_turns(scheduler, 20)
+    assert got["slow"] == pytest.approx(got["fast"], abs=0.3)
+
+
+def test_idleness_earns_no_credit():
+    scheduler = make({"a": 1000, "b": 1000}, ladder={1: 0.01})
+    now = 0.0
+    for _ in range(100):
+        put(scheduler, 1, "a", now=now)
+        [batch] = dispatch(scheduler, now)
+        now += 0.01
+        scheduler.finish("w", batch.id, now)
+    put(scheduler, 50, "a", now=now)
+    put(scheduler, 50, "b", now=now)
+    got = run_turns(scheduler, 0.2, now)
+    assert got["a"] == pytest.approx(0.1, abs=0.011)
+
+
+def test_a_partial_batch_of_one_model_is_not_overtaken_for_ever_by_full_ones_of_another():
+    scheduler = make({"a": 1000, "b": 1000})
+    put(scheduler, 500, "a")
+    waiting = dispatch(scheduler)
+    [item] = put(scheduler, 1, "b")
+    now, overtaken = 0.0, 0
+    while item not in waiting[0].items:
+        overtaken += 1
+        now += 0.072
+        scheduler.finish("w", waiting.pop(0).id, now)
+        waiting += dispatch(scheduler, now)
+    assert overtaken <= 3
+
+
+# Workers
+
+
+def test_two_idle_workers_share_what_is_there():
+    scheduler = make(workers=("a", "b"))
+    put(scheduler, 1)
+    [batch] = dispatch(scheduler)
+    put(scheduler, 1)
+    [other] = dispatch(scheduler)
+    assert {batch.worker, other.worker} == {"a", "b"}
+
+
+def test_the_worker_that_would_be_done_first_gets_the_next_items():
+    scheduler = make(workers=())
+    scheduler.add_worker("cpu", {"m": {1: 1.0}})
+    scheduler.add_worker("gpu", {"m": {1: 0.1}})
+    put(scheduler, 1)
+    assert [batch.worker for batch in dispatch(scheduler)] == ["gpu"]
+    put(scheduler, 1)
+    assert [batch.worker for batch in dispatch(scheduler)] == ["gpu"], "0.2 s behind the first beat 1 s at once"
+    put(scheduler, 1)
+    assert [batch.worker for batch in dispatch(scheduler)] == ["cpu"], "but no worker idles beside waiting work"
+
+
+def test_each_model_goes_only_to_workers_that_serve_it():
+    scheduler = Scheduler({"a": 10, "b": 10})
+    scheduler.add_worker("only a", {"a": {1: 0.1}})
+    put(scheduler, 1, "b")
+    assert dispatch(scheduler) == []
+    assert scheduler.serves("a")
+    assert not scheduler.serves("b")
+    scheduler.add_worker("only b", {"b": {1: 0.1}})
+    assert [batch.worker for batch in dispatch(scheduler)] == ["only b"]
+
+
+def test_a_worker_cannot_be_there_twice():
+    with pytest.raises(ValueError, match="there already"):
+        make().add_worker("w", {"m": LINEAR})
+
+
+def test_a_worker_that_goes_leaves_its_unfinished_batches_in_the_order_sent():
+    scheduler = make()
+    put(scheduler, 16)
+    batches = dispatch(scheduler)
+    assert scheduler.remove_worker("w") == tuple(batches)
+    assert scheduler.remove_worker("w") == ()
+    assert not scheduler.serves("m")
+    assert scheduler.in_flight("m") == 0
+
+
+def test_items_of_a_lost_batch_run_alone_and_the_innocent_ones_behind_it_together():
+    scheduler = make(ladder={1: 0.01, 2: 0.02}, workers=("w",))
+    put(scheduler, 4)
+    ran, behind = dispatch(scheduler)
+    scheduler.remove_worker("w")
+    for batch in (ran, behind):
+        for item in batch.items:
+            scheduler.requeue(item, alone=batch is ran)
+    scheduler.add_worker("v", {"m": {1: 0.01, 2: 0.02}})
+    sent, now = dispatch(scheduler), 0.0
+    for batch in sent:
+        now += 0.01
+        scheduler.finish("v", batch.id, now)
+        sent += dispatch(scheduler, now)
+    assert [batch.items for batch in sent] == [ran.items[:1], ran.items[1:], behind.items]
+
+
+def test_lost_items_come_back_into_a_full_queue_and_before_later_ones():
+    scheduler = make({"m": 1})
+    [lost] = put(scheduler, 1)
+    [batch] = dispatch(scheduler)
+    [later] = put(scheduler, 1, now=1.0)
+    scheduler.remove_worker("w")
+    scheduler.requeue(batch.items[0], alone=False)
+    assert scheduler.waiting("m") == 2
+    with pytest.raises(QueueFullError):
+        put(scheduler, 1, now=1.0)
+    scheduler.add_worker("v", {"m": LINEAR})
+    assert items_of(dispatch(scheduler, 1.0)) == [lost, later]
+
+
+def test_a_lost_item_that_waits_again_is_there_once():
+    scheduler = make()
+    [item] = put(scheduler, 1)
+    dispatch(scheduler)
+    scheduler.remove_worker("w")
+    scheduler.requeue(item, alone=True)
+    assert scheduler.discard_all("m") == [item]
+    assert scheduler.waiting("m") == 0
+
+
+def test_a_retiring_worker_gets_nothing_new_and_finishes_what_it_has():
+    scheduler = make(workers=("old",))
+    put(scheduler, 1)
+    [batch] = dispatch(scheduler)
+    scheduler.retire_worker("old")
+    put(scheduler, 20)
+    assert dispatch(scheduler) == []
+    assert not scheduler.serves("m")
+    scheduler.add_worker("new", {"m": LINEAR})
+    assert {batch.worker for batch in dispatch(scheduler)} == {"new"}
+    assert not scheduler.idle("old")
+    assert scheduler.finish("old", batch.id, 0.01) is batch
+    assert scheduler.idle("old")
+    assert all(batch.worker == "new" for batch in dispatch(scheduler, 0.01))
+    assert scheduler.remove_worker("old") == ()
+    scheduler.retire_worker("old")
+    assert not scheduler.has_worker("old")
+
+
+def test_an_answer_of_a_batch_that_nobody_knows_is_an_error():
+    scheduler = make()
+    put(scheduler, 1)
+    [batch] = dispatch(scheduler)
+    scheduler.finish("w", batch.id, 0.01)
+    with pytest.raises(KeyError):
+        scheduler.finish("w", batch.id, 0.01)
+    with pytest.raises(KeyError):
+        scheduler.finish("gone", batch.id, 0.01)
+
+
+def test_after_out_of_memory_batches_are_smaller_for_a_while_and_grow_again():
+    scheduler = make(ladder=FLAT)
+    scheduler.limit_batches("w", "m", 2, 0.0)
+    sizes, now = [], 0.0
+    for now in (0.0, 29.0, 31.0, 59.0, 61.0):
+        items = put(scheduler, 8, now=now)
+        batch, *_ = dispatch(scheduler, now)
+        sizes.append(batch.size)
+        drain(scheduler, now, items)
+    assert sizes == [2, 2, 4, 4, 8]
+
+
+def drain(scheduler, now, items):
+    for item in items:
+        scheduler.discard(item)
+    for id in list(scheduler._workers["w"].batches):
+        scheduler.finish("w", id, now, learn=False)
+
+
+def test_a_lowered_ceiling_is_one_model_s_and_one_worker_s():
+    scheduler = make({"a": 100, "b": 100}, ladder=FLAT, workers=("v", "w"))
+    scheduler.limit_batches("w", "a", 1, 0.0)
+    put(scheduler, 32, "a")
+    put(scheduler, 32, "b")
+    largest = Counter()
+    for batch in dispatch(scheduler):
+        largest[batch.worker, batch.model] = max(largest[batch.worker, batch.model], batch.size)
+    assert largest["w", "a"] <= 1
+    assert {largest["v", "a"], largest["v", "b"], largest["w", "b"]} == {8}
+
+
+# Simulations: discrete events
+
+
+class Simulation:
+    """A scheduler, its workers and a clock. `log` has (item, when answered), `dropped` what was given up."""
+
+    def __init__(self, ladder, workers=1, noise=0.0, seed=1):
+        self.random = random.Random(seed)
+        self.ladder, self.noise = ladder, noise
+        names = [f"w{index}" for index in range(workers)]
+        self.scheduler = make({"m": 10_000}, ladder, names)
+        self.free_s = dict.fromkeys(names, 0.0)
+        self.log, self.dropped, self.refused = [], [], 0
+        self._events, self._order = [], count()
+
+    def at(self, now, what, *arguments):
+        heapq.heappush(self._events, (now, next(self._order), what, arguments))
+
+    def arrive(self, now, images=1, lasts_s=NEVER, priority=0):
+        try:
+            put_request(self.scheduler, images, now=now, deadline=now + lasts_s, priority=priority)
+        except DeadlineUnreachableError:
+            self.refused += images
+
+    def poisson(self, rate, until_s, **request):
+        now = self.random.expovariate(rate)
+        while now < until_s:
+            self.at(now, lambda now: self.arrive(now, **request))
+            now += self.random.expovariate(rate)
+
+    def run(self, until_s=NEVER):
+        while self._events and self._events[0][0] < until_s:
+            now, _, what, arguments = heapq.heappop(self._events)
+            what(now, *arguments)
+            batches, dropped = self.scheduler.dispatch(now)
+            self.dropped += dropped
+            for batch in batches:
+                self._start(now, batch)
+        return self
+
+    def _start(self, now, batch):
+        taken_s = self.ladder[batch.size] * max(0.5, self.random.gauss(1, self.noise))
+        self.free_s[batch.worker] = done_s = max(now, self.free_s[batch.worker]) + taken_s
+        self.at(done_s, self._finish, batch)
+
+    def _finish(self, now, batch):
+        self.scheduler.finish(batch.worker, batch.id, now)
+        self.log += [(item, now) for item in batch.items]
+
+
+def waits(log):
+    return [now - item.enqueued_s for item, now in log]
+
+
+def test_a_flood_of_high_priority_does_not_starve_a_low_one():
+    simulation = Simulation(LINEAR)
+    simulation.poisson(1.2 * 8 / LINEAR[8], 20.0, priority=3)
+    simulation.at(2.0, lambda now: simulation.arrive(now, priority=0))
+    simulation.run(20.0)
+    [(low, answered_s)] = [(item, now) for item, now in simulation.log if item.priority == 0]
+    # It goes behind what came up to three levels' worth later, and that queue, which grew by 20 % of the time since
+    # the start, is at its place when the flood's images of the moment 2 + 3 s are.
+    behind_s = 3 * PRIORITY_WORTH_S + 0.2 * (low.enqueued_s + 3 * PRIORITY_WORTH_S)
+    assert 3 * PRIORITY_WORTH_S - 0.5 < answered_s - low.enqueued_s < behind_s + 1.0
+    assert simulation.scheduler.waiting("m") > 100, "the flood must have been one"
+
+
+@pytest.mark.parametrize(("ladder", "slack"), [(LINEAR, 3), (FLAT, 4)])
+def test_a_request_of_64_images_does_not_keep_single_ones_waiting(ladder, slack):
+    simulation = Simulation(ladder)
+    simulation.poisson(0.5 * 8 / ladder[8], 10.0)
+    simulation.at(2.0, lambda now: simulation.arrive(now, images=64))
+    simulation.run()
+    large = [(item, now) for item, now in simulation.log if item.places.images == 64]
+    singles = [(item, now) for item, now in simulation.log if item.places.images == 1]
+    assert len(large) == 64
+    assert max(now for _, now in large) - 2.0 < 64 / (0.25 * 8 / ladder[8]) + 4 * ladder[8]
+    assert max(waits(singles)) < slack * ladder[8]
+
+
+def overloaded(load, ladder, workers=1, noise=0.1, seed=1, seconds=30.0, lasts_s=0.25):
+    """Images answered in time a second, as a share of capacity; and as a share of those admitted."""
+    capacity = workers * max(size / taken for size, taken in ladder.items())
+    simulation = Simulation(ladder, workers, noise, seed)
+    simulation.poisson(load * capacity, seconds, lasts_s=lasts_s)
+    simulation.run()
+    in_time = sum(now <= item.deadline_s for item, now in simulation.log)
+    return in_time / seconds / capacity, in_time / (len(simulation.log) + len(simulation.dropped))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"ladder": LINEAR},
+        {"ladder": LINEAR, "noise": 0.2, "seed": 2},
+        {"ladder": LINEAR, "workers": 3, "seed": 3, "seconds": 15.0},
+        {"ladder": FLAT, "seed": 4, "seconds": 10.0},
+        {"ladder": LINEAR, "lasts_s": 0.5, "seed": 5},
+    ],
+    ids=["CPU", "noisy", "three workers", "GPU", "longer deadlines"],
+)
+def test_in_overload_as_much_is_answered_in_time_as_ever_and_what_is_admitted_is_answered(case):
+    results = [overloaded(load, **case) for load in (1.5, 2.0, 3.0)]
+    best = max(answered for answered, _ in results)
+    assert best > 0.95
+    for answered, kept in results:
+        assert answered >= 0.95 * best
+        assert kept >= 0.99
+
+
+def test_below_capacity_nearly_everything_is_admitted_and_answered_in_time():
+    answered, kept = overloaded(0.7, LINEAR)
+    assert answered > 0.66
+    assert kept >= 0.999
+
+
+# Any history
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """No item lost or sent twice, bounds exact, nothing expired computed, no idle worker beside work it can do."""
+
+    LIMITS = {"a": 6, "b": 20}  # noqa: RUF012
+    PRIORITIES = st.integers(-1, 2)
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = Scheduler(self.LIMITS)
+        self.now = 0.0
+        self.places = []  # Reservations with places left.
+        self.queued = []
+        self.returned = set()  # Items requeued, which may exceed a limit.
+        self.flying = {}
+        self.ended = set()  # Items answered, dropped, discarded or failed.
+        self.workers = {}  # Whether each is retiring.
+        self.ladders = {}
+        self.ceilings = {}  # (worker, model): size and until when it surely holds.
+
+    def _end(self, items):
+        for item in items:
+            assert item not in self.ended, "ended twice"
+            self.ended.add(item)
+
+    def _dispatch(self):
+        batches, dropped = self.scheduler.dispatch(self.now)
+        for item in dropped:
+            self.queued.remove(item)
+        self._end(dropped)
+        for batch in batches:
+            self._check(batch)
+            for item in batch.items:
+                self.queued.remove(item)  # ValueError: lost before, or sent twice.
+            assert batch.id not in self.flying
+            self.flying[batch.id] = batch
+        self._work_conserving()
+
+    def _check(self, batch):
+        assert self.workers[batch.worker] is False, "sent to one that retires"
+        assert batch.size in self.ladders[batch.worker]
+        ceiling, until_s = self.ceilings.get((batch.worker, batch.model), (8, NEVER))
+        assert self.now >= until_s or batch.size <= ceiling
+        assert 1 <= len(batch.items) <= batch.size
+        assert not [size for size in self.ladders[batch.worker] if len(batch.items) <= size < batch.size]
+        assert len(batch.items) == 1 or not any(item.alone for item in batch.items)
+        for item in batch.items:
+            assert item.model == batch.model
+            assert item.deadline_s > self.now
+
+    def _held(self, model):
+        reserved = sum(places.left for places in self.places if places.model == model)
+        return reserved + sum(item.model == model for item in self.queued)
+
+    @rule(
+        model=st.sampled_from(sorted(LIMITS)),
+        images=st.integers(1, 8),
+        lasts_s=st.sampled_from([0.0, 0.005, 0.05, 0.2, 1.0, 100.0]),
+        priority=PRIORITIES,
+    )
+    def reserve(self, model, images, lasts_s, priority):
+        before = self._held(model)
+        try:
+            self.places.append(self.scheduler.reserve(model, images, self.now + lasts_s, priority, self.now))
+        except QueueFullError:
+            assert before + images > self.LIMITS[model]
+            return
+        except DeadlineUnreachableError:
+            # Only what 40 s of waiting taught can explain that 100 s are not enough.
+            assert lasts_s < 100.0 or self.now >= 40.0
+            ladders = [self.scheduler._workers[name].ladders[model] for name in self._idle()]
+            assert before or not ladders or lasts_s < min(ladder.least_s for ladder in ladders) * images
+        assert before + images <= self.LIMITS[model]
+
+    @precondition(lambda self: self.places)
+    @rule(data=st.data(), images=st.integers(1, 8), send=st.booleans())
+    def enqueue(self, data, images, send):
+        places = data.draw(st.sampled_from(self.places))
+        for position in range(min(images, places.left)):
+            self.queued.append(self.scheduler.enqueue(places, object(), self.now, position))
+        if not places.left:
+            self.places.remove(places)
+        if send:
+            self._dispatch()
+
+    @precondition(lambda self: self.places)
+    @rule(data=st.data())
+    def release(self, data):
+        places = data.draw(st.sampled_from(self.places))
+        self.scheduler.release(places)
+        self.scheduler.release(places)
+        self.places.remove(places)
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def discard(self, data):
+        item = data.draw(st.sampled_from(self.queued))
+        assert self.scheduler.discard(item)
+        assert not self.scheduler.discard(item)
+        self.queued.remove(item)
+        self._end([item])
+
+    @rule(model=st.sampled_from(sorted(LIMITS)))
+    def discard_all(self, model):
+        gone = self.scheduler.discard_all(model)
+        assert sorted(map(id, gone)) == sorted(id(item) for item in self.queued if item.model == model)
+        self.queued = [item for item in self.queued if item.model != model]
+        self._end(gone)
+
+    @precondition(lambda self: len(self.workers) < 3)
+    @rule(ladder=st.sampled_from([LINEAR, FLAT, {2: 0.01, 8: 0.03}]))
+    def add_worker(self, ladder):
+        name = f"w{len(self.ladders)}"
+        self.scheduler.add_worker(name, dict.fromkeys(self.LIMITS, ladder))
+        self.workers[name], self.ladders[name] = False, ladder
+        self._dispatch()
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def retire_worker(self, data):
+        name = data.draw(st.sampled_from(sorted(self.workers)))
+        self.scheduler.retire_worker(name)
+        self.workers[name] = True
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def lose_worker(self, data):
+        name = data.draw(st.sampled_from(sorted(self.workers)))
+        del self.workers[name]
+        lost = self.scheduler.remove_worker(name)
+        assert [batch.id for batch in lost] == [id for id, batch in self.flying.items() if batch.worker == name]
+        for number, batch in enumerate(lost):
+            del self.flying[batch.id]
+            for item in batch.items:
+                if item.alone:
+                    self._end([item])  # It took a second worker down.
+                    continue
+                self.scheduler.requeue(item, alone=number == 0)
+                self.queued.append(item)
+                self.returned.add(item)
+        self._dispatch()
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), took_s=st.sampled_from([0.0, 0.01, 0.1, 3.0]), learn=st.booleans())
+    def finish(self, data, took_s, learn):
+        self.now += took_s
+        name = data.draw(st.sampled_from(sorted({batch.worker for batch in self.flying.values()})))
+        batch = next(batch for batch in self.flying.values() if batch.worker == name)
+        assert self.scheduler.finish(name, batch.id, self.now, learn=learn) is batch
+        del self.flying[batch.id]
+        self._end(batch.items)
+        self._dispatch()
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), model=st.sampled_from(sorted(LIMITS)), size=st.sampled_from([1, 2, 4]))
+    def limit_batches(self, data, model, size):
+        name = data.draw(st.sampled_from(sorted(self.workers)))
+        self.scheduler.limit_batches(name, model, size, self.now)
+        smallest = min(self.ladders[name])
+        self.ceilings[name, model] = (max(size, smallest), self.now + 30)
+
+    @rule(seconds=st.sampled_from([0.001, 0.03, 0.3, 3.0, 40.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self._dispatch()
+
+    @invariant()
+    def counts_agree(self):
+        for model, limit in self.LIMITS.items():
+            assert self.scheduler.waiting(model) == sum(item.model == model for item in self.queued)
+            extra = sum(item.model == model for item in self.queued if item in self.returned)
+            assert self._held(model) - extra <= limit
+            flying = sum(len(batch.items) for batch in self.flying.values() if batch.model == model)
+            assert self.scheduler.in_flight(model) == flying
+
+    @invariant()
+    def what_is_ahead_is_what_waits_and_what_is_reserved(self):
+        for model in self.LIMITS:
+            held = Counter(item.priority for item in self.queued if item.model == model)
+            for places in self.places:
+                if places.model == model:
+                    held[places.priority] += places.left
+            assert self.scheduler._queues[model].ahead == held
+            assert 0 not in self.scheduler._queues[model].ahead.values()
+
+    @invariant()
+    def nothing_is_in_two_places(self):
+        flying = items_of(self.flying.values())
+        places = [id(item) for item in [*self.queued, *flying, *self.ended]]
+        assert len(places) == len(set(places))
+
+    @invariant()
+    def memory_is_bounded(self):
+        for model in self.LIMITS:
+            queue = self.scheduler._queues[model]
+            assert len(queue.heap) <= 2 * queue.depth + 16
+
+    @invariant()
+    def at_most_two_batches_a_worker(self):
+        assert all(number <= 2 for number in Counter(batch.worker for batch in self.flying.values()).values())
+
+    def teardown(self):
+        """Whatever happened, everything that waits ends once a worker is there, and memory is given back."""
+        self.scheduler.add_worker("last", dict.fromkeys(self.LIMITS, FLAT))
+        self.workers["last"], self.ladders["last"] = False, FLAT
+        self._dispatch()
+        while self.flying:
+            self.now += 0.01
+            batch = next(iter(self.flying.values()))
+            self.scheduler.finish(batch.worker, batch.id, self.now)
+            del self.flying[batch.id]
+            self._end(batch.items)
+            self._dispatch()
+        assert not self.queued, "starved"
+
+    def _work_conserving(self):
+        """An idle worker stands beside waiting work only if another, busy one is faster, and in time."""
+        idle = self._idle()
+        for model in self.LIMITS:
+            waiting = [item for item in self.queued if item.model == model]
+            if waiting:
+                for name in idle:
+                    least_s = self.scheduler._workers[name].ladders[model].least_s
+                    first = self.scheduler._queues[model].first()
+                    assert first.deadline_s < self.now + least_s
+                    assert first.deadline_s > self.now
+                    assert len(idle) < sum(not retiring for retiring in self.workers.values())
+
+    def _idle(self):
+        busy = {batch.worker for batch in self.flying.values()}
+        return [name for name, retiring in self.workers.items() if not retiring and name not in busy]
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)

@@ -1,0 +1,66 @@
+"""Settings: precedence, limits, and a table in the docs that agrees with the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.config import Settings
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def documented():
+    """Rows of the table: option, variable, default, meaning."""
+    rows = re.findall(r"^\| `--(\S+)` \| `(\S+)` \| (.*?) \| (.*?) \|$", DOCS.read_text(), re.MULTILINE)
+    return {option: (variable, default, meaning) for option, variable, default, meaning in rows}
+
+
+def test_every_setting_is_documented_as_it_is():
+    expected = {
+        name.replace("_", "-"): (f"ANYCHIP_{name.upper()}", f"`{field.default}`", field.description)
+        for name, field in Settings.model_fields.items()
+    }
+    assert documented() == expected
+
+
+def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default(elsewhere, monkeypatch):
+    assert Settings().port == 8000
+    (elsewhere / "anychip.toml").write_text('port = 1\nmodels = ["resnet18", "yolov8n"]\n')
+    assert Settings().port == 1
+    assert Settings().model_specs == ("resnet18", "yolov8n")
+    monkeypatch.setenv("ANYCHIP_PORT", "2")
+    assert Settings().port == 2
+    assert Settings(port=3).port == 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"port": 70_000}, {"port": "many"}, {"batch_sizes": "4,2"}, {"batch_sizes": ""}, {"batch_sizes": "0,1"},
+        {"batch_sizes": "1,x"}, {"models": " , "}, {"queue_size": 0}, {"timeout_ms": 0}, {"max_wait_ms": -1},
+        {"surprise": 1},
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(given):
+    with pytest.raises(ValidationError):
+        Settings(**given)
+
+
+def test_a_misspelt_setting_in_the_file_is_refused(elsewhere):
+    (elsewhere / "anychip.toml").write_text("prot = 1\n")
+    with pytest.raises(ValidationError, match="prot"):
+        Settings()
+
+
+def test_derived_values():
+    settings = Settings(batch_sizes="1, 2,8", decode_threads=0, cache_dir="/tmp/cache")
+    assert settings.ladder == (1, 2, 8)
+    assert str(settings.weights_dir) == "/tmp/cache/weights"

@@ -1,0 +1,108 @@
+"""Tensors on the wire: every type there and back, and nothing but a refusal for what does not fit."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from app.errors import ServiceError
+from app.protocols import wire
+
+
+def attempt(read, *arguments):
+    """What is read, None where that is refused; any other failure fails the test."""
+    with contextlib.suppress(ServiceError):
+        return read("x", *arguments)
+    return None
+
+
+TENSORS = st.sampled_from(sorted(wire.DATATYPES)).flatmap(
+    lambda datatype: arrays.arrays(wire.DATATYPES[datatype], arrays.array_shapes(max_side=4)).map(
+        lambda array: (datatype, array)
+    )
+)
+
+
+@given(TENSORS)
+def test_bytes_there_and_back(tensor):
+    datatype, array = tensor
+    content = wire.to_bytes(array)
+    assert len(content) == array.nbytes
+    back = wire.from_bytes("x", datatype, array.shape, content)
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+    assert wire.datatype_of(back) == datatype
+
+
+@given(TENSORS)
+def test_values_there_and_back(tensor):
+    datatype, array = tensor
+    if datatype == "FP16":
+        return  # Has no form in JSON.
+    for values in (array.tolist(), array.reshape(-1).tolist()):
+        back = wire.from_values("x", datatype, array.shape, values)
+        assert back.dtype == array.dtype
+        np.testing.assert_array_equal(back, array)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8))
+def test_elements_there_and_back(elements):
+    content = wire.to_bytes(elements)
+    assert [bytes(each) for each in wire.elements("x", len(elements), content)] == elements
+    if elements:
+        with pytest.raises(ServiceError):
+            wire.elements("x", len(elements) - 1, content)
+        with pytest.raises(ServiceError):
+            wire.elements("x", len(elements), content[:-1] if elements[-1] else content[:-4] + b"\1\0\0\0")
+
+
+@given(
+    st.sampled_from(sorted(wire.DATATYPES)),
+    st.lists(st.integers(0, 2**63 - 1), max_size=4),
+    st.binary(max_size=40),
+)
+def test_bytes_that_do_not_fit_are_refused_before_memory_is_taken(datatype, shape, content):
+    array = attempt(wire.from_bytes, datatype, shape, content)
+    assert array is None or array.nbytes == len(content)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(sorted(wire.DATATYPES)), st.lists(st.integers(0, 5), max_size=3), st.lists(JSON, max_size=5))
+def test_any_json_is_a_tensor_or_is_refused(datatype, shape, values):
+    array = attempt(wire.from_values, datatype, shape, values)
+    assert array is None or (array.shape, array.dtype) == (tuple(shape), wire.DATATYPES[datatype])
+
+
+@given(st.integers(0, 2**40), st.binary(max_size=60))
+def test_any_bytes_are_elements_or_are_refused(count, content):
+    elements = attempt(wire.elements, count, content)
+    if elements is not None:
+        assert len(elements) == count
+        assert sum(4 + len(element) for element in elements) == len(content)
+
+
+def test_a_byte_that_is_no_truth_value_is_true():
+    assert wire.from_bytes("x", "BOOL", (3,), b"\0\1\7").tolist() == [False, True, True]
+
+
+def test_lengths_are_little_endian():
+    assert wire.to_bytes([b"ab"]) == struct.pack("<I", 2) + b"ab"
+    assert wire.to_bytes(np.array([1], ">i4")) == b"\1\0\0\0"
+
+
+def test_shorter_rows_are_filled_up_with_zeros():
+    batch = wire.stacked([np.ones((2, 3)), np.ones((0, 3)), np.ones((1, 3))])
+    assert batch.shape == (3, 2, 3)
+    assert batch.sum(axis=(1, 2)).tolist() == [6, 0, 3]
