@@ -99,7 +99,7 @@ class Methods:
         return message("RepositoryModelUnloadResponse")()
 
     async def model_infer(self, request: Message, context: Context) -> Message:
-        """Outputs of a model for one of its inputs. Raises ServiceError; cancelled, it gives up its places."""
+        """Outputs of a model for one of its inputs. Raises ServiceError; cancelled, it gives up its reservation."""
         scope = {
             "type": "http",
             "method": "POST",

@@ -105,9 +105,9 @@ class Metrics:
         )
         self.queue_depth = gauge("anychip_queue_depth", "Images waiting for a worker", "model")
         self.queue_reserved = gauge(
-            "anychip_queue_reserved", "Places of the queue held for images that are being decoded", "model"
+            "anychip_queue_reserved", "Images being decoded for which room in the queue is reserved", "model"
         )
-        self.queue_limit = gauge("anychip_queue_limit", "Images that may wait, reserved places included", "model")
+        self.queue_limit = gauge("anychip_queue_limit", "Images that may wait, reservations included", "model")
         self.images_in_flight = gauge("anychip_images_in_flight", "Images accepted and not yet answered", "model")
         self.rejected = counter("anychip_rejected_total", "Images refused at the door", "model", "reason")
         self.cancelled = counter(

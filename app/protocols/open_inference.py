@@ -263,7 +263,7 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
 
 
 async def run(service: Service, served: ServedModel, work: Work) -> Answered:
-    """Have it computed. Raises ServiceError; cancelled, it gives its places up."""
+    """Have it computed. Raises ServiceError; cancelled, it gives its reservation up."""
     if isinstance(served.model, PixelModel):
         form = served.floats if work.floats else served
         assert form is not None

@@ -32,7 +32,7 @@ from app.observability.tracing import RequestTrace, Tracing
 from app.observability.triton_statistics import Statistics
 from app.precision.probes import calibration, probes
 from app.scheduling.handover import Handovers
-from app.scheduling.scheduler import Batch, Item, Places, Scheduler
+from app.scheduling.scheduler import Batch, Item, Reservation, Scheduler
 from app.workers.arena import Arena, FreeSlots
 from app.workers.messages import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
 from app.workers.replica import Events, Plan, Replica, WorkerProcess, discard_prepared
@@ -216,7 +216,7 @@ class Dispatcher:
 
     def submit(
         self,
-        places: Places,
+        reservation: Reservation,
         slot: int,
         options: Options | TensorOptions,
         position: int,
@@ -224,7 +224,7 @@ class Dispatcher:
     ) -> Item:
         """Queue an item whose slot is filled; `outcome` must be awaited, it gives the slot back."""
         waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
-        item = self.scheduler.enqueue(places, waiting, time.monotonic(), position)
+        item = self.scheduler.enqueue(reservation, waiting, time.monotonic(), position)
         self._dispatch()
         return item
 

@@ -27,8 +27,8 @@ class DeadlineUnreachableError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Places:
-    """Room in a model's queue for images of one request that are still on their way to it.
+class Reservation:
+    """Room in a model's queue for the images of one request: `left` of `images` are still on their way to it.
 
     `expected_s`: when the first of them was expected to be answered, by the queue alone, from `admitted_s` on.
     """
@@ -56,7 +56,7 @@ class Item:
     priority: int = 0
     position: int = 0
     alone: bool = False
-    places: Places | None = field(default=None, repr=False)
+    reservation: Reservation | None = field(default=None, repr=False)
     enqueued_s: float = 0.0
     dispatched_s: float = 0.0
     rank_s: float = field(default=0.0, repr=False)
@@ -94,9 +94,9 @@ class Queue:
         wait for those of their own as well.
         """
         late_s = [
-            answered_s - item.places.admitted_s - item.places.expected_s
+            answered_s - item.reservation.admitted_s - item.reservation.expected_s
             for item in items
-            if item.places is not None and not item.position and not item.alone
+            if item.reservation is not None and not item.position and not item.alone
         ]
         if late_s:
             self.lateness.learn(max(late_s))

@@ -23,7 +23,7 @@ from itertools import count
 from typing import Any
 
 from app.scheduling.latency import Ladder, Lane, last_s
-from app.scheduling.queue import Batch, DeadlineUnreachableError, Item, Places, Queue, QueueFullError
+from app.scheduling.queue import Batch, DeadlineUnreachableError, Item, Queue, QueueFullError, Reservation
 
 __all__ = [
     "PRIORITY_WORTH_S",
@@ -32,8 +32,8 @@ __all__ = [
     "Batch",
     "DeadlineUnreachableError",
     "Item",
-    "Places",
     "QueueFullError",
+    "Reservation",
     "Scheduler",
 ]
 
@@ -94,36 +94,44 @@ class Scheduler:
             raise DeadlineUnreachableError(least_s)
         return expected_s
 
-    def reserve(self, model: str, images: int, deadline_s: float, priority: int, now: float) -> Places:
-        """Take `images` places in the model's queue, all or none. Raises QueueFullError, DeadlineUnreachableError."""
+    def reserve(self, model: str, images: int, deadline_s: float, priority: int, now: float) -> Reservation:
+        """Reserve room for `images`, all or none. Raises QueueFullError, DeadlineUnreachableError."""
         expected_s = self.check(model, images, deadline_s, priority, now)
         queue = self._queues[model]
         if images > 1:
             expected_s, _ = self._expected_s(model, queue.ahead_of(priority), 1, now)
         queue.reserved += images
         queue.count(priority, images)
-        return Places(model, images, images, priority, deadline_s, now, expected_s)
+        return Reservation(model, images, images, priority, deadline_s, now, expected_s)
 
-    def release(self, places: Places) -> None:
+    def release(self, reservation: Reservation) -> None:
         """Give back what was reserved and not filled. Idempotent."""
-        if places.left:
-            queue = self._queues[places.model]
-            queue.reserved -= places.left
-            queue.count(places.priority, -places.left)
-            places.left = 0
+        if reservation.left:
+            queue = self._queues[reservation.model]
+            queue.reserved -= reservation.left
+            queue.count(reservation.priority, -reservation.left)
+            reservation.left = 0
 
-    def enqueue(self, places: Places, payload: Any, now: float, position: int = 0) -> Item:
-        """Turn a reserved place into a waiting item. Raises ValueError when none is left."""
-        if not places.left:
-            raise ValueError(f"no place of {places.model} is left in this reservation")
-        queue = self._queues[places.model]
-        places.left -= 1
+    def enqueue(self, reservation: Reservation, payload: Any, now: float, position: int = 0) -> Item:
+        """Turn one image of a reservation into a waiting item. Raises ValueError when nothing is left of it."""
+        if not reservation.left:
+            raise ValueError(f"nothing is left of this reservation for {reservation.model}")
+        queue = self._queues[reservation.model]
+        reservation.left -= 1
         queue.reserved -= 1
-        queue.count(places.priority, -1)
-        item = Item(places.model, payload, places.deadline_s, places.priority, position, places=places, enqueued_s=now)
-        rate = self._rate(places.model) if position else 0.0
+        queue.count(reservation.priority, -1)
+        item = Item(
+            reservation.model,
+            payload,
+            reservation.deadline_s,
+            reservation.priority,
+            position,
+            reservation=reservation,
+            enqueued_s=now,
+        )
+        rate = self._rate(reservation.model) if position else 0.0
         behind_s = position / (REQUEST_SHARE * rate) if rate else 0.0
-        item.rank_s = now + behind_s - places.priority * PRIORITY_WORTH_S
+        item.rank_s = now + behind_s - reservation.priority * PRIORITY_WORTH_S
         queue.push(item, next(self._order))
         return item
 
@@ -152,7 +160,7 @@ class Scheduler:
         return self._queues[model].depth
 
     def reserved(self, model: str) -> int:
-        """Places of the model's queue that are held for items on their way to it."""
+        """Images of the model for which room is reserved, and which are not in the queue yet."""
         return self._queues[model].reserved
 
     def in_flight(self, model: str) -> int:

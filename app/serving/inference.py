@@ -1,6 +1,6 @@
 """The flow of a request of tensors: arrays in, arrays out.
 
-    check ─► reserve places ─► pack each item into a slot ─► submit, outcome ─► collect ─► TensorAnswer
+    check ─► reserve ─► pack each item into a slot ─► submit, outcome ─► collect ─► TensorAnswer
 
 Owns: what tensors of a request become items of the queue, and their answer. Must not know HTTP or how tensors are
 spoken there. An item is one row of the batch dimension: rows of several requests run together. Networks without a batch
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from app.errors import ServiceError
 from app.scheduling.dispatcher import Outcome, ServedModel, too_late
-from app.scheduling.scheduler import Places
+from app.scheduling.scheduler import Reservation
 from app.serving.service import Request, Service, all_or_nothing
 from models import InputError, TensorModel, TensorOptions
 
@@ -57,7 +57,7 @@ async def infer(
     """Answer for arrays of the declared types and shapes, all or nothing. `outputs`: names; none means all.
 
     `request.options` is not used. Raises ServiceError (INVALID_REQUEST for arrays that do not fit); cancelled, it gives
-    up its places at once.
+    up its reservation at once.
     """
     model = tensor_model(served)
     try:
@@ -67,8 +67,8 @@ async def infer(
     if count > service.settings.max_images:
         limit = service.settings.max_images
         raise ServiceError("INVALID_REQUEST", f"a batch of {count} is more than the {limit} a request may hold")
-    places = service.reserve(served, count, request)
-    asked = _Asked(service, served, model, inputs, options, request, places)
+    reservation = service.reserve(served, count, request)
+    asked = _Asked(service, served, model, inputs, options, request, reservation)
     try:
         if count == 1:
             outcomes = [await asked.item(0)]
@@ -88,7 +88,7 @@ async def infer(
         served.statistics.stages["postprocess"].add(now_s - started_s)
         request.timings.include({"postprocess": now_s - started_s})
     finally:
-        service.settle(served, places)
+        service.settle(served, reservation)
     worker = outcomes[-1].worker
     assert worker.ready is not None
     loaded = worker.ready.loaded[served.index]
@@ -99,7 +99,7 @@ async def infer(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that has its places."""
+    """A request that has its reservation in the queue."""
 
     service: Service
     served: ServedModel
@@ -107,10 +107,10 @@ class _Asked:
     inputs: Mapping[str, Array]
     options: TensorOptions
     request: Request
-    places: Places
+    reservation: Reservation
 
     async def item(self, row: int) -> Outcome:
-        """One item, one of the reserved places, to what its worker made of it."""
+        """One item, one of those reserved, to what its worker made of it."""
         served, dispatcher = self.served, self.service.dispatcher
         stage = "decode"
         started_s = time.monotonic()
@@ -130,7 +130,7 @@ class _Asked:
             packed_s = time.monotonic()
             stage = "queue"
             begun.append((stage, packed_s))
-            item = dispatcher.submit(self.places, slot, self.options, row, self.request.trace)
+            item = dispatcher.submit(self.reservation, slot, self.options, row, self.request.trace)
             outcome = await dispatcher.outcome(served, item)
             now_s = time.monotonic()
             infer_begun_s = max(packed_s, now_s - outcome.infer_s)

@@ -1,6 +1,6 @@
 """The whole flow of a request, from bytes to predictions.
 
-    admit ─► (upload) ─► predict ─► reserve places ─► decode into a slot ─► submit, outcome ─► postprocess ─► Answer
+    admit ─► (upload) ─► predict ─► reserve ─► decode into a slot ─► submit, outcome ─► postprocess ─► Answer
 
 Owns: the models as served, admission, the decode pool and what a client is told. Must not know HTTP, nor how workers
 are kept. All but decoding and large postprocessing runs in the event loop's thread, so nothing here needs a lock.
@@ -28,7 +28,7 @@ from app.observability.metrics import Exemplar, Metrics
 from app.observability.tracing import RequestTrace, Tracing
 from app.observability.triton_metrics import TritonMetrics
 from app.scheduling.dispatcher import Dispatcher, ServedModel, too_late
-from app.scheduling.scheduler import DeadlineUnreachableError, Places, QueueFullError
+from app.scheduling.scheduler import DeadlineUnreachableError, QueueFullError, Reservation
 from app.serving.timings import Timings
 from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, NormalisedModel, Options, PixelModel, Placement, TensorModel
@@ -251,7 +251,7 @@ class Service:
     async def predict(self, served: ServedModel, bodies: Sequence[Encoded | Frame], request: Request) -> Answer:
         """Predict for encoded images or decoded ones, all or nothing.
 
-        Raises ServiceError; cancelled, it gives up its places at once.
+        Raises ServiceError; cancelled, it gives up its reservation at once.
         """
         if isinstance(served.model, TensorModel):
             raise ServiceError(
@@ -259,21 +259,21 @@ class Service:
                 f"{served.model.name} takes tensors, not images: POST /v2/models/{served.model.name}/infer",
             )
         count = len(bodies)
-        places = self.reserve(served, count, request)
+        reservation = self.reserve(served, count, request)
         try:
             if count == 1:
-                results = [await self._image(served, bodies[0], request, places, 0)]
+                results = [await self._image(served, bodies[0], request, reservation, 0)]
             else:
                 results = await all_or_nothing(
-                    [self._image(served, body, request, places, number) for number, body in enumerate(bodies)]
+                    [self._image(served, body, request, reservation, number) for number, body in enumerate(bodies)]
                 )
         finally:
-            self.settle(served, places)
+            self.settle(served, reservation)
         if count == 1:
             return results[0]
         return replace(results[-1], predictions=[prediction for each in results for prediction in each.predictions])
 
-    def reserve(self, served: ServedModel, count: int, request: Request) -> Places:
+    def reserve(self, served: ServedModel, count: int, request: Request) -> Reservation:
         """Room in the queue for the `count` images or items of a request; `settle` must follow.
 
         Raises DEADLINE_EXCEEDED, QUEUE_FULL, DEADLINE_UNREACHABLE.
@@ -283,20 +283,20 @@ class Service:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
         try:
-            places = self.dispatcher.scheduler.reserve(
+            reservation = self.dispatcher.scheduler.reserve(
                 served.model.name, count, request.deadline_s, request.priority, now_s
             )
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
         served.images += count
-        return places
+        return reservation
 
-    def settle(self, served: ServedModel, places: Places) -> None:
-        """The request of these places has ended, however it did."""
-        served.images -= places.images
+    def settle(self, served: ServedModel, reservation: Reservation) -> None:
+        """The request of this reservation has ended, however it did."""
+        served.images -= reservation.images
         for watcher in self._watchers:
             watcher.set()
-        self.dispatcher.scheduler.release(places)
+        self.dispatcher.scheduler.release(reservation)
 
     async def offload(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What `function` returns, run in a thread: for what would hold up the event loop."""
@@ -312,9 +312,9 @@ class Service:
         raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None
 
     async def _image(
-        self, served: ServedModel, body: Encoded | Frame, request: Request, places: Places, position: int
+        self, served: ServedModel, body: Encoded | Frame, request: Request, reservation: Reservation, position: int
     ) -> Answer:
-        """One image, one of the reserved places, to its prediction."""
+        """One image, one of those reserved, to its prediction."""
         stage = "decode"
         started_s = time.monotonic()
         begun = [("decode", started_s)]  # Each stage lasts until the next one begins.
@@ -331,7 +331,7 @@ class Service:
                 raise too_late()
             stage = "queue"
             begun.append((stage, decoded_s))
-            item = self.dispatcher.submit(places, slot, request.options, position, request.trace)
+            item = self.dispatcher.submit(reservation, slot, request.options, position, request.trace)
             outcome = await self.dispatcher.outcome(served, item)
             answered_s = time.monotonic()
             stage = "postprocess"

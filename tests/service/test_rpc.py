@@ -296,7 +296,7 @@ def test_repository_over_grpc(channel, client):
     assert refused(wrong)[0] == "INVALID_ARGUMENT"
 
 
-async def test_a_client_that_leaves_gives_its_places_up(service, port, client):
+async def test_a_client_that_leaves_gives_its_reservation_up(service, port, client):
     def idle():
         return 'anychip_images_in_flight{model="yolov8n"} 0.0' in client.get("/metrics").text
 

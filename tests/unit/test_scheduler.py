@@ -32,8 +32,8 @@ def put(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0):
 
 def put_request(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0):
     """One request of so many images."""
-    places = scheduler.reserve(model, images, deadline, priority, now)
-    return [scheduler.enqueue(places, None, now, position) for position in range(images)]
+    reservation = scheduler.reserve(model, images, deadline, priority, now)
+    return [scheduler.enqueue(reservation, None, now, position) for position in range(images)]
 
 
 def dispatch(scheduler, now=0.0):
@@ -121,10 +121,10 @@ def test_without_a_waiting_time_nobody_needs_waking():
 def test_the_queue_is_bounded_exactly_and_reservations_count():
     scheduler = make({"m": 5}, workers=())
     put(scheduler, 2)
-    places = scheduler.reserve("m", 3, NEVER, 0, 0.0)
+    reservation = scheduler.reserve("m", 3, NEVER, 0, 0.0)
     with pytest.raises(QueueFullError, match="5 of 5"):
         scheduler.reserve("m", 1, NEVER, 0, 0.0)
-    scheduler.release(places)
+    scheduler.release(reservation)
     assert put(scheduler, 3)
     with pytest.raises(QueueFullError):
         scheduler.reserve("m", 1, NEVER, 0, 0.0)
@@ -137,23 +137,23 @@ def test_a_reservation_is_all_or_nothing():
     scheduler.reserve("m", 5, NEVER, 0, 0.0)
 
 
-def test_giving_places_back_twice_gives_them_back_once():
+def test_releasing_a_reservation_twice_releases_it_once():
     scheduler = make({"m": 4}, workers=())
-    places = scheduler.reserve("m", 2, NEVER, 0, 0.0)
+    reservation = scheduler.reserve("m", 2, NEVER, 0, 0.0)
     scheduler.reserve("m", 2, NEVER, 0, 0.0)
-    scheduler.release(places)
-    scheduler.release(places)
+    scheduler.release(reservation)
+    scheduler.release(reservation)
     scheduler.reserve("m", 2, NEVER, 0, 0.0)
     with pytest.raises(QueueFullError):
         scheduler.reserve("m", 1, NEVER, 0, 0.0)
 
 
-def test_no_more_images_come_than_places_were_reserved():
+def test_no_more_images_come_than_were_reserved():
     scheduler = make()
-    places = scheduler.reserve("m", 1, NEVER, 0, 0.0)
-    scheduler.enqueue(places, None, 0.0)
-    with pytest.raises(ValueError, match="no place"):
-        scheduler.enqueue(places, None, 0.0)
+    reservation = scheduler.reserve("m", 1, NEVER, 0, 0.0)
+    scheduler.enqueue(reservation, None, 0.0)
+    with pytest.raises(ValueError, match="nothing is left"):
+        scheduler.enqueue(reservation, None, 0.0)
 
 
 def test_a_full_queue_of_one_model_leaves_the_other_alone():
@@ -190,7 +190,7 @@ def test_an_item_that_was_sent_can_no_longer_be_discarded():
     assert not scheduler.discard(item)
 
 
-def test_discarding_all_returns_them_in_order_and_frees_their_places():
+def test_discarding_all_returns_them_in_order_and_frees_their_room():
     scheduler = make({"m": 4}, workers=())
     low, high = put(scheduler, 1), put(scheduler, 1, priority=1)
     assert scheduler.discard_all("m") == high + low
@@ -249,12 +249,12 @@ def test_what_waits_and_what_runs_counts_against_a_deadline():
     scheduler.check("m", 1, enough(0.51), 0, 0.005)
 
 
-def test_reserved_places_count_against_a_deadline_until_given_back():
+def test_a_reservation_counts_against_a_deadline_until_released():
     scheduler = make(ladder={1: 0.1})
-    places = scheduler.reserve("m", 5, NEVER, 0, 0.0)
+    reservation = scheduler.reserve("m", 5, NEVER, 0, 0.0)
     with pytest.raises(DeadlineUnreachableError):
         scheduler.check("m", 1, 0.55, 0, 0.0)
-    scheduler.release(places)
+    scheduler.release(reservation)
     scheduler.check("m", 1, 0.55, 0, 0.0)
 
 
@@ -345,9 +345,9 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
     scheduler = make(ladder={1: 0.01})
     now = 0.0
     for _ in range(200):  # The image takes 50 ms to be there; the batch itself is as fast as expected.
-        places = scheduler.reserve("m", 1, NEVER, 0, now)
+        reservation = scheduler.reserve("m", 1, NEVER, 0, now)
         now += 0.05
-        scheduler.enqueue(places, None, now)
+        scheduler.enqueue(reservation, None, now)
         [batch] = dispatch(scheduler, now)
         now += 0.01
         scheduler.finish("w", batch.id, now)
@@ -755,8 +755,8 @@ def test_a_request_of_64_images_does_not_keep_single_ones_waiting(ladder, slack)
     simulation.poisson(0.5 * 8 / ladder[8], 10.0)
     simulation.at(2.0, lambda now: simulation.arrive(now, images=64))
     simulation.run()
-    large = [(item, now) for item, now in simulation.log if item.places.images == 64]
-    singles = [(item, now) for item, now in simulation.log if item.places.images == 1]
+    large = [(item, now) for item, now in simulation.log if item.reservation.images == 64]
+    singles = [(item, now) for item, now in simulation.log if item.reservation.images == 1]
     assert len(large) == 64
     assert max(now for _, now in large) - 2.0 < 64 / (0.25 * 8 / ladder[8]) + 4 * ladder[8]
     assert max(waits(singles)) < slack * ladder[8]
@@ -811,7 +811,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.scheduler = Scheduler(self.LIMITS)
         self.now = 0.0
-        self.places = []  # Reservations with places left.
+        self.reservations = []  # Those with images left.
         self.queued = []
         self.returned = set()  # Items requeued, which may exceed a limit.
         self.flying = {}
@@ -851,7 +851,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert item.deadline_s > self.now
 
     def _held(self, model):
-        reserved = sum(places.left for places in self.places if places.model == model)
+        reserved = sum(reservation.left for reservation in self.reservations if reservation.model == model)
         return reserved + sum(item.model == model for item in self.queued)
 
     @rule(
@@ -863,7 +863,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reserve(self, model, images, lasts_s, priority):
         before = self._held(model)
         try:
-            self.places.append(self.scheduler.reserve(model, images, self.now + lasts_s, priority, self.now))
+            self.reservations.append(self.scheduler.reserve(model, images, self.now + lasts_s, priority, self.now))
         except QueueFullError:
             assert before + images > self.LIMITS[model]
             return
@@ -874,24 +874,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert before or not ladders or lasts_s < min(ladder.least_s for ladder in ladders) * images
         assert before + images <= self.LIMITS[model]
 
-    @precondition(lambda self: self.places)
+    @precondition(lambda self: self.reservations)
     @rule(data=st.data(), images=st.integers(1, 8), send=st.booleans())
     def enqueue(self, data, images, send):
-        places = data.draw(st.sampled_from(self.places))
-        for position in range(min(images, places.left)):
-            self.queued.append(self.scheduler.enqueue(places, object(), self.now, position))
-        if not places.left:
-            self.places.remove(places)
+        reservation = data.draw(st.sampled_from(self.reservations))
+        for position in range(min(images, reservation.left)):
+            self.queued.append(self.scheduler.enqueue(reservation, object(), self.now, position))
+        if not reservation.left:
+            self.reservations.remove(reservation)
         if send:
             self._dispatch()
 
-    @precondition(lambda self: self.places)
+    @precondition(lambda self: self.reservations)
     @rule(data=st.data())
     def release(self, data):
-        places = data.draw(st.sampled_from(self.places))
-        self.scheduler.release(places)
-        self.scheduler.release(places)
-        self.places.remove(places)
+        reservation = data.draw(st.sampled_from(self.reservations))
+        self.scheduler.release(reservation)
+        self.scheduler.release(reservation)
+        self.reservations.remove(reservation)
 
     @precondition(lambda self: self.queued)
     @rule(data=st.data())
@@ -979,17 +979,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def what_is_ahead_is_what_waits_and_what_is_reserved(self):
         for model in self.LIMITS:
             held = Counter(item.priority for item in self.queued if item.model == model)
-            for places in self.places:
-                if places.model == model:
-                    held[places.priority] += places.left
+            for reservation in self.reservations:
+                if reservation.model == model:
+                    held[reservation.priority] += reservation.left
             assert self.scheduler._queues[model].ahead == held
             assert 0 not in self.scheduler._queues[model].ahead.values()
 
     @invariant()
     def nothing_is_in_two_places(self):
         flying = items_of(self.flying.values())
-        places = [id(item) for item in [*self.queued, *flying, *self.ended]]
-        assert len(places) == len(set(places))
+        items = [id(item) for item in [*self.queued, *flying, *self.ended]]
+        assert len(items) == len(set(items))
 
     @invariant()
     def memory_is_bounded(self):
