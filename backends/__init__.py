@@ -23,7 +23,7 @@ from backends.backend import (
 from backends.engine_cache import EngineCache
 from backends.hooks import register_release_hook, run_release_hooks
 from backends.operators import fallback_counts, register_operator_libraries
-from backends.registry import BACKENDS, Choice, choose, device_files, report
+from backends.registry import BACKENDS, Choice, choose, device_files, open_backend, report
 
 __all__ = [
     "BACKENDS",
@@ -50,6 +50,7 @@ __all__ = [
     "choose",
     "device_files",
     "fallback_counts",
+    "open_backend",
     "register_operator_libraries",
     "register_release_hook",
     "report",

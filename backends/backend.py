@@ -353,3 +353,6 @@ class Backend(ABC):
     @abstractmethod
     def telemetry(self, device: str) -> Telemetry:
         """What the device says of itself now."""
+
+    def _take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
+        """Have these devices, which another process has found, without asking the driver for them again."""

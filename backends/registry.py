@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.ascend import AscendBackend
-from backends.backend import Backend, BackendError, BackendUnavailableError
+from backends.backend import Backend, BackendError, BackendUnavailableError, Device
 from backends.biren import BirenBackend
 from backends.cambricon import CambriconBackend
 from backends.cpu import CpuBackend
@@ -59,11 +59,19 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that serves, its devices that were meant, and why those preferred to it were not taken."""
+    """The backend that serves, the ids of its devices that were meant, and why preferred backends were not taken.
+
+    `found`: what detection said of all devices of the backend.
+    """
 
     backend: Backend
     devices: tuple[str, ...]
     refusals: Mapping[str, str] = field(default_factory=dict)
+    found: tuple[Device, ...] = field(default=(), compare=False)
+
+    def device(self, device_id: str) -> Device:
+        """What detection said of one device. Raises KeyError."""
+        return {device.id: device for device in self.found}[device_id]
 
     @property
     def simulated(self) -> bool:
@@ -97,7 +105,22 @@ def choose(device: str = "auto") -> Choice:
     backend = chosen[0].backend
     if any(choice.backend is not backend for choice in chosen):
         raise BackendUnavailableError(f"The devices of {device!r} are of several backends; one process serves one.")
-    return Choice(backend, tuple(dict.fromkeys(name for choice in chosen for name in choice.devices)))
+    ids = tuple(dict.fromkeys(name for choice in chosen for name in choice.devices))
+    return Choice(backend, ids, found=chosen[0].found)
+
+
+def open_backend(device: Device) -> Backend:
+    """The backend of a device that another process has found; nothing is detected again.
+
+    The backend then has this device and no other in this process. Raises BackendUnavailableError for a device of a
+    backend that is not known here.
+    """
+    name = device.id.partition(":")[0]
+    backend = next((each for each in BACKENDS if each.name == name), None)
+    if backend is None:
+        raise BackendUnavailableError(f"There is no backend for the device {device.id!r} in this process.")
+    backend._take((device,))
+    return backend
 
 
 def _named(device: str) -> Choice:
@@ -110,12 +133,13 @@ def _named(device: str) -> Choice:
         near = difflib.get_close_matches(name, ["auto", "all", *named], 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise BackendUnavailableError(f"There is no device {device!r}; known are auto, {', '.join(named)}{hint}")
-    devices = _devices(named[name])
+    found = _devices(named[name])
+    ids = tuple(each.id for each in found)
     if colon:
-        if device not in devices:
-            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(devices)}.")
-        devices = (device,)
-    return Choice(named[name], devices)
+        if device not in ids:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(ids)}.")
+        ids = (device,)
+    return Choice(named[name], ids, found=found)
 
 
 def report() -> list[Row]:
@@ -140,7 +164,7 @@ def _first_available() -> Choice:
     refusals: dict[str, str] = {}
     for backend in _automatic():
         try:
-            choice = Choice(backend, _devices(backend), refusals)
+            found = _devices(backend)
         except BackendUnavailableError as error:
             refusals[backend.name] = str(error)
             continue
@@ -148,7 +172,7 @@ def _first_available() -> Choice:
             log.warning("no accelerator can be used, the CPU serves; anychip devices says it again:")
             for name, reason in refusals.items():
                 log.warning("  not %s: %s", name, reason)
-        return choice
+        return Choice(backend, tuple(device.id for device in found), refusals, found)
     raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
 
 
@@ -156,11 +180,11 @@ def _automatic() -> list[Backend]:
     return [backend for backend in BACKENDS if backend.facts.automatic]
 
 
-def _devices(backend: Backend) -> tuple[str, ...]:
+def _devices(backend: Backend) -> tuple[Device, ...]:
     probe = backend.probe()
     if not probe.available:
         raise BackendUnavailableError(probe.reason)
-    devices = tuple(device.id for device in backend.devices())
+    devices = tuple(backend.devices())
     if not devices:
         raise BackendUnavailableError(f"{backend.name} has no device that this process may use.")
     return devices
@@ -187,17 +211,16 @@ class _WeightedSum(nn.Module):
         return ((pixels.to(torch.float32) * self.weights).sum(dim=(1, 2, 3)),)
 
 
-def _checked(backend: Backend, device_id: str) -> Row:
+def _checked(backend: Backend, device: Device) -> Row:
     pixels = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
     right = (pixels.astype(np.int64) * np.arange(48).reshape(4, 4, 3)).sum(axis=(1, 2, 3))
     try:
-        device = next(device for device in backend.devices() if device.id == device_id)
-        executable = backend.load(_WeightedSum(), device_id, "eager", "fp32", (2,))  # Compiling proves no more here.
+        executable = backend.load(_WeightedSum(), device.id, "eager", "fp32", (2,))  # Compiling proves no more here.
         (got,) = executable.run(pixels)
         executable.close()
     except BackendError as error:
-        return Row(device_id, False, str(error))
+        return Row(device.id, False, str(error))
     if not np.array_equal(got, right):
-        return Row(device_id, False, f"It computed {got.tolist()} where {right.tolist()} is right.")
+        return Row(device.id, False, f"It computed {got.tolist()} where {right.tolist()} is right.")
     gib = device.memory_bytes / 2**30
-    return Row(device_id, True, f"{device.name}, {gib:.1f} GiB, {device.auto_precision}")
+    return Row(device.id, True, f"{device.name}, {gib:.1f} GiB, {device.auto_precision}")

@@ -82,6 +82,7 @@ class TorchBackend(Backend):
     _channels_last: ClassVar[bool] = True
     _static_shapes: ClassVar[bool] = False  # Whether plain pooling is worth more than adaptive.
     _auto_precision: ClassVar[str] = "fp16"
+    _taken: tuple[Device, ...] | None = None  # Found by another process.
 
     def probe(self) -> Probe:
         """The first call in a process may take the child's time; no context is created here."""
@@ -93,7 +94,9 @@ class TorchBackend(Backend):
         return Probe(not reason, reason)
 
     def devices(self) -> list[Device]:
-        """As the child saw them."""
+        """As the child saw them, or as another process has found them."""
+        if self._taken is not None:
+            return list(self._taken)
         probe = self.probe()
         if not probe.available:
             raise BackendUnavailableError(probe.reason)
@@ -171,6 +174,9 @@ class TorchBackend(Backend):
             return Telemetry()
         index = self._tool_index(int(device.partition(":")[2] or "0"))
         return Telemetry() if index is None else self._sampler.latest(index)
+
+    def _take(self, devices: Sequence[Device]) -> None:
+        self._taken = tuple(devices)
 
     @cached_property
     def _sampler(self) -> Sampler:

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from backends import BACKENDS, BackendUnavailableError, DeviceLostError, OutOfDeviceMemoryError, Telemetry, detect
+from backends import (
+    BACKENDS,
+    BackendUnavailableError,
+    Device,
+    DeviceLostError,
+    OutOfDeviceMemoryError,
+    Telemetry,
+    detect,
+    open_backend,
+)
 from backends.ascend import AscendBackend
 from backends.detect import Found
 from backends.engines.engine import translated_errors
@@ -194,3 +203,17 @@ def test_telemetry_is_that_of_the_device_behind_the_visibility_variable(
     backend.__dict__["_sampler"] = SimpleNamespace(latest=samples.__getitem__)
     watts = backend.telemetry(f"npu:{index}").power_watts
     assert watts == 100.0 + asked if asked is not None else math.isnan(watts)
+
+
+def test_a_device_found_by_another_process_is_opened_without_asking_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> Found:
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr(detect, "found", asked)
+    npu = next(backend for backend in VENDORS if backend.name == "npu")
+    monkeypatch.setattr(npu, "_taken", None, raising=False)
+    given = Device("npu:3", "Ascend910B3", 2**36, "fp16")
+    assert open_backend(given) is npu
+    assert npu.devices() == [given]
+    with pytest.raises(BackendUnavailableError, match="no backend for the device 'warp:0'"):
+        open_backend(Device("warp:0", "Chip", 1, "fp32"))
