@@ -187,14 +187,14 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 
 def _demo(parsed: argparse.Namespace) -> int:
-    from models.sample import PICTURES
+    from models.sample import IMAGES
 
     settings = _settings(parsed, weights="sample")
 
     def announce(address: str) -> None:
         print(f"anychip is ready at {address} (API: {address}/docs). Try:\n")
-        for model, picture in (("resnet50", "classify"), ("yolov8n", "detect")):
-            path = next(iter(sorted(PICTURES.glob(f"{picture}*.jpg"))))
+        for model, image in (("resnet50", "classify"), ("yolov8n", "detect")):
+            path = next(iter(sorted(IMAGES.glob(f"{image}*.jpg"))))
             path = Path(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else path
             if model in settings.model_specs:
                 print(f"  curl -H 'Content-Type: image/jpeg' --data-binary @{path} {address}/v1/models/{model}:predict")

@@ -66,7 +66,7 @@ class Settings(BaseSettings):
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
     engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
     precision: str = Field("auto", description="Precision of the networks: auto, fp32, fp16, bf16, int8")
-    calibrate: str = Field("", description="Folder of pictures like those to come, which int8 is calibrated on")
+    calibrate: str = Field("", description="Folder of images like those to come, which int8 is calibrated on")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
     grpc_port: int = Field(
@@ -144,7 +144,7 @@ class Settings(BaseSettings):
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
     )
     float_input: bool = Field(
-        False, description="Whether models of pictures also take normalised float tensors; loads each a second time"
+        False, description="Whether image models also take normalised float tensors; loads each a second time"
     )
     metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
     triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")

@@ -30,7 +30,7 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Form = Literal["pixels", "onnx", "program", "script"]
-"""What a network is made of: a module of PyTorch's over pictures, or what a file holds (TensorNetwork)."""
+"""What a network is made of: a module of PyTorch's over images, or what a file holds (TensorNetwork)."""
 
 
 class BackendError(Exception):
@@ -68,7 +68,7 @@ class Facts:
     `late_environment`: they read it when they first need it, so that a process which has them already may be used.
     `automatic`: whether `auto` may choose it.
     `computes`: where False, its answers mean nothing, and nobody need compare them. `reads_pixels`: where False, they
-    do not even depend on the pictures, and nobody need decode them.
+    do not even depend on the images, and nobody need decode them.
     `host_memory`: the device's memory is the host's, so that others add to what is used of it.
     """
 
@@ -143,7 +143,7 @@ class Network(Protocol):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """What one item is, in bytes: [height, width, 3] of pictures."""
+        """What one item is, in bytes: [height, width, 3] of images."""
 
     def cast(self, dtype: torch.dtype) -> Any:
         """Cast the weights in place, leaving normalisation and decoding in float32."""
@@ -279,10 +279,10 @@ class CompileOptions:
     """What making a network ready may need beside the network.
 
     `gate`: takes an executable, runs it at every batch size and returns what it has measured, or raises
-    WrongAnswersError: then the next engine or precision is tried. `calibration`: pictures like those to come, uint8
+    WrongAnswersError: then the next engine or precision is tried. `calibration`: images like those to come, uint8
     [n, height, width, 3], which int8 needs.
     `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
-    `calibration_key` the pictures.
+    `calibration_key` the images.
     `quick`: leave out what is not ready in seconds.
     """
 

@@ -4,7 +4,7 @@ Owns: where the behaviour is kept (`ANYCHIP_NULL`), and what faults do to the pr
 server, load tests, and whoever wants to see what the server does when a device misbehaves. Must not be taken for
 hardware, by `auto` or by the report: its answers are zeros.
 
-The worker warms every batch size with pictures that are all zero before it serves. A batch of such pictures is
+The worker warms every batch size with images that are all zero before it serves. A batch of such images is
 therefore not counted: "the third batch" is the third that holds anything, on one device in one process, whichever
 model it is for. Each run counts: a batch that is tried again in halves is three.
 """
@@ -203,7 +203,7 @@ class _NullEngine(Engine):
         with translated_errors(device):
             outputs = _outputs(network, batch_sizes[0])
         if any(output.shape[:1] != batch_sizes[:1] for output in outputs):
-            raise EngineRefusedError(f"it answers {batch_sizes[0]} pictures with {[tuple(o.shape) for o in outputs]}")
+            raise EngineRefusedError(f"it answers {batch_sizes[0]} images with {[tuple(o.shape) for o in outputs]}")
         answers = {
             size: tuple(np.zeros((size, *output.shape[1:]), _numpy_dtype(output)) for output in outputs)
             for size in batch_sizes
@@ -212,7 +212,7 @@ class _NullEngine(Engine):
 
 
 def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
-    """Outputs for `size` pictures, of which only shapes and types mean anything."""
+    """Outputs for `size` images, of which only shapes and types mean anything."""
     module = cast(nn.Module, network)
     pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8)
     with torch.inference_mode():

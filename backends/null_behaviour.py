@@ -50,7 +50,7 @@ class Trigger:
         if self.sign == "#":
             middle = pixels[:, pixels.shape[1] // 2, pixels.shape[2] // 2].astype(np.int16)
             close = np.flatnonzero((np.abs(middle - self.colour) <= _TOLERANCE).all(axis=1))
-            # A place that is not filled is all zero. It is no black picture.
+            # A place that is not filled is all zero. It is no black image.
             return [int(row) for row in close if pixels[row].any()]
         if self.sign == ">":
             pulled = len(pixels) > self.number
@@ -85,7 +85,7 @@ class Behaviour:
 
     @property
     def reads_pixels(self) -> bool:
-        """Whether it must see pictures: to count batches, and to find colours."""
+        """Whether it must see images: to count batches, and to find colours."""
         return bool(self.faults or self.leak_mb or self.cache_mb)
 
 

@@ -219,7 +219,7 @@ def _fill(target: Tensor, result: Tensor) -> Tensor:
 def fixed_shapes(network: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
     """Replace adaptive pooling by pooling of a fixed window where one fits; returns the names of what was rewritten.
 
-    The network, on the CPU, is run once on a black picture of `input_shape` to see the sizes. Left alone: a module that
+    The network, on the CPU, is run once on a black image of `input_shape` to see the sizes. Left alone: a module that
     sees several sizes, or one that its output does not divide.
     """
     seen: dict[nn.Module, set[tuple[int, int]]] = {}

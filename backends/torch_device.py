@@ -196,7 +196,7 @@ class TorchBackend(Backend):
         return int(names[index]) if index < len(names) and names[index].isdigit() else None
 
     def _preferred(self) -> str:
-        # A CPU without fp16 units takes seconds for a picture in it.
+        # A CPU without fp16 units takes seconds for an image in it.
         return "fp32" if simulates(self.facts.device_type) else self._auto_precision
 
     def _found(self) -> detect.Found:

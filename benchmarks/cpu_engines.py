@@ -4,7 +4,7 @@
     python -m benchmarks.cpu_engines --sizes 8 --engines inductor onnxruntime eager torchscript
 
 Owns: docs/performance.md, "CPU engines, measured". Weights are the sample ones where there are some, else random: speed
-does not depend on them, but int8 needs pictures that mean something. What is compiled is kept (`--cache-dir`).
+does not depend on them, but int8 needs images that mean something. What is compiled is kept (`--cache-dir`).
 Variants run turn and turn about, so that a disturbance hits all of them; compare within one run only. Ratios are to
 PyTorch as a plain script runs it: eager, float32, contiguous.
 """

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--weights", default="sample")
     parser.add_argument("--device", default="auto", help="null leaves the naive handler out")
     parser.add_argument("--null", help="what the null device does, e.g. delay_ms=4,image_delay_ms=1")
-    parser.add_argument("--picture", type=Path, help="a JPEG (default: a sample picture)")
+    parser.add_argument("--image", type=Path, help="a JPEG (default: a sample image)")
     parser.add_argument("--factors", default="0.5,1,1.5,2,3", help="loads, as multiples of the capacity")
     parser.add_argument("--seconds", type=float, default=8, help="how long requests are sent at each load")
     parser.add_argument("--capacity-seconds", type=float, default=5, help="how long the capacity is measured")
@@ -57,40 +57,40 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """All loads on the service, then all of them on the naive handler: neither runs while the other is measured."""
-    picture = given.picture.read_bytes() if given.picture else servers.sample_picture()
+    image = given.image.read_bytes() if given.image else servers.sample_image()
     report: dict[str, Any] = {
         "model": given.model,
         "weights": given.weights,
         "device": given.device,
         "null": given.null,
-        "picture_bytes": len(picture),
+        "image_bytes": len(image),
         "timeout_ms": given.timeout_ms,
         "seconds": given.seconds,
         "seed": given.seed,
         "cores": core_count(),
         "date": time.strftime("%Y-%m-%d"),
-        "service": _measure_service(given, picture),
+        "service": _measure_service(given, image),
     }
     task = open_model(parse_spec(given.model, given.weights), Path()).task
     if not given.no_naive and given.device != "null" and task == "classify":
-        report["naive"] = _measure_naive(given, picture)
+        report["naive"] = _measure_naive(given, image)
     return report
 
 
-def _measure_service(given: argparse.Namespace, picture: bytes) -> dict[str, Any]:
+def _measure_service(given: argparse.Namespace, image: bytes) -> dict[str, Any]:
     options = ["--weights", given.weights, "--device", given.device]
     if given.null:
         options += ["--null", given.null]
-    patient = servers.service_request(given.model, picture)
-    hurried = servers.service_request(given.model, picture, {"X-Timeout-Ms": f"{given.timeout_ms:g}"})
+    patient = servers.service_request(given.model, image)
+    hurried = servers.service_request(given.model, image, {"X-Timeout-Ms": f"{given.timeout_ms:g}"})
     with servers.service(given.model, *options) as server:
         capacity = _capacity(server, patient, given)
         rows = [_load(server, hurried, factor, capacity, given) for factor in _factors(given)]
     return {"capacity_per_s": round(capacity, 1), "loads": _of_best(rows)}
 
 
-def _measure_naive(given: argparse.Namespace, picture: bytes) -> dict[str, Any]:
-    request = servers.naive_request(picture)
+def _measure_naive(given: argparse.Namespace, image: bytes) -> dict[str, Any]:
+    request = servers.naive_request(image)
 
     @contextmanager
     def fresh() -> Iterator[servers.Server]:
@@ -186,7 +186,7 @@ _COLUMNS = {
 def _print(report: dict[str, Any]) -> None:
     print(
         f"{report['model']} ({report['weights']}) on {report['device']} {report['null'] or ''}, JPEG of "
-        f"{report['picture_bytes']} bytes, deadline {report['timeout_ms']:g} ms, {report['cores']} cores"
+        f"{report['image_bytes']} bytes, deadline {report['timeout_ms']:g} ms, {report['cores']} cores"
     )
     for kind in ("service", "naive"):
         if kind not in report:

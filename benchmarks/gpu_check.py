@@ -30,7 +30,7 @@ from app.serving.service import decode_into
 from backends import BackendUnavailableError, EngineRefusedError, Executable, choose
 from backends.backend import Array, CompileOptions, Pixels
 from models import Model, open_model, parse_spec
-from models.sample import PICTURES
+from models.sample import IMAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 # Largest difference from the CPU's float32, of the largest number in an output, from which an answer counts as wrong.
@@ -168,12 +168,12 @@ def case(given: argparse.Namespace, engine: str, precision: str, name: str) -> d
 
 
 def sample_pixels(model: Model, count: int) -> Pixels:
-    """The sample pictures as the network takes them, over and over."""
-    files = sorted(PICTURES.glob("*.jpg"))
+    """The sample images as the network takes them, over and over."""
+    files = sorted(IMAGES.glob("*.jpg"))
     pixels = torch.zeros((count, *model.input_shape), dtype=torch.uint8)
     for row, path in zip(pixels, [files[index % len(files)] for index in range(count)], strict=True):
-        picture = path.read_bytes()
-        decode_into(model, picture, read_header(picture), row)
+        image = path.read_bytes()
+        decode_into(model, image, read_header(image), row)
     taken: Pixels = pixels.numpy()
     return taken
 

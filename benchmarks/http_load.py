@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", default="1,2,4,8")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--picture", type=Path, help="a JPEG (default: a sample picture)")
+    parser.add_argument("--image", type=Path, help="a JPEG (default: a sample image)")
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--seconds", type=float, default=6, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; the median counts")
@@ -56,12 +56,12 @@ def main() -> None:
         engine=given.engine,
         precision=given.precision,
     )
-    picture = given.picture.read_bytes() if given.picture else servers.sample_picture()
+    image = given.image.read_bytes() if given.image else servers.sample_image()
     concurrencies = [int(part) for part in given.concurrency.split(",")]
     report = measure(
         given.model,
         settings,
-        picture,
+        image,
         concurrencies=concurrencies,
         seconds=given.seconds,
         rounds=given.rounds,
@@ -75,7 +75,7 @@ def main() -> None:
 def measure(
     name: str,
     settings: Settings,
-    picture: bytes,
+    image: bytes,
     *,
     concurrencies: list[int],
     seconds: float,
@@ -84,7 +84,7 @@ def measure(
 ) -> dict[str, Any]:
     """Rounds of ceiling, service and naive handler, one after the other; medians over the rounds."""
     model = open_model(parse_spec(name, settings.weights), settings.weights_dir)
-    header = read_header(picture)
+    header = read_header(image)
     naive = naive and model.task == "classify"
     ceilings: list[float] = []
     parts_ms: list[float] = []
@@ -96,12 +96,12 @@ def measure(
         options += ("--device", settings.device, "--batch-sizes", ",".join(map(str, settings.ladder)))
         port = stack.enter_context(servers.service(name, *options)).port
         naive_port = stack.enter_context(servers.naive(name, settings.weights)).port if naive else 0
-        raw = servers.service_request(name, picture)
-        form = servers.naive_request(picture)
+        raw = servers.service_request(name, image)
+        form = servers.naive_request(image)
         drive(port, raw, 8, 1)  # Warm-up: first pages of the arena, first connections.
         for _ in range(rounds):
-            ceilings.append(ceiling.images_per_s(picture, header, seconds))
-            parts_ms.append(ceiling.one_image_ms(picture, header))
+            ceilings.append(ceiling.images_per_s(image, header, seconds))
+            parts_ms.append(ceiling.one_image_ms(image, header))
             for connections in concurrencies:
                 served[connections].append(drive(port, raw, connections, seconds))
                 if naive:
@@ -112,7 +112,7 @@ def measure(
         "model": name,
         "engine": engine,
         "precision": precision,
-        "picture": f"{header.width} x {header.height}, {len(picture)} bytes",
+        "image": f"{header.width} x {header.height}, {len(image)} bytes",
         "cores": core_count(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
@@ -136,7 +136,7 @@ def _summary(loads: list[Load], ceiling: float) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     how = f"{report['engine']} {report['precision']}"
-    print(f"{report['model']}, {how}, JPEG {report['picture']}, {report['cores']} cores")
+    print(f"{report['model']}, {how}, JPEG {report['image']}, {report['cores']} cores")
     print(f"in-process ceiling {report['ceiling_images_per_s']} images/s; parts of one image {report['parts_ms']} ms")
     print(f"{'':9}{'concurrency':>12}{'answers/s':>11}{'of ceiling':>12}{'p50 ms':>9}{'p99 ms':>9}{'errors':>8}")
     best = {}
@@ -184,7 +184,7 @@ class Ceiling:
     def __exit__(self, *_: object) -> None:
         self._executable.close()
 
-    def images_per_s(self, picture: bytes, header: Header, seconds: float) -> float:
+    def images_per_s(self, image: bytes, header: Header, seconds: float) -> float:
         """Images a second from JPEG to predictions, batch after batch, the next one decoded meanwhile."""
         free: Queue[torch.Tensor] = Queue()
         ready: Queue[tuple[torch.Tensor, list[Any]]] = Queue()
@@ -196,7 +196,7 @@ class Ceiling:
             with ThreadPoolExecutor(self._threads) as pool:
                 while not stopped.is_set():
                     pixels = free.get()
-                    rows = [pool.submit(decode_into, self._model, picture, header, row) for row in pixels]
+                    rows = [pool.submit(decode_into, self._model, image, header, row) for row in pixels]
                     ready.put((pixels, [row.result() for row in rows]))
 
         filler = threading.Thread(target=fill)
@@ -217,13 +217,13 @@ class Ceiling:
         filler.join()
         return done / elapsed_s
 
-    def one_image_ms(self, picture: bytes, header: Header) -> float:
+    def one_image_ms(self, image: bytes, header: Header) -> float:
         """Median milliseconds of one image alone: decode, preprocess, engine at batch 1, postprocess."""
         pixels = torch.zeros((1, *self._model.input_shape), dtype=torch.uint8)
         times = []
         for _ in range(60):
             started_s = time.perf_counter()
-            placement = decode_into(self._model, picture, header, pixels[0])
+            placement = decode_into(self._model, image, header, pixels[0])
             outputs = self._executable.run(pixels.numpy())
             self._model.postprocess(self._model.reduce(outputs, 0, Options()), placement, Options())
             times.append(time.perf_counter() - started_s)

@@ -37,9 +37,9 @@ def create_app(name: str, weights: str) -> FastAPI:
 
     @app.post("/predict")
     def predict(file: UploadFile) -> dict[str, Any]:
-        picture = Image.open(io.BytesIO(file.file.read())).convert("RGB")
+        image = Image.open(io.BytesIO(file.file.read())).convert("RGB")
         with torch.no_grad():
-            scores = network(transform(picture)[None]).softmax(1)[0]
+            scores = network(transform(image)[None]).softmax(1)[0]
         best = scores.topk(5)
         return {
             "classes": [

@@ -26,7 +26,7 @@ from typing import Any
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive
-from benchmarks.overhead import PICTURE_BYTES, measure_once, medians, noise_jpeg
+from benchmarks.overhead import IMAGE_BYTES, measure_once, medians, noise_jpeg
 
 AIM = 0.97
 _SCRAPE_INTERVAL_S = 1.0
@@ -53,7 +53,7 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Rounds of both, one after the other; the medians, and the median of the rounds' ratios."""
-    picture = noise_jpeg(PICTURE_BYTES)
+    image = noise_jpeg(IMAGE_BYTES)
     common = ("--weights", "random" if given.device == "null" else "sample", "--device", given.device)
     rounds: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     with _sink() as endpoint, contextlib.ExitStack() as stack:
@@ -62,7 +62,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             "off": stack.enter_context(servers.service(given.model, *common, "--metrics", "false")),
             "on": stack.enter_context(servers.service(given.model, *common, *traces)),
         }
-        request = servers.service_request(given.model, picture)
+        request = servers.service_request(given.model, image)
         for server in services.values():
             drive(server.port, request, given.connections, 1.0)  # Warm-up.
         for number in range(given.rounds):

@@ -1,14 +1,14 @@
 """What the service itself costs: answers a second and CPU time a request, on a device that computes nothing.
 
 `anychip serve --device null` beside the least a FastAPI handler can do, under the same load, turn and turn about in one
-run. A second one is told to look at its pictures, so that the service decodes them: it gets the same JPEG (`decoded`)
+run. A second one is told to look at its images, so that the service decodes them: it gets the same JPEG (`decoded`)
 and pixels as a binary tensor of the Open Inference Protocol (`pixels`), which must cost little more than the JPEG does
 without its decoding. CPU time is that of the whole process tree and, unlike the rate, hardly depends on what else the
 machine does.
 
     python -m benchmarks.overhead [--connections 16] [--seconds 5] [--rounds 3] [--json FILE]
 
-Owns: the picture that is sent, the rounds, the table and the two aims.
+Owns: the image that is sent, the rounds, the table and the two aims.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from models import PixelModel, open_model, parse_spec
 AIM_ANSWERS_PER_S = 3500
 AIM_CPU_MS = 0.30
 AIM_PIXELS = 1.2  # Of the CPU time of a JPEG, less that of decoding it.
-PICTURE_BYTES = 65_000  # An ordinary photograph of 500 by 375 pixels.
+IMAGE_BYTES = 65_000  # An ordinary photograph of 500 by 375 pixels.
 LOOKS = {"ANYCHIP_NULL": "fail=999999999"}  # A fault that no run lives to see, but that counts batches.
 DECODES = 200
 
@@ -60,10 +60,10 @@ def main() -> None:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Rounds of services and plain handler, one after the other; medians over the rounds."""
-    picture = noise_jpeg(PICTURE_BYTES)
+    image = noise_jpeg(IMAGE_BYTES)
     model = open_model(parse_spec(f"{given.model}:random"), Path())
     if not isinstance(model, PixelModel):
-        raise SystemExit(f"{given.model} takes no pictures")
+        raise SystemExit(f"{given.model} takes no images")
     options = ("--weights", given.weights, "--device", given.device)
     with (
         servers.service(given.model, *options) as service,
@@ -71,9 +71,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         servers.plain() as plain,
     ):
         targets = {
-            "service": (service, servers.service_request(given.model, picture)),
-            "plain": (plain, servers.plain_request(picture)),
-            "decoded": (looking, servers.service_request(given.model, picture)),
+            "service": (service, servers.service_request(given.model, image)),
+            "plain": (plain, servers.plain_request(image)),
+            "decoded": (looking, servers.service_request(given.model, image)),
             "pixels": (looking, servers.pixels_request(given.model, model.input_shape)),
         }
         rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in targets}
@@ -83,12 +83,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         for _ in range(given.rounds):
             for kind, (server, request) in targets.items():
                 rounds[kind].append(measure_once(server, request, given.connections, given.seconds))
-            decodes_ms.append(decode_ms(model, picture))
+            decodes_ms.append(decode_ms(model, image))
     return {
         "model": given.model,
         "weights": given.weights,
         "device": given.device,
-        "picture_bytes": len(picture),
+        "image_bytes": len(image),
         "connections": given.connections,
         "seconds": given.seconds,
         "rounds": given.rounds,
@@ -99,18 +99,18 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def decode_ms(model: PixelModel, picture: bytes) -> float:
-    """CPU time of decoding and placing a picture as the service does, on as many threads as it has, all at work."""
+def decode_ms(model: PixelModel, image: bytes) -> float:
+    """CPU time of decoding and placing an image as the service does, on as many threads as it has, all at work."""
 
     def thread_s(_: int) -> float:
         target = torch.empty(model.input_shape, dtype=torch.uint8)
         begun_s = time.thread_time()
         for _ in range(DECODES):
-            decode_into(model, picture, header, target)
+            decode_into(model, image, header, target)
         return time.thread_time() - begun_s
 
     torch.set_num_threads(1)  # As the service does, and only this thread's time is counted.
-    header = read_header(picture)
+    header = read_header(image)
     threads = max(2, core_count())
     with ThreadPoolExecutor(threads) as pool:
         return statistics.mean(pool.map(thread_s, range(threads))) / DECODES * 1e3
@@ -149,18 +149,18 @@ def noise_jpeg(size_bytes: int) -> bytes:
         (500, 375), Image.Resampling.BICUBIC
     )
     noisy = np.asarray(shapes, dtype=np.float32) + source.normal(0, 12, (375, 500, 1))
-    picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    image = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
     encoded: list[bytes] = []
     for quality in range(30, 96, 3):
         file = io.BytesIO()
-        picture.save(file, "JPEG", quality=quality)
+        image.save(file, "JPEG", quality=quality)
         encoded.append(file.getvalue())
     return min(encoded, key=lambda jpeg: abs(len(jpeg) - size_bytes))
 
 
 def _print(report: dict[str, Any]) -> None:
     print(
-        f"{report['model']} ({report['weights']}) on {report['device']}, JPEG of {report['picture_bytes']} bytes, "
+        f"{report['model']} ({report['weights']}) on {report['device']}, JPEG of {report['image_bytes']} bytes, "
         f"{report['connections']} connections, {report['rounds']} rounds of {report['seconds']:g} s, "
         f"{report['cores']} cores"
     )

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.load import request_bytes
-from models.sample import PICTURES
+from models.sample import IMAGES
 
 _ROOT = Path(__file__).resolve().parent.parent
 _START_LIMIT_S = 300.0
@@ -77,13 +77,13 @@ def service(
         yield Server(int(found.group(1)), psutil.Process(process.pid))
 
 
-def service_request(model: str, picture: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+def service_request(model: str, image: bytes, headers: Mapping[str, str] | None = None) -> bytes:
     """A JPEG as the raw body of a request to `service`."""
-    return request_bytes(f"/v1/models/{model}:predict", picture, "image/jpeg", headers)
+    return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", headers)
 
 
 def pixels_request(model: str, shape: tuple[int, ...]) -> bytes:
-    """A picture of this shape as the network takes it, as a binary tensor of the Open Inference Protocol."""
+    """An image of this shape as the network takes it, as a binary tensor of the Open Inference Protocol."""
     pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8).tobytes()
     parameters = {"binary_data_size": len(pixels)}
     tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, *shape], "parameters": parameters}
@@ -99,11 +99,11 @@ def naive(model: str, weights: str) -> Iterator[Server]:
         yield server
 
 
-def naive_request(picture: bytes) -> bytes:
+def naive_request(image: bytes) -> bytes:
     """A JPEG as a form's file, for `naive`."""
     multipart = (
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
-        b"Content-Type: image/jpeg\r\n\r\n" + picture + b"\r\n--b--\r\n"
+        b"Content-Type: image/jpeg\r\n\r\n" + image + b"\r\n--b--\r\n"
     )
     return request_bytes("/predict", multipart, "multipart/form-data; boundary=b")
 
@@ -115,14 +115,14 @@ def plain() -> Iterator[Server]:
         yield server
 
 
-def plain_request(picture: bytes) -> bytes:
+def plain_request(image: bytes) -> bytes:
     """A JPEG as the raw body of a request to `plain`."""
-    return request_bytes("/predict", picture, "image/jpeg")
+    return request_bytes("/predict", image, "image/jpeg")
 
 
-def sample_picture() -> bytes:
+def sample_image() -> bytes:
     """The JPEG that is sent where none is named."""
-    return sorted(PICTURES.glob("*.jpg"))[0].read_bytes()
+    return sorted(IMAGES.glob("*.jpg"))[0].read_bytes()
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def measured(model: str, concurrency: int, seconds: float, options: Sequence[str
             with servers.service(model, *options, module="benchmarks.timeline_spans") as server:
                 # What was written at the start is not of interest.
                 file.write_text("")
-                request = servers.service_request(model, servers.sample_picture())
+                request = servers.service_request(model, servers.sample_image())
                 drive(server.port, request, concurrency, seconds)
         finally:
             del os.environ["ANYCHIP_TIMELINE_FILE"]

@@ -18,7 +18,7 @@ _CORNERS = ("x1", "y1", "x2", "y2")
 
 
 class Boxes(NamedTuple):
-    """Objects of one picture: boxes float32 [m, 4] (x1, y1, x2, y2, pixels), classes int64 [m], scores float32 [m]."""
+    """Objects of one image: boxes float32 [m, 4] (x1, y1, x2, y2, pixels), classes int64 [m], scores float32 [m]."""
 
     boxes: Array
     classes: Array
@@ -35,7 +35,7 @@ def as_boxes(detections: Sequence[Answer]) -> Boxes:
 
 
 def top1(truth: Sequence[int], answers: Sequence[Answer]) -> float:
-    """The share of pictures whose class comes first in the answer."""
+    """The share of images whose class comes first in the answer."""
     firsts = [answer["classes"][0]["class_id"] for answer in answers]
     return float(np.mean([first == class_id for first, class_id in zip(firsts, truth, strict=True)]))
 
@@ -43,7 +43,7 @@ def top1(truth: Sequence[int], answers: Sequence[Answer]) -> float:
 def map50(truth: Sequence[Boxes], answers: Sequence[Answer]) -> float:
     """Mean over the classes that are there of the average precision at IoU 0.5; NaN where no object is."""
     found = [as_boxes(answer["detections"]) for answer in answers]
-    classes = {int(class_id) for picture in truth for class_id in picture.classes}
+    classes = {int(class_id) for image in truth for class_id in image.classes}
     return float(np.mean([average_precision(truth, found, class_id) for class_id in classes])) if classes else np.nan
 
 
@@ -52,7 +52,7 @@ def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: 
 
     By descending score, each box takes the free true box it overlaps most; where that is less than 0.5 it is wrong.
     """
-    total = sum(int((picture.classes == class_id).sum()) for picture in truth)
+    total = sum(int((image.classes == class_id).sum()) for image in truth)
     scores: list[float] = []
     right: list[bool] = []
     for true, boxes in zip(truth, found, strict=True):

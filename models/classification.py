@@ -1,7 +1,7 @@
-"""Image classifiers: every one of torchvision's by name, from a decoded picture to labels with scores.
+"""Image classifiers: every one of torchvision's by name, from a decoded image to labels with scores.
 
 Owns: the preprocessing that the published weights declare, the network around torchvision's module, the answer's form.
-Must not know HTTP, devices or how pictures and files are read.
+Must not know HTTP, devices or how images and files are read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from models.vision import torchvision
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
-# Pictures up to this size are decoded in full. Larger JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as they stay this
+# Images up to this size are decoded in full. Larger JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as they stay this
 # many times larger than what they are resized to: on photographs of 12 to 50 megapixels the network's input then
 # differs by at most 0.2 grey levels on average (saving the JPEG again at quality 75: 0.2 to 0.4), and decoding takes a
 # third to two thirds of the time.
@@ -94,7 +94,7 @@ class ClassificationNetwork(PixelNetwork):
 class Classifier(PixelModel):
     """A torchvision classifier with the preprocessing of its published weights.
 
-    The shorter side of a picture is resized to `resize_size` with `interpolation` (`bilinear` or `bicubic`), then
+    The shorter side of an image is resized to `resize_size` with `interpolation` (`bilinear` or `bicubic`), then
     `input_shape` is cut from the centre; `mean` and `std` are per RGB channel for pixels in 0..1.
     """
 
@@ -150,21 +150,21 @@ class Classifier(PixelModel):
         """An untrained network that behaves like a trained one: layers of unit variance, logits that differ.
 
         Default weights alone fade out layer by layer (MobileNetV3 ends at 1e-10) and some heads start at zero, so
-        BatchNorm and the head are measured on noise, smooth and sharp as pictures are.
+        BatchNorm and the head are measured on noise, smooth and sharp as images are.
         """
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             core = _build(self.architecture, len(self.labels), auxiliary=False)
             sides = [(side, side) for side in (2, 6, 24, 96)]
             noise = [functional.interpolate(torch.randn(8, 3, *side), self.input_shape[:2]) for side in sides]
-            pictures = torch.stack(noise).mean(dim=0) * torch.linspace(0.5, 2, 8).view(-1, 1, 1, 1)
+            images = torch.stack(noise).mean(dim=0) * torch.linspace(0.5, 2, 8).view(-1, 1, 1, 1)
             for module in core.modules():
                 if isinstance(module, nn.BatchNorm2d):
                     module.momentum = 1.0
-            core.train()(pictures)
+            core.train()(images)
             head = core.get_parameter(_head(self.architecture))
             head.normal_()
-            head.mul_(2 / core.eval()(pictures).std())
+            head.mul_(2 / core.eval()(images).std())
         return core
 
     def _load(self) -> nn.Module:
@@ -188,7 +188,7 @@ class Classifier(PixelModel):
         return core
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """`DECODE_RATIO` times the size the picture is resized to, for pictures of more than `FULL_DECODE_PIXELS`."""
+        """`DECODE_RATIO` times the size the image is resized to, for images of more than `FULL_DECODE_PIXELS`."""
         scale = DECODE_RATIO * self.resize_size / min(width, height)
         if width * height <= FULL_DECODE_PIXELS or scale >= 1:
             return width, height
@@ -270,9 +270,9 @@ class Classifier(PixelModel):
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:
-    """Height and width of the picture itself within an image decoded at 1/2, 1/4 or 1/8, else the image's size.
+    """Height and width of the image itself within an image decoded at 1/2, 1/4 or 1/8, else the image's size.
 
-    Such a decode rounds its size up, so its last row and column reach beyond the picture; taking them for whole pixels
+    Such a decode rounds its size up, so its last row and column reach beyond the image; taking them for whole pixels
     would shift everything (measured: up to six times the error of the reduced decode itself).
     """
     for reduction in (2, 4, 8):

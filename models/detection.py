@@ -1,10 +1,10 @@
-"""YOLOv8 detectors: from a decoded picture to boxes with labels.
+"""YOLOv8 detectors: from a decoded image to boxes with labels.
 
 Owns: letterbox, what a device returns, box decoding, non-maximum suppression, the answer's form. Must not know HTTP,
-devices or how pictures and files are read.
+devices or how images and files are read.
 
 The device returns distances in units of the stride; positions are computed here in float32. A low-precision engine
-then errs relative to the size of a box, not to its place in the picture (bfloat16 counts in steps of 4 beyond 512).
+then errs relative to the size of a box, not to its place in the image (bfloat16 counts in steps of 4 beyond 512).
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class Detector(PixelModel):
         return core
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """Six times what the network sees, for pictures of twice that or more; others are decoded in full.
+        """Six times what the network sees, for images of twice that or more; others are decoded in full.
 
-        The reference samples the full picture sparsely; a scaled decode averages, so the network sees other pixels.
+        The reference samples the full image sparsely; a scaled decode averages, so the network sees other pixels.
         Measured with a trained YOLOv8s on photographs enlarged to 9-48 megapixels, half-size decoding: at six times
         and above boxes moved no more (IoU 0.977-0.998) than under a new JPEG quality or new noise (0.913-0.998);
         between two and five times some changed beyond that (0.705).
@@ -155,7 +155,7 @@ class Detector(PixelModel):
         return max(1, round(width * scale)), max(1, round(height * scale))
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Letterbox: the whole picture, as large as fits, centred on grey.
+        """Letterbox: the whole image, as large as fits, centred on grey.
 
         Rounding follows the reference implementation for a square input (`rect=False`). So does the resize, OpenCV's:
         another kernel, though within one grey level of it, was seen to move scores of trained weights by up to 0.003.
@@ -185,7 +185,7 @@ class Detector(PixelModel):
         return distances[chosen], scores[chosen], classes[chosen], chosen.astype(np.int32)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """Detections by descending score, boxes in pixels of the picture as displayed."""
+        """Detections by descending score, boxes in pixels of the image as displayed."""
         boxes, scores, classes = self._detections(outputs, placement, options)
         return {
             "detections": [
@@ -210,7 +210,7 @@ class Detector(PixelModel):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Detections by descending score; of a batch, pictures with fewer are filled up with zeros."""
+        """Detections by descending score; of a batch, images with fewer are filled up with zeros."""
         return (
             OutputSpec("boxes", "FP32", (-1, -1, 4)),
             OutputSpec("scores", "FP32", (-1, -1)),
@@ -219,7 +219,7 @@ class Detector(PixelModel):
         )
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """Boxes float32 [k, 4] as x1, y1, x2, y2 in pixels of the picture, scores [k], classes [k], their number []."""
+        """Boxes float32 [k, 4] as x1, y1, x2, y2 in pixels of the image, scores [k], classes [k], their number []."""
         boxes, scores, classes = self._detections(outputs, placement, options)
         return {
             "boxes": boxes.astype(np.float32),
@@ -231,7 +231,7 @@ class Detector(PixelModel):
     def _detections(
         self, outputs: Sequence[Array], placement: Placement, options: Options
     ) -> tuple[Array, Array, Array]:
-        """Boxes float64 [k, 4] in pixels of the picture as displayed, scores [k] and classes [k] of what remains."""
+        """Boxes float64 [k, 4] in pixels of the image as displayed, scores [k] and classes [k] of what remains."""
         distances, scores, classes, indices = outputs
         centres, strides = _anchors(self.input_shape[0], self.input_shape[1])
         corners = np.concatenate(
@@ -272,7 +272,7 @@ def _suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float)
 
 
 def _random_core(size: Size, class_count: int) -> YOLOv8:
-    """An untrained network that is alive: layers of unit variance, and candidates on most pictures.
+    """An untrained network that is alive: layers of unit variance, and candidates on most images.
 
     Default weights alone fade out layer by layer, so BatchNorm is measured on coloured blocks under noise, and the
     class branches are scaled so that about one anchor in 200 of those passes a score of 0.25.
@@ -281,13 +281,13 @@ def _random_core(size: Size, class_count: int) -> YOLOv8:
         torch.manual_seed(0)
         core = YOLOv8(size, class_count)
         blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=128) for side in (4, 32))
-        pictures = 0.9 * (blocks > 0.5) + 0.1 * noise
+        images = 0.9 * (blocks > 0.5) + 0.1 * noise
         for module in core.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = 1.0
         head = core.model["22"]
         assert isinstance(head, Detect)
-        for branch, level in zip(head.cv3, core.train().raw(pictures), strict=True):
+        for branch, level in zip(head.cv3, core.train().raw(images), strict=True):
             weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
             logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
             gain = 1 / logits.std()

@@ -6,7 +6,7 @@ Owns: the contract every model family fulfils, and the errors of this package. M
                                     └─ Placement ──────────────────────────────────┐
            predictions ◄─ PixelModel.postprocess (server) ◄─ Model.reduce (worker) ◄─┘
 
-Networks that take and give tensors are models.tensors' business: a Model without pictures.
+Networks that take and give tensors are models.tensors' business: a Model without images.
 
 Errors: ModelError
           ├─ UnknownModelError    no architecture of this name
@@ -58,10 +58,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a picture lies in the network's input.
+    """Where an image lies in the network's input.
 
-    `width` and `height` are the picture's as displayed (EXIF applied), in pixels, before any scaled decode.
-    A point (x, y) of the picture lies at (x * scale + pad_x, y * scale + pad_y) of the input.
+    `width` and `height` are the image's as displayed (EXIF applied), in pixels, before any scaled decode.
+    A point (x, y) of the image lies at (x * scale + pad_x, y * scale + pad_y) of the input.
     """
 
     width: int
@@ -177,7 +177,7 @@ class Model(ABC):
 
 @dataclass(frozen=True)
 class PixelModel(Model):
-    """A model of pictures, with its geometry: one item is uint8 [height, width, 3]."""
+    """An image model, with its geometry: one item is uint8 [height, width, 3]."""
 
     input_shape: tuple[int, int, int]
 
@@ -187,17 +187,17 @@ class PixelModel(Model):
 
     @abstractmethod
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """The smallest (width, height) a picture of this displayed size may be decoded to at reduced scale.
+        """The smallest (width, height) an image of this displayed size may be decoded to at reduced scale.
 
         Only a decoder that can scale while decoding (JPEG) uses it. (width, height) itself forbids scaling.
         """
 
     @abstractmethod
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Place a picture in the network's input.
+        """Place an image in the network's input.
 
         `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
-        `width` and `height`: the picture's displayed size in full. Runs in decode threads: pure, reentrant, and heavy
+        `width` and `height`: the image's displayed size in full. Runs in decode threads: pure, reentrant, and heavy
         work releases the interpreter lock.
         """
 
@@ -206,7 +206,7 @@ class PixelModel(Model):
         """In the server: what `reduce` returned -> one entry of "predictions" (API.md). A pure function."""
 
     @property
-    def pictures(self) -> PixelModel:
+    def image_model(self) -> PixelModel:
         """Itself: what is made of outputs is asked of it, also where another form of it computed them."""
         return self
 
@@ -222,7 +222,7 @@ class PixelModel(Model):
 
     @abstractmethod
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """In the server: what `reduce` returned -> the answer as tensors of one picture, by the names of `answers`."""
+        """In the server: what `reduce` returned -> the answer as tensors of one image, by the names of `answers`."""
 
 
 def softmax(logits: Array) -> Array:

@@ -1,6 +1,6 @@
-"""A model of pictures from behind its normalisation: for clients that resize and normalise themselves.
+"""An image model from behind its normalisation: for clients that resize and normalise themselves.
 
-Owns: what such an item is, and the network around it. Same weights, same outputs and answers as the model of pictures;
+Owns: what such an item is, and the network around it. Same weights, same outputs and answers as the image model;
 made ready by itself, because what a network is given decides what an engine makes of it.
 """
 
@@ -19,7 +19,7 @@ from models.tensors import TensorSpec, item_bytes, layout
 
 
 class NormalisedNetwork(nn.Module):
-    """uint8 [n, bytes of an item] in, which are float32 [n, 3, height, width]; the outputs of the network of pictures.
+    """uint8 [n, bytes of an item] in, which are float32 [n, 3, height, width]; the outputs of the image network.
 
     `core` takes the tensor itself; with `inputs` and `places` an engine may hand it over in its own way
     (backends.TensorNetwork).
@@ -38,7 +38,7 @@ class NormalisedNetwork(nn.Module):
         self.input_shape = (item_bytes(self.inputs),)
 
     def cast(self, dtype: torch.dtype) -> NormalisedNetwork:
-        """As of the network of pictures; the input stays float32."""
+        """As of the image network; the input stays float32."""
         self.core.network.cast(dtype)
         return self
 
@@ -59,52 +59,52 @@ class _Core(nn.Module):
         self.network = network
 
     def forward(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        # Laid out as what the network of pictures makes of its pixels, so that the same kernels run.
+        # Laid out as what the image network makes of its pixels, so that the same kernels run.
         laid_out = normalised.to(self.network.core_dtype).contiguous(memory_format=torch.channels_last)
         return self.network.compute(laid_out)
 
 
 @dataclass(frozen=True)
 class NormalisedModel(Model):
-    """`pictures` is the model whose weights, outputs and answers these are."""
+    """`image_model` is the model whose weights, outputs and answers these are."""
 
-    pictures: PixelModel
+    image_model: PixelModel
 
     @classmethod
-    def of(cls, pictures: PixelModel) -> NormalisedModel:
+    def of(cls, image_model: PixelModel) -> NormalisedModel:
         """Its name is no name that a client could use."""
-        height, width, channels = pictures.input_shape
+        height, width, channels = image_model.input_shape
         size = item_bytes((TensorSpec("input", "FP32", (channels, height, width)),))
         return cls(
-            f"{pictures.name}:input",
-            f"{pictures.architecture}-normalised",
-            pictures.labels,
-            pictures.weights,
-            pictures.weights_file,
+            f"{image_model.name}:input",
+            f"{image_model.architecture}-normalised",
+            image_model.labels,
+            image_model.weights,
+            image_model.weights_file,
             (size,),
-            pictures,
+            image_model,
         )
 
     @property
     def task(self) -> Task:
-        """As of the model of pictures."""
-        return self.pictures.task
+        """As of the image model."""
+        return self.image_model.task
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """As of the model of pictures."""
-        return self.pictures.outputs
+        """As of the image model."""
+        return self.image_model.outputs
 
     def network(self) -> NormalisedNetwork:
-        """As of the model of pictures. Raises WeightsError."""
-        return NormalisedNetwork(self.pictures.network()).eval().requires_grad_(False)
+        """As of the image model. Raises WeightsError."""
+        return NormalisedNetwork(self.image_model.network()).eval().requires_grad_(False)
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """As of the model of pictures."""
-        return self.pictures.reduce(outputs, index, options)
+        """As of the image model."""
+        return self.image_model.reduce(outputs, index, options)
 
     def items(self, pixels: Array) -> Array:
-        """uint8 [n, *pictures.input_shape], as the network of pictures takes it -> uint8 [n, *input_shape]."""
-        network = PixelNetwork(nn.Identity(), self.pictures.input_shape, *self.pictures.normalisation)
+        """uint8 [n, *image_model.input_shape], as the image network takes it -> uint8 [n, *input_shape]."""
+        network = PixelNetwork(nn.Identity(), self.image_model.input_shape, *self.image_model.normalisation)
         normalised: Any = network.normalise(torch.from_numpy(pixels)).contiguous().numpy()
         return np.asarray(normalised).reshape(len(pixels), -1).view(np.uint8)

@@ -234,7 +234,7 @@ def item_bytes(inputs: Sequence[TensorSpec]) -> int:
 def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> dict[str, Array]:
     """Arrays [count, …] that networks of these inputs take: normal floats, whole numbers within their limits.
 
-    Without limits bytes are anything, as in pictures, and other whole numbers are 0 or 1: right for masks, and an index
+    Without limits bytes are anything, as in images, and other whole numbers are 0 or 1: right for masks, and an index
     into whatever has two entries.
     """
     generator = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 """YOLOv8 detection networks, sizes n to x, whose state dicts are those of the published checkpoints.
 
 Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know
-pictures, files, thresholds or devices.
+images, files, thresholds or devices.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Detect(nn.Module):
         self.cv3 = nn.ModuleList(self._branch(c, hidden, class_count) for c in channels)
         self.dfl = _Expectation()
         for branch, stride in zip(self.cv3, STRIDES, strict=True):
-            # A prior of five objects in a 640 x 640 picture, so that training does not start with false alarms.
+            # A prior of five objects in a 640 x 640 image, so that training does not start with false alarms.
             nn.init.constant_(branch.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
 
     @staticmethod

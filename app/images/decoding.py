@@ -38,7 +38,7 @@ _MAX_CHUNKS = 100_000
 _BAND_PIXELS = 1 << 18
 _PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
-"""Down and across the stored picture (its transpose from 5 on) for each EXIF orientation."""
+"""Down and across the stored image (its transpose from 5 on) for each EXIF orientation."""
 
 Encoded = bytes | bytearray | memoryview
 _Pixels = npt.NDArray[np.uint8]
@@ -121,7 +121,7 @@ _FILES: dict[Format, type[ImageFile.ImageFile]] = {
 def _pixel_chunks(encoded: Encoded) -> bytes:
     """A PNG of only those chunks that make its pixels, their checksums verified.
 
-    Pillow checks no checksum of picture data, and would read (and inflate) all text on the way to it.
+    Pillow checks no checksum of image data, and would read (and inflate) all text on the way to it.
     """
     view = memoryview(encoded)
     kept, at = [view[:8]], 8

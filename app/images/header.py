@@ -1,8 +1,8 @@
-"""What an encoded picture says of itself: format, size, orientation.
+"""What an encoded image says of itself: format, size, orientation.
 
 Owns: which formats are read, how they are told apart (by their first bytes, never by name or content type), the limit
-of pixels, and the errors of encoded pictures. Must not know decoders, models or HTTP: nothing is decompressed here, so
-that a picture too large is refused at the price of its header.
+of pixels, and the errors of encoded images. Must not know decoders, models or HTTP: nothing is decompressed here, so
+that an image too large is refused at the price of its header.
 
 Errors: ImageError
           ├─ InvalidImageError   not an image, damaged, cut short, or of a kind that is not read
@@ -61,7 +61,7 @@ _BRANDS = {
 
 
 class ImageError(Exception):
-    """An encoded picture cannot be used; the message is one plain sentence for whoever sent it."""
+    """An encoded image cannot be used; the message is one plain sentence for whoever sent it."""
 
 
 class InvalidImageError(ImageError):
@@ -74,7 +74,7 @@ class ImageTooLargeError(ImageError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A picture before it is decoded. `width` and `height` are in pixels as displayed: `orientation` is applied.
+    """An image before it is decoded. `width` and `height` are in pixels as displayed: `orientation` is applied.
 
     `orientation` is EXIF's, 1 to 8.
     """
@@ -98,7 +98,7 @@ _Stored = tuple[int, int, int]  # Width and height as stored, orientation.
 
 
 def read_header(data: bytes | bytearray | memoryview) -> Header:
-    """The header of an encoded picture; costs microseconds. Raises InvalidImageError.
+    """The header of an encoded image; costs microseconds. Raises InvalidImageError.
 
     The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
     """
@@ -116,7 +116,7 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 def check_pixels(header: Header, limit: int) -> None:
-    """Raises ImageTooLargeError when the picture has more than `limit` pixels."""
+    """Raises ImageTooLargeError when the image has more than `limit` pixels."""
     pixels = header.width * header.height
     if pixels > limit:
         size = f"{header.width} x {header.height} = {pixels}"
@@ -143,11 +143,11 @@ def _read_jpeg(view: memoryview) -> _Stored:
         if marker == 0xE1 and not orientation and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
             orientation = _orientation(view[at + 10 : at + 2 + length])
         at += 2 + length
-    raise InvalidImageError("the JPEG has no frame header before its picture data")
+    raise InvalidImageError("the JPEG has no frame header before its image data")
 
 
 def _read_png(view: memoryview) -> _Stored:
-    """PNG, third edition, section 5: chunks up to the picture data; an eXIf chunk after it is not looked for."""
+    """PNG, third edition, section 5: chunks up to the image data; an eXIf chunk after it is not looked for."""
     length, kind, width, height = unpack_from(">I4sII", view, 8)
     if (length, kind) != (13, b"IHDR"):
         raise InvalidImageError("the PNG does not start with its header chunk")
@@ -163,7 +163,7 @@ def _read_png(view: memoryview) -> _Stored:
 
 
 def _read_webp(view: memoryview) -> _Stored:
-    """RFC 9649: a lossy (VP8), lossless (VP8L) or extended (VP8X) picture in a RIFF container."""
+    """RFC 9649: a lossy (VP8), lossless (VP8L) or extended (VP8X) image in a RIFF container."""
     (riff_size,) = unpack_from("<I", view, 4)
     if len(view) < 8 + riff_size:
         raise InvalidImageError("the WebP is cut short")
@@ -178,7 +178,7 @@ def _read_webp(view: memoryview) -> _Stored:
     if kind == b"VP8 " and bytes(view[23:26]) == b"\x9d\x01\x2a":
         width, height = unpack_from("<HH", view, 26)
         return width & 0x3FFF, height & 0x3FFF, 1
-    raise InvalidImageError("the WebP does not start with a picture")
+    raise InvalidImageError("the WebP does not start with an image")
 
 
 def _webp_orientation(view: memoryview) -> int:

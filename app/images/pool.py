@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 LARGE_PIXELS = 16_000_000
-"""Pictures from this size on share all but one decode thread, so that they never hold up small ones. Above what phones
-and cameras commonly send (12 million): of ordinary pictures every thread may take one."""
+"""Images from this size on share all but one decode thread, so that they never hold up small ones. Above what phones
+and cameras commonly send (12 million): of ordinary images every thread may take one."""
 
 _Result = TypeVar("_Result")
 
@@ -24,12 +24,12 @@ class DecodeQueueFullError(Exception):
 
 
 class DecodePool:
-    """Threads that decode, owned by one event loop. Work is taken in order; large pictures leave one thread free."""
+    """Threads that decode, owned by one event loop. Work is taken in order; large images leave one thread free."""
 
     def __init__(self, threads: int, limit: int) -> None:
-        """At least two threads run, whatever `threads` says: one must stay free of large pictures.
+        """At least two threads run, whatever `threads` says: one must stay free of large images.
 
-        `limit`: pictures that may be decoded or wait for it, of which an eighth may be large ones.
+        `limit`: images that may be decoded or wait for it, of which an eighth may be large ones.
         """
         threads = max(2, threads)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")

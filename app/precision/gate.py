@@ -2,7 +2,7 @@
 
     probes ─► the network in float32, eager, on the CPU ─► reference ┐
     probes ─► executable, at every batch size ─► outputs ────────────┴─► measures ─► within the limits, or refused
-    int8: pictures it was not calibrated on ─► how much less often its answers are right ─► the same
+    int8: images it was not calibrated on ─► how much less often its answers are right ─► the same
 
 Owns: what is measured, and the limits (docs/precision.md has the reasoning). Must not know engines or devices: they are
 handed an executable's answers, whoever made it. Every measure is an error: 0 is perfect.
@@ -53,9 +53,9 @@ LIMITS: dict[str, dict[str, dict[str, float]]] = {
         "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
     },
 }
-# What int8 may lose of top-1 or mAP50 on held-out pictures, as shares.
+# What int8 may lose of top-1 or mAP50 on held-out images, as shares.
 LOSS_LIMITS = {"classify": ("top1_loss", 0.01), "detect": ("map50_loss", 0.02)}
-_ANCHORS = 100  # Of each picture, those with the highest scores: the others answer nothing.
+_ANCHORS = 100  # Of each image, those with the highest scores: the others answer nothing.
 _BLOCK = 1 << 20
 _LEAST_SPREAD = 0.01  # Of an output's size.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
@@ -67,9 +67,9 @@ class Gate:
     def __init__(
         self, model: Model, probes: Pixels, calibration: Calibration | None = None, cache: EngineCache | None = None
     ) -> None:
-        """`probes`: uint8 [n, *model.input_shape]. `calibration` has the held-out pictures for int8.
+        """`probes`: uint8 [n, *model.input_shape]. `calibration` has the held-out images for int8.
 
-        `cache`: where float32's answers and the verdicts on held-out pictures are kept from start to start.
+        `cache`: where float32's answers and the verdicts on held-out images are kept from start to start.
         """
         self._model, self._probes, self._calibration = model, probes, calibration
         self._cache = cache
@@ -117,13 +117,13 @@ class Gate:
         log.info("%s: %s is %.4f in float32, %.4f in int8", self._model.name, name.partition("_")[0], before, after)
         if before - after > limit:
             raise WrongAnswersError(
-                f"int8 loses {100 * (before - after):.1f} points of {name.partition('_')[0]} on pictures it was not "
+                f"int8 loses {100 * (before - after):.1f} points of {name.partition('_')[0]} on images it was not "
                 f"calibrated on, and {100 * limit:g} are allowed"
             )
         return {name: before - after}
 
     def _accuracies(self, executable: Executable, calibration: Calibration) -> Array:
-        """In float32 and of the executable; empty where there are no pictures. Without truth, float32 is right."""
+        """In float32 and of the executable; empty where there are no images. Without truth, float32 is right."""
         held_out, model = calibration.held_out(), self._model
         if held_out is None:
             return np.empty(0)
@@ -199,7 +199,7 @@ def compile_options(
     *,
     quick: bool = False,
 ) -> CompileOptions:
-    """What making a model ready needs: the gate (where there are probes), pictures for int8, a place to keep things."""
+    """What making a model ready needs: the gate (where there are probes), images for int8, a place to keep things."""
     cache = EngineCache(cache_dir / "engines") if cache_dir else None
     return CompileOptions(
         gate=DEFAULTS.gate if probes is None else Gate(model, probes, calibration, cache).check,
@@ -233,19 +233,19 @@ def _digest(path: str, size_bytes: int, mtime_ns: int) -> str:
 
 
 def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-    """Errors of outputs [n, ...] against those expected of the same pictures; every one of them, limited or not."""
+    """Errors of outputs [n, ...] against those expected of the same images; every one of them, limited or not."""
     if [output.shape for output in outputs] != [output.shape for output in expected]:
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
     if isinstance(model, PixelModel | NormalisedModel):
-        model = model.pictures
+        model = model.image_model
         return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
     return _tensors(expected, outputs)
 
 
 def _classification(_: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-    """`top1`: pictures whose class is another, of those where the network is sure; `cosine`: 1 - the cosine of the
+    """`top1`: images whose class is another, of those where the network is sure; `cosine`: 1 - the cosine of the
     logits without their mean, which the softmax does not see; `logit`: the largest error, in standard deviations of the
-    picture's logits; `scale`: how much all logits are too large or too small.
+    image's logits; `scale`: how much all logits are too large or too small.
     """
     wanted, given = (each[0].astype(np.float64) for each in (expected, outputs))
     wanted, given = (logits - logits.mean(1, keepdims=True) for logits in (wanted, given))

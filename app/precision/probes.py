@@ -1,6 +1,6 @@
-"""What a model is tried on before it serves: probes for the gate, calibration and held-out pictures for int8.
+"""What a model is tried on before it serves: probes for the gate, calibration and held-out images for int8.
 
-Owns: where they come from, and that they reach the network exactly as pictures of requests do. Must not know engines.
+Owns: where they come from, and that they reach the network exactly as images of requests do. Must not know engines.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from models.accuracy import Boxes
 Pixels = npt.NDArray[np.uint8]
 
 _CALIBRATION = 128
-"""Pictures for int8: more made no difference on the sample weights (docs/precision.md)."""
+"""Images for int8: more made no difference on the sample weights (docs/precision.md)."""
 _HELD_OUT = 256
-"""Pictures to measure it on: one is 0.4 points of top-1."""
-_SEEDS = {"calibration": 2029, "held out": 2039}  # Of the sample generator: training has neither's pictures.
+"""Images to measure it on: one is 0.4 points of top-1."""
+_SEEDS = {"calibration": 2029, "held out": 2039}  # Of the sample generator: training has neither's images.
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
 class CalibrationError(Exception):
-    """There are no pictures to calibrate on; the message says what to do."""
+    """There are no images to calibrate on; the message says what to do."""
 
 
 def probes(model: Model) -> Pixels:
-    """The pictures that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
-    from models.sample import PICTURES
+    """The images that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
+    from models.sample import IMAGES
 
     if isinstance(model, NormalisedModel):
-        return model.items(probes(model.pictures))
+        return model.items(probes(model.image_model))
     if isinstance(model, TensorModel):
         return model.probes()
     assert isinstance(model, PixelModel)
-    pixels = np.stack([_seen(model, path.read_bytes())[0] for path in sorted(PICTURES.glob("*.jpg"))])
+    pixels = np.stack([_seen(model, path.read_bytes())[0] for path in sorted(IMAGES.glob("*.jpg"))])
     return np.concatenate([pixels, pixels[:2, :, ::-1]])
 
 
 def calibration(model: Model, folder: str) -> Calibration | None:
-    """Pictures for int8; None for a tensor model, which is served in another precision. Raises CalibrationError."""
+    """Images for int8; None for a tensor model, which is served in another precision. Raises CalibrationError."""
     return Calibration(model, folder) if isinstance(model, PixelModel) else None
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Pictures that int8 was not calibrated on. `truth`: each one's class or Boxes; empty where nobody knows it."""
+    """Images that int8 was not calibrated on. `truth`: each one's class or Boxes; empty where nobody knows it."""
 
     pixels: Pixels  # uint8 [n, *model.input_shape]
     placements: tuple[Placement, ...]
@@ -62,20 +62,20 @@ class HeldOut:
 
 
 class Calibration:
-    """Pictures like those to come, decoded when they are asked for: picklable, so that a worker may ask."""
+    """Images like those to come, decoded when they are asked for: picklable, so that a worker may ask."""
 
     def __init__(self, model: PixelModel, folder: str) -> None:
-        """`folder`: of pictures; empty: the generator's, where the model has the sample weights.
+        """`folder`: of images; empty: the generator's, where the model has the sample weights.
 
         Raises CalibrationError.
         """
         self._model = model
         files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in _SUFFIXES) if folder else []
         if folder and not files:
-            raise CalibrationError(f"There is no picture in {folder} to calibrate on.")
+            raise CalibrationError(f"There is no image in {folder} to calibrate on.")
         if not folder and model.weights != "sample":
             raise CalibrationError(
-                f"int8 needs pictures like those {model.name} will see: name a folder of them, --calibrate DIR."
+                f"int8 needs images like those {model.name} will see: name a folder of them, --calibrate DIR."
             )
         # Folders are often sorted by class: both are taken from all over it.
         chosen = _spread(files, _CALIBRATION + _HELD_OUT)
@@ -86,7 +86,7 @@ class Calibration:
 
     @property
     def key(self) -> str:
-        """What tells these pictures from others, without reading them."""
+        """What tells these images from others, without reading them."""
         facts = [(str(path), status.st_size, status.st_mtime_ns) for path in self._files for status in [path.stat()]]
         return hashlib.sha256(repr(facts or (_SEEDS, _CALIBRATION)).encode()).hexdigest()[:16]
 
@@ -95,11 +95,11 @@ class Calibration:
         drawn = self._read(self._files) if self._files else self._drawn("calibration", _CALIBRATION)
         pixels = [out for out, _, _ in drawn]
         if not pixels:
-            raise CalibrationError("None of the pictures to calibrate on can be read.")
+            raise CalibrationError("None of the images to calibrate on can be read.")
         return np.stack(pixels)
 
     def held_out(self) -> HeldOut | None:
-        """Other pictures, at most 256; None where the folder has too few to spare any. Raises OSError."""
+        """Other images, at most 256; None where the folder has too few to spare any. Raises OSError."""
         drawn = list(self._read(self._held_out) if self._files else self._drawn("held out", _HELD_OUT))
         if not drawn:
             return None
@@ -114,16 +114,16 @@ class Calibration:
                 continue
 
     def _drawn(self, purpose: str, count: int) -> Iterator[tuple[Pixels, Placement, Any]]:
-        from models.sample.pictures import classification_picture, detection_picture
+        from models.sample.generator import classification_image, detection_image
 
         for index in range(count):
             width, height = size = ((500, 375), (640, 480), (375, 500))[index % 3]
             rgb: Pixels
             truth: Any
             if self._model.task == "classify":
-                rgb, truth = classification_picture(_SEEDS[purpose], index, size)
+                rgb, truth = classification_image(_SEEDS[purpose], index, size)
             else:
-                rgb, boxes, classes = detection_picture(_SEEDS[purpose], index, size)
+                rgb, boxes, classes = detection_image(_SEEDS[purpose], index, size)
                 truth = Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32))
             out = torch.zeros(self._model.input_shape, dtype=torch.uint8)
             placement = self._model.preprocess(torch.from_numpy(rgb), out, width, height)

@@ -121,15 +121,15 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request found good: what the service is asked, pictures or a tensor model's arrays, and what is sent of it.
+    """A request found good: what the service is asked, images or a tensor model's arrays, and what is sent of it.
 
-    `floats`: the pictures are normalised tensors.
+    `floats`: the images are normalised tensors.
     """
 
     request: Request
     outputs: Sequence[Wanted]
     floats: bool = False
-    pictures: Sequence[Encoded | Frame] = ()
+    images: Sequence[Encoded | Frame] = ()
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -144,7 +144,7 @@ class Signature:
 
 
 def signature(served: ServedModel) -> Signature:
-    """What the model takes (of pictures, one of its inputs a request) and answers with."""
+    """What the model takes (of images, one of its inputs a request) and answers with."""
     if served.signature is None or served.signature[0] is not served.model:
         served.signature = served.model, _signature(served, served.model)
     kept: Signature = served.signature[1]
@@ -160,10 +160,10 @@ def _signature(served: ServedModel, model: Model) -> Signature:
         return Signature(model.platform, inputs, outputs, model.batched)
     assert isinstance(model, PixelModel)
     height, width, channels = model.input_shape
-    pictures = [OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, height, width, channels))]
+    images = [OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, height, width, channels))]
     if served.floats is not None:
-        pictures.append(OutputSpec(INPUT, "FP32", (-1, channels, height, width)))
-    return Signature("pytorch_module", tuple(pictures), (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
+        images.append(OutputSpec(INPUT, "FP32", (-1, channels, height, width)))
+    return Signature("pytorch_module", tuple(images), (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
 
 
 def find(service: Service, name: str, version: str = "") -> ServedModel:
@@ -203,7 +203,7 @@ def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
 
 
 def raw(model: Model, content: wire.Buffer) -> Given:
-    """The input of a request that is nothing but a tensor's content: an encoded picture, or the model's only tensor.
+    """The input of a request that is nothing but a tensor's content: an encoded image, or the model's only tensor.
 
     Raises INVALID_REQUEST where that leaves its shape open.
     """
@@ -254,8 +254,8 @@ def prepare(service: Service, served: ServedModel, ask: Ask, terms: Terms) -> Wo
         exemplar=terms.exemplar,
     )
     if isinstance(served.model, PixelModel):
-        floats, pictures = _pictures(served, served.model, ask.inputs, service.settings.max_images)
-        return Work(request, outputs, floats, pictures)
+        floats, images = _images(served, served.model, ask.inputs, service.settings.max_images)
+        return Work(request, outputs, floats, images)
     arrays = {given.name: _array(given) for given in ask.inputs}
     if len(arrays) < len(ask.inputs):
         raise bad("an input is given twice")
@@ -267,7 +267,7 @@ async def run(service: Service, served: ServedModel, work: Work) -> Answered:
     if isinstance(served.model, PixelModel):
         form = served.floats if work.floats else served
         assert form is not None
-        answer = await service.predict(form, work.pictures, work.request)
+        answer = await service.predict(form, work.images, work.request)
         made = {wanted.name: [each[wanted.name] for each in answer.predictions] for wanted in work.outputs}
         batches: Mapping[str, Array | list[bytes]] = {
             name: rows if name == PREDICTIONS else wire.stacked(rows) for name, rows in made.items()
@@ -305,10 +305,10 @@ def _outputs(served: ServedModel, asked: Sequence[Wanted]) -> Sequence[Wanted]:
     return asked or [Wanted(name) for name in known]
 
 
-def _pictures(
+def _images(
     served: ServedModel, model: PixelModel, inputs: Sequence[Given], most: int
 ) -> tuple[bool, Sequence[Encoded | Frame]]:
-    """Whether a request's pictures are normalised tensors, and the pictures. Raises INVALID_REQUEST."""
+    """Whether a request's images are normalised tensors, and the images. Raises INVALID_REQUEST."""
     names = [spec.name for spec in signature(served).inputs]
     if len(inputs) != 1:
         raise bad(f"{model.name} takes one input a request, {' or '.join(names)}; here are {len(inputs)}")

@@ -21,10 +21,10 @@ def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
     """A model's configuration as Triton would have it: shapes without the batch, which comes in front."""
     signature = open_inference.signature(served)
     settings = service.settings
-    # Of pictures, one input is all a request has. Those that make up their data (load generators) skip what is
-    # optional, and made-up bytes are no pictures.
-    pictures = isinstance(served.model, PixelModel)
-    skipped = {spec.name for spec in signature.inputs if spec.name != PIXELS} if pictures else set()
+    # Of images, one input is all a request has. Those that make up their data (load generators) skip what is
+    # optional, and made-up bytes are no images.
+    images = isinstance(served.model, PixelModel)
+    skipped = {spec.name for spec in signature.inputs if spec.name != PIXELS} if images else set()
     return {
         "name": served.model.name,
         "platform": signature.platform,

@@ -128,7 +128,7 @@ class Dispatcher:
         self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
         for served in list(self.models.values()):
             if isinstance(served.model, NormalisedModel):
-                shown = self.models[served.model.pictures.name]
+                shown = self.models[served.model.image_model.name]
                 shown.floats = served
                 served.metrics, served.statistics = shown.metrics, shown.statistics
             else:

@@ -80,7 +80,7 @@ class Repository:
         models: list[Model | None] = []
         for served in service.dispatcher.models.values():
             model = served.model
-            name = model.pictures.name if isinstance(model, NormalisedModel) else model.name
+            name = model.image_model.name if isinstance(model, NormalisedModel) else model.name
             shown: Model = new.get(name) or service.models[name].model
             if isinstance(model, NormalisedModel) and isinstance(shown, PixelModel):
                 shown = NormalisedModel.of(shown)  # With every model go its other forms.

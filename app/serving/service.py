@@ -42,10 +42,10 @@ _INLINE_POSTPROCESS_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture that needs no decoding.
+    """An image that needs no decoding.
 
     `placed`: it is the network's input as it is, in whatever type and order; else uint8 [height, width, 3], and resized
-    as a decoded picture would be.
+    as a decoded image would be.
     """
 
     pixels: npt.NDArray[Any]
@@ -134,8 +134,8 @@ class Service:
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         self.draining = False
         self.refusing = False
-        pictures = [model for model in models if isinstance(model, PixelModel)] if settings.float_input else []
-        forms = [*models, *map(NormalisedModel.of, pictures)]
+        images = [model for model in models if isinstance(model, PixelModel)] if settings.float_input else []
+        forms = [*models, *map(NormalisedModel.of, images)]
         self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics, tracing)
         self.models = {name: self.dispatcher.models[name] for name in names}
         self._reads_pixels = self.choice.backend.facts.reads_pixels
@@ -341,7 +341,7 @@ class Service:
             batch = outcome.batch
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
-            model: PixelModel = worker.plan.load.models[served.index].pictures
+            model: PixelModel = worker.plan.load.models[served.index].image_model
             if outcome.result is None:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")
@@ -380,7 +380,7 @@ class Service:
         return Answer([finished], model.weights, worker.device, loaded.engine, loaded.precision)
 
     async def _place(self, served: ServedModel, frame: Frame) -> tuple[int, Placement]:
-        """Put a decoded picture into a slot. Raises QUEUE_FULL."""
+        """Put a decoded image into a slot. Raises QUEUE_FULL."""
         slot = served.slots.take()
         target = self.dispatcher.arena.slot(served.index, slot)
         if not self._reads_pixels:

@@ -115,9 +115,9 @@ def _torch(_: Settings) -> Check:
 def _images(_: Settings) -> Check:
     from app.images.decoding import decode
     from app.images.header import read_header
-    from models.sample import PICTURES
+    from models.sample import IMAGES
 
-    encoded = min(PICTURES.glob("*.jpg")).read_bytes()
+    encoded = min(IMAGES.glob("*.jpg")).read_bytes()
     try:
         header = read_header(encoded)
         pixels = decode(encoded, header)

@@ -56,10 +56,10 @@ class Predictor:
 
 
 def draw(encoded: bytes, prediction: dict[str, Any], target: Path) -> Path:
-    """Write the picture with its boxes, or its best class, drawn in; returns the file's path (PNG)."""
-    picture = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
-    canvas = ImageDraw.Draw(picture)
-    line = max(2, round(max(picture.size) / 300))
+    """Write the image with its boxes, or its best class, drawn in; returns the file's path (PNG)."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
+    canvas = ImageDraw.Draw(image)
+    line = max(2, round(max(image.size) / 300))
     font = ImageFont.load_default(size=max(12, 5 * line))
     for found in prediction.get("detections") or prediction.get("classes", [])[:1]:
         colour = _colour(found["class_id"])
@@ -72,7 +72,7 @@ def draw(encoded: bytes, prediction: dict[str, Any], target: Path) -> Path:
         canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
         canvas.text(corner, text, fill="black", font=font)
     target.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(target)
+    image.save(target)
     return target
 
 

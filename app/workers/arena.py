@@ -99,6 +99,6 @@ class FreeSlots:
         return index
 
     def give(self, index: int) -> None:
-        """Free a taken slot. Raises KeyError for one that is not taken: that would hand one slot to two pictures."""
+        """Free a taken slot. Raises KeyError for one that is not taken: that would hand one slot to two images."""
         self._taken.remove(index)
         self._free.append(index)

@@ -39,7 +39,7 @@ class Load:
     `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
     shared libraries to load after the vendor's package. `probes`: each model's items for the gate, uint8
     [n, *input_shape]; none: there is no gate. `calibrations`: each model's `Calibration` (app.precision), where
-    int8 is wanted and the model has pictures. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
+    int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
     seconds; Ready says whether that left something out.
     """
 
@@ -61,7 +61,7 @@ class Load:
 class Run:
     """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
 
-    `options`: `models.Options` of pictures, `models.TensorOptions` of tensors.
+    `options`: `models.Options` of images, `models.TensorOptions` of tensors.
     """
 
     batch_id: int
@@ -129,8 +129,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A batch's answers in order: what `Model.reduce` returned for each picture, None where the network computed NaN
-    or infinity; seconds the device took. `fitted`: how many pictures at once the device's memory held, where it did not
+    """A batch's answers in order: what `Model.reduce` returned for each image, None where the network computed NaN
+    or infinity; seconds the device took. `fitted`: how many images at once the device's memory held, where it did not
     hold the whole batch; else 0.
     """
 

@@ -299,7 +299,7 @@ class Worker:
         return Failed(run.batch_id, f"{type(error).__name__}: {error}")
 
     def _results(self, run: Run, pixels: npt.NDArray[np.uint8]) -> tuple[tuple[Result, ...], int]:
-        """Every picture's result, and how many at once the device's memory held.
+        """Every image's result, and how many at once the device's memory held.
 
         Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
         smallest batch fits, ValueError, BackendError.
@@ -322,7 +322,7 @@ class Worker:
         return tuple(results), size
 
     def _reduced(self, run: Run, outputs: tuple[npt.NDArray[Any], ...], first: int, size: int) -> list[Result]:
-        """What is sent of the outputs of pictures `first` to `first + size`. Raises ValueError."""
+        """What is sent of the outputs of images `first` to `first + size`. Raises ValueError."""
         model = self._models[run.model]
         if any(len(output) != size for output in outputs):
             shapes = [output.shape for output in outputs]
@@ -354,7 +354,7 @@ class Worker:
         A first run may compile. Then it takes longer than as many runs of a smaller batch would.
         """
         fastest_s = executable.fastest_s
-        least_s = math.inf  # A picture, in batches so far.
+        least_s = math.inf  # An image, in batches so far.
         for size in executable.batch_sizes:
             for _ in range(_WARM_UP_RUNS):
                 if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:

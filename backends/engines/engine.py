@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _FORMS: dict[Form, str] = {
-    "pixels": "networks of pictures",
+    "pixels": "image networks",
     "onnx": "ONNX files",
     "program": "what torch.export has saved",
     "script": "TorchScript files",
@@ -185,9 +185,9 @@ class _Finished:
 
 
 def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
-    """Who brings pictures for int8. Raises EngineRefusedError where nobody does."""
+    """Who brings images for int8. Raises EngineRefusedError where nobody does."""
     if options.calibration is None:
-        raise EngineRefusedError("int8 needs pictures to calibrate on: --calibrate DIR")
+        raise EngineRefusedError("int8 needs images to calibrate on: --calibrate DIR")
     return options.calibration
 
 

@@ -115,7 +115,7 @@ class _Replayed:
         return graph, outputs
 
     def _compare(self, size: int) -> None:
-        """A step that the host does, and no kernel, is not in the graph: replayed, it answers for other pictures."""
+        """A step that the host does, and no kernel, is not in the graph: replayed, it answers for other images."""
         noise = torch.randint(0, 256, (size, *self.input_shape), generator=torch.Generator().manual_seed(size))
         pixels = noise.to(torch.uint8).to(self._input.device)
         expected = [output.cpu().double() for output in self._network(pixels)]
@@ -125,7 +125,7 @@ class _Replayed:
             agree = torch.isclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True).double().mean()
             if theirs.numel() and agree < _AGREEMENT:
                 raise WrongAnswersError(
-                    f"the captured graph for {size} pictures answers otherwise than the network: "
+                    f"the captured graph for {size} images answers otherwise than the network: "
                     f"{1 - float(agree):.0%} of its numbers differ"
                 )
 

@@ -83,7 +83,7 @@ class OnnxRuntimeEngine(Engine):
         settings = runtime.SessionOptions()
         settings.intra_op_num_threads = self._threads
         settings.inter_op_num_threads = 1
-        # Waiting threads would hold the cores on which pictures are decoded and answers written.
+        # Waiting threads would hold the cores on which images are decoded and answers written.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.log_severity_level = 3
         choice: Any = provider
@@ -211,7 +211,7 @@ def _described(runtime: Any, network: Network, options: CompileOptions) -> dict[
 
 
 def _quantised(exported: bytes, pixels: Pixels) -> bytes:
-    """The file with every convolution and matrix product in int8, ranges as these pictures show them.
+    """The file with every convolution and matrix product in int8, ranges as these images show them.
 
     Raises EngineRefusedError.
     """
@@ -219,7 +219,7 @@ def _quantised(exported: bytes, pixels: Pixels) -> bytes:
     shapes = importlib.import_module("onnxruntime.quantization.shape_inference")
     [name] = [entry.name for entry in importlib.import_module("onnx").load_from_string(exported).graph.input]
 
-    class Pictures(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+    class Images(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             self._rows = iter(range(len(pixels)))
 
@@ -236,7 +236,7 @@ def _quantised(exported: bytes, pixels: Pixels) -> bytes:
             quantization.quantize_static(
                 prepared,
                 quantised,
-                Pictures(),
+                Images(),
                 quant_format=quantization.QuantFormat.QDQ,
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,

@@ -2,8 +2,8 @@
 
 Owns: conversion of the network and how a batch is spread over the cores. Must not know vendors, models or images.
 
-A batch of n runs as n requests of one picture on min(n, threads) streams. One picture alone gets all threads; several
-get a core each, which needs no synchronisation between the cores, lets the quicker core take more pictures when another
+A batch of n runs as n requests of one image on min(n, threads) streams. One image alone gets all threads; several
+get a core each, which needs no synchronisation between the cores, lets the quicker core take more images when another
 process disturbs one, and costs one compiled network per number of streams instead of one per batch size. Measured in
 docs/performance.md, "CPU engines, measured".
 """
@@ -189,7 +189,7 @@ def _wait(requests: list[Any]) -> None:
 
 
 def _model(core: Any, network: Network, precision: str, options: CompileOptions) -> Any:
-    """The network for one picture as an OpenVINO model, from the cache where it is there. Raises EngineRefusedError."""
+    """The network for one image as an OpenVINO model, from the cache where it is there. Raises EngineRefusedError."""
     import openvino
 
     calibration = calibration_of(options) if precision == "int8" else None
@@ -232,7 +232,7 @@ def _nncf_version() -> str:
 
 
 def _quantised(model: Any, pixels: Pixels) -> Any:
-    """The model in int8, by quantisation after training: ranges are what these pictures show."""
+    """The model in int8, by quantisation after training: ranges are what these images show."""
     # Before the first import: NNCF reports its use to Google Analytics unless it thinks that it is being tested.
     os.environ.setdefault("NNCF_CI", "1")
     try:
@@ -241,12 +241,12 @@ def _quantised(model: Any, pixels: Pixels) -> Any:
             import nncf
 
             nncf.set_log_level(logging.ERROR)
-            pictures = [pixels[row : row + 1] for row in range(len(pixels))]
+            images = [pixels[row : row + 1] for row in range(len(pixels))]
             return nncf.quantize(
                 model,
-                nncf.Dataset(pictures),
+                nncf.Dataset(images),
                 preset=nncf.QuantizationPreset.MIXED,  # SiLU's range is not symmetric.
-                subset_size=len(pictures),
+                subset_size=len(images),
             )
     except Exception as error:
         raise EngineRefusedError(f"NNCF cannot quantise the network: {first_line(error)}") from error
@@ -298,7 +298,7 @@ def _of_one_item(model: Any, network: TensorNetwork) -> Any:
 
 
 def _convert(network: Network) -> Any:
-    """The network for one picture as an OpenVINO model.
+    """The network for one image as an OpenVINO model.
 
     Through the frontend, not `openvino.convert_model`: that reports every use of it to Google Analytics unless a file
     in the home directory says no (openvino_telemetry).
@@ -322,5 +322,5 @@ def _convert(network: Network) -> Any:
     except Exception as error:
         raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
     if any(batch != 1 for batch in batches):
-        raise EngineRefusedError(f"the network answers one picture with batches of {batches}")
+        raise EngineRefusedError(f"the network answers one image with batches of {batches}")
     return model

@@ -23,7 +23,7 @@ from backends.backend import EngineRefusedError, Network, Pixels
 from backends.engines.engine import first_line
 
 _MODULES = ("quantize_pt2e", "quantizer.x86_inductor_quantizer")
-_BATCH = 8  # Pictures at once to calibrate on.
+_BATCH = 8  # Images at once to calibrate on.
 
 
 def version() -> str:
@@ -35,7 +35,7 @@ def version() -> str:
 
 
 def quantised(network: Network, pixels: Pixels) -> nn.Module:
-    """The network in int8 where x86 has kernels for it, ranges as these pictures show them; any batch size.
+    """The network in int8 where x86 has kernels for it, ranges as these images show them; any batch size.
 
     `pixels`: uint8 [n, height, width, 3]. Raises EngineRefusedError.
     """

@@ -47,7 +47,7 @@ class StreamedExecutable(CheckedExecutable):
         self._module = torch.get_device_module(torch.device(device).type)
         self._copies = self._module.Stream()
         self._pinned: list[Tensor] = []  # What `buffer` gave out.
-        # The device's memory for pictures, taken once. Memory from batch to batch would need record_stream between the
+        # The device's memory for images, taken once. Memory from batch to batch would need record_stream between the
         # streams, and that makes the first empty_cache after a fault end the process (torch 2.13 and 2.14: the
         # allocator's queue of events is left with one that has been moved from).
         self._inputs: list[Tensor] = []

@@ -16,7 +16,7 @@ _MAX_NUMBER = 1 << 20
 
 @dataclass(frozen=True)
 class Simulation:
-    """Devices of one type. A batch is the outermost call of a module on the device with pictures that are not all zero:
+    """Devices of one type. A batch is the outermost call of a module on the device with images that are not all zero:
     those of the warm-up are, and are not counted.
 
     `cache_mb`: what a batch leaves behind until the cache is released; `leak_mb`: until the process ends. `lacks`:

@@ -1,7 +1,7 @@
-"""Measures the sample models as they are served: the product's own preprocessing and postprocessing, pictures that no
+"""Measures the sample models as they are served: the product's own preprocessing and postprocessing, images that no
 training saw.
 
-Owns: the pictures as the networks see them. Must not know how the networks were trained.
+Owns: the images as the networks see them. Must not know how the networks were trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.accuracy import Boxes
 from models.classification import Classifier
 from models.detection import Detector
 from models.model import Options, PixelModel
-from models.sample.pictures import KINDS, classification_picture, detection_picture
+from models.sample.generator import KINDS, classification_image, detection_image
 
 CLASSIFIER_SIZE = 224
 DETECTOR_SIZE = 640
@@ -42,11 +42,11 @@ def _origin(weights_file: Path | None) -> tuple[str, str | None]:
 
 
 def photo_size(index: int) -> tuple[int, int]:
-    """(width, height) of held-out picture `index`."""
+    """(width, height) of held-out image `index`."""
     return PHOTO_SIZES[index % len(PHOTO_SIZES)]
 
 
-class ClassificationPictures(Dataset[Any]):
+class ClassificationImages(Dataset[Any]):
     """(uint8 [size, size, 3], class): at the serving size a photo preprocessed as served, else drawn at `size`."""
 
     def __init__(self, seed: int, first: int, size: int, difficulty: float = 1.0) -> None:
@@ -59,11 +59,11 @@ class ClassificationPictures(Dataset[Any]):
         return 1 << 40
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        """Picture `first` + `number`."""
+        """Image `first` + `number`."""
         index = self.first + number
         served = self.size == CLASSIFIER_SIZE
         size = photo_size(index) if served else (self.size, self.size)
-        rgb, class_id = classification_picture(self.seed, index, size, self.difficulty)
+        rgb, class_id = classification_image(self.seed, index, size, self.difficulty)
         pixels = torch.from_numpy(rgb)
         if served:
             pixels = torch.empty(CLASSIFIER_SIZE, CLASSIFIER_SIZE, 3, dtype=torch.uint8)
@@ -71,10 +71,10 @@ class ClassificationPictures(Dataset[Any]):
         return pixels, class_id
 
 
-class DetectionPictures(Dataset[Any]):
+class DetectionImages(Dataset[Any]):
     """(uint8 [size, size, 3], boxes float32 [m, 4] in its pixels, classes int64 [m]), letterboxed as served.
 
-    At the serving size pictures are as large as photos, below it as large as `size` allows.
+    At the serving size images are as large as photos, below it as large as `size` allows.
     """
 
     def __init__(self, seed: int, first: int, size: int, zoom: float = 1.0) -> None:
@@ -87,12 +87,12 @@ class DetectionPictures(Dataset[Any]):
         return 1 << 40
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Picture `first` + `number`."""
+        """Image `first` + `number`."""
         index = self.first + number
         size = photo_size(index)
         if self.size < DETECTOR_SIZE:
             size = (size[0] * self.size // max(size), size[1] * self.size // max(size))
-        rgb, boxes, classes = detection_picture(self.seed, index, size, self.zoom)
+        rgb, boxes, classes = detection_image(self.seed, index, size, self.zoom)
         pixels = torch.empty(self.size, self.size, 3, dtype=torch.uint8)
         placement = detector(size=self.size).preprocess(torch.from_numpy(rgb), pixels, *size)
         pad = np.array([placement.pad_x, placement.pad_y] * 2, dtype=np.float32)
@@ -101,27 +101,27 @@ class DetectionPictures(Dataset[Any]):
 
 
 def top1(model: Classifier, seed: int, count: int) -> float:
-    """Of the first `count` pictures of `seed`."""
+    """Of the first `count` images of `seed`."""
     served, truth, answers = Served(model), [], []
     for index in range(count):
-        rgb, class_id = classification_picture(seed, index, photo_size(index))
+        rgb, class_id = classification_image(seed, index, photo_size(index))
         truth.append(class_id)
         answers.append(served.predict(rgb))
     return accuracy.top1(truth, answers)
 
 
 def map50(model: Detector, seed: int, count: int) -> float:
-    """Of the first `count` pictures of `seed`."""
+    """Of the first `count` images of `seed`."""
     served, truth, answers = Served(model, Options(score_threshold=0.001)), [], []
     for index in range(count):
-        rgb, boxes, classes = detection_picture(seed, index, photo_size(index))
+        rgb, boxes, classes = detection_image(seed, index, photo_size(index))
         truth.append(Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32)))
         answers.append(served.predict(rgb))
     return accuracy.map50(truth, answers)
 
 
 class Served:
-    """A model in one process, picture by picture: eager, float32."""
+    """A model in one process, image by image: eager, float32."""
 
     def __init__(self, model: PixelModel, options: Options | None = None) -> None:
         self.model = model
@@ -130,7 +130,7 @@ class Served:
 
     @torch.inference_mode()
     def predict(self, rgb: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """The answer to one picture, uint8 [height, width, 3]."""
+        """The answer to one image, uint8 [height, width, 3]."""
         height, width = rgb.shape[:2]
         pixels = torch.empty(1, *self.model.input_shape, dtype=torch.uint8)
         placement = self.model.preprocess(torch.from_numpy(rgb), pixels[0], width, height)

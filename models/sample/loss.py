@@ -1,6 +1,6 @@
 """The detector's training loss, written from the papers it names.
 
-Owns: which anchors answer for which object, and what their answers cost. Must not know pictures, optimisers or layers;
+Owns: which anchors answer for which object, and what their answers cost. Must not know images, optimisers or layers;
 of the network it knows what `raw` returns.
 
 Papers: task-aligned assignment, TOOD (arXiv 2108.07755); complete IoU (arXiv 1911.08287); distribution focal loss,
@@ -25,7 +25,7 @@ _CLASS_WEIGHT, _IOU_WEIGHT, _BINS_WEIGHT = 1.0, 2.5, 0.5
 
 
 class Objects(NamedTuple):
-    """What a batch really shows, padded to the picture with the most objects.
+    """What a batch really shows, padded to the image with the most objects.
 
     `boxes` float32 [n, m, 4] as x1, y1, x2, y2 in input pixels, `classes` int64 [n, m], `valid` bool [n, m]: False is
     padding.
@@ -48,7 +48,7 @@ class Assignment(NamedTuple):
 def detection_loss(outputs: list[Tensor], objects: Objects, size: tuple[int, int]) -> Tensor:
     """The loss of a batch, a float32 scalar.
 
-    `outputs`: what `YOLOv8.raw` returned for pictures of `size` (height, width), in pixels.
+    `outputs`: what `YOLOv8.raw` returned for images of `size` (height, width), in pixels.
     """
     rows = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in outputs], dim=1).float()
     bins, logits = rows[..., :BOX_CHANNELS].reshape(*rows.shape[:2], 4, BINS), rows[..., BOX_CHANNELS:]
@@ -59,14 +59,14 @@ def detection_loss(outputs: list[Tensor], objects: Objects, size: tuple[int, int
 
     assignment = assign(logits.detach().sigmoid(), boxes.detach(), centres * strides, objects)
     positive, quality = assignment.positive, assignment.quality
-    picture = torch.arange(len(rows)).unsqueeze(1).expand_as(positive)[positive]
+    image = torch.arange(len(rows)).unsqueeze(1).expand_as(positive)[positive]
     owner = assignment.owner[positive]
-    wanted_boxes = objects.boxes[picture, owner]
+    wanted_boxes = objects.boxes[image, owner]
     weights = quality[positive]
     total = quality.sum().clamp(min=1.0)
 
     wanted_scores = torch.zeros_like(logits)
-    wanted_scores[positive, objects.classes[picture, owner]] = weights
+    wanted_scores[positive, objects.classes[image, owner]] = weights
     class_loss = functional.binary_cross_entropy_with_logits(logits, wanted_scores, reduction="sum")
     iou_loss = ((1 - complete_iou(boxes[positive], wanted_boxes)) * weights).sum()
 

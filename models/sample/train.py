@@ -1,9 +1,9 @@
-"""Trains the sample models from nothing on synthetic pictures, on the CPU: `python -m models.sample.train resnet50`.
+"""Trains the sample models from nothing on synthetic images, on the CPU: `python -m models.sample.train resnet50`.
 
 Owns: the two recipes, the loop, its checkpoints and the files it leaves (weights in float16, their measured quality).
-Must not know how pictures are drawn or how quality is measured.
+Must not know how images are drawn or how quality is measured.
 
-Small pictures first, then larger ones, last the size at which the models are served: most of what is to be learnt does
+Small images first, then larger ones, last the size at which the models are served: most of what is to be learnt does
 not need many pixels. The learning rate follows the clock, so a run takes the minutes it is given on any machine.
 
 Each of the shipped networks was trained in one run, stopped and resumed several times with longer schedules than at
@@ -35,8 +35,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from models.sample import evaluate
+from models.sample.generator import KINDS
 from models.sample.loss import Objects, detection_loss
-from models.sample.pictures import KINDS
 from models.yolov8 import YOLOv8
 
 SEED = 2026
@@ -45,7 +45,7 @@ HELD_OUT_SEED = 2028
 _WARM_UP = 0.03  # of the run, while the learning rate rises
 _CHECKPOINT_S = 120.0
 _EMA_DECAY = 0.99
-_RECALIBRATION_PICTURES = 256
+_RECALIBRATION_IMAGES = 256
 
 
 class Stage(NamedTuple):
@@ -66,24 +66,24 @@ class Recipe(ABC):
     learning_rate: float
     weight_decay: float
     minutes: float
-    enough: float  # a run ends early when the quality on some validation pictures reaches this
-    held_out: int  # pictures on which the final quality is measured
+    enough: float  # a run ends early when the quality on some validation images reaches this
+    held_out: int  # images on which the final quality is measured
 
     @abstractmethod
     def network(self) -> nn.Module:
         """A network with initial values."""
 
     @abstractmethod
-    def pictures(self, stage: Stage, first: int) -> Dataset[Any]:
-        """Training pictures `first`, `first` + 1, ... for a stage."""
+    def dataset(self, stage: Stage, first: int) -> Dataset[Any]:
+        """Training images `first`, `first` + 1, ... for a stage."""
 
     @abstractmethod
     def loss(self, network: nn.Module, items: list[Any]) -> Tensor:
-        """The mean loss of a batch of `pictures`' items."""
+        """The mean loss of a batch of `dataset`'s items."""
 
     @abstractmethod
     def quality(self, weights_file: Path, seed: int, count: int) -> dict[str, float]:
-        """Quality of shipped weights at the serving size on `count` pictures; one measure by its name."""
+        """Quality of shipped weights at the serving size on `count` images; one measure by its name."""
 
 
 class Classification(Recipe):
@@ -113,8 +113,8 @@ class Classification(Recipe):
                 nn.init.constant_(module.bn3.weight, 0.25)
         return network
 
-    def pictures(self, stage: Stage, first: int) -> Dataset[Any]:  # noqa: D102
-        return evaluate.ClassificationPictures(SEED, first, stage.size, stage.difficulty)
+    def dataset(self, stage: Stage, first: int) -> Dataset[Any]:  # noqa: D102
+        return evaluate.ClassificationImages(SEED, first, stage.size, stage.difficulty)
 
     def loss(self, network: nn.Module, items: list[Any]) -> Tensor:  # noqa: D102
         model = evaluate.classifier()
@@ -146,8 +146,8 @@ class Detection(Recipe):
     def network(self) -> nn.Module:  # noqa: D102
         return YOLOv8("n", len(KINDS))
 
-    def pictures(self, stage: Stage, first: int) -> Dataset[Any]:  # noqa: D102
-        return evaluate.DetectionPictures(SEED, first, stage.size, stage.zoom)
+    def dataset(self, stage: Stage, first: int) -> Dataset[Any]:  # noqa: D102
+        return evaluate.DetectionImages(SEED, first, stage.size, stage.zoom)
 
     def loss(self, network: nn.Module, items: list[Any]) -> Tensor:  # noqa: D102
         assert isinstance(network, YOLOv8)
@@ -214,12 +214,12 @@ class _Run:
         quality = json.loads(file.read_text()) if file.exists() else {}
         quality[self.recipe.name] = {
             **self.recipe.quality(weights_file, HELD_OUT_SEED, self.recipe.held_out),
-            "pictures": self.recipe.held_out,
-            "picture_seed": HELD_OUT_SEED,
-            "picture_sizes": evaluate.PHOTO_SIZES,
+            "images": self.recipe.held_out,
+            "image_seed": HELD_OUT_SEED,
+            "image_sizes": evaluate.PHOTO_SIZES,
             "measured_with": "the shipped float16 weights, eager float32 on the CPU",
             "training_seed": SEED,
-            "training_pictures": self.images,
+            "training_images": self.images,
             "training_sizes": [stage.size for stage in self.recipe.stages],
             "training_minutes": round(self.elapsed_s / 60, 1),
             "date": date.today().isoformat(),
@@ -240,9 +240,9 @@ class _Run:
                 module.momentum = None  # the plain mean of all batches
                 module.train()
         stage = self.recipe.stages[-1]
-        loader = DataLoader(self.recipe.pictures(stage, self.images), batch_size=stage.batch, collate_fn=list)
+        loader = DataLoader(self.recipe.dataset(stage, self.images), batch_size=stage.batch, collate_fn=list)
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            for items in islice(loader, _RECALIBRATION_PICTURES // stage.batch):
+            for items in islice(loader, _RECALIBRATION_IMAGES // stage.batch):
                 self.recipe.loss(self.average, items)
         self.average.eval()
 
@@ -263,7 +263,7 @@ class _Run:
 
     def _train_stage(self, stage: Stage) -> None:
         loader = DataLoader(
-            self.recipe.pictures(stage, self.images),
+            self.recipe.dataset(stage, self.images),
             batch_size=stage.batch,
             num_workers=1,
             prefetch_factor=4,
@@ -333,7 +333,7 @@ class _Run:
 
     def _say(self, what: str) -> None:
         rate = self.images / max(self.elapsed_s, 1e-9)
-        print(f"{self.elapsed_s / 60:5.1f} min, {self.images} pictures ({rate:.0f}/s): {what}", flush=True)
+        print(f"{self.elapsed_s / 60:5.1f} min, {self.images} images ({rate:.0f}/s): {what}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

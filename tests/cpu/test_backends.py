@@ -115,7 +115,7 @@ def no_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Brightness(nn.Module):
-    """Mean and brightest byte of a picture; `fault` is raised at the call after `sound_calls`."""
+    """Mean and brightest byte of an image; `fault` is raised at the call after `sound_calls`."""
 
     input_shape = (8, 6, 3)
 
@@ -144,7 +144,7 @@ class Unconvertible(Brightness):
 
 
 def classifier() -> ClassificationNetwork:
-    """Untrained, with BatchNorm measured on pictures, so that different pictures get different classes."""
+    """Untrained, with BatchNorm measured on images, so that different images get different classes."""
     torch.manual_seed(3)
     core = resnet18(num_classes=50).requires_grad_(False)
     for module in core.modules():
@@ -152,7 +152,7 @@ def classifier() -> ClassificationNetwork:
             module.momentum = 1.0
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     network = ClassificationNetwork(core, (96, 96, 3), mean, std)
-    network.train()(torch.from_numpy(pictures(16, network.input_shape)))
+    network.train()(torch.from_numpy(images(16, network.input_shape)))
     return network.eval()
 
 
@@ -160,8 +160,8 @@ def detector() -> PixelNetwork:
     return Detector("detector", "yolov8n", tuple("abcdefghij"), "random", None, (128, 96, 3)).network()
 
 
-def pictures(count: int, shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Coloured blocks under noise, no two pictures alike; height and width are multiples of 4."""
+def images(count: int, shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Coloured blocks under noise, no two images alike; height and width are multiples of 4."""
     generator = np.random.default_rng(count)
     blocks = generator.integers(0, 220, (count, 4, 4, 3)).repeat(shape[0] // 4, axis=1).repeat(shape[1] // 4, axis=2)
     return (blocks + generator.integers(0, 36, (count, *shape))).astype(np.uint8)
@@ -183,7 +183,7 @@ def ladder(case: Case) -> tuple[int, ...]:
 
 
 def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> None:
-    pixels = pictures(LADDER[-1], (96, 96, 3))
+    pixels = images(LADDER[-1], (96, 96, 3))
     (expected,) = reference(classifier(), pixels)
     executable = load(case, classifier(), ladder(case))
     for size in ladder(case):
@@ -201,7 +201,7 @@ def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> 
 
 
 def test_detection_agrees_with_float32_for_every_batch_size(case: Case) -> None:
-    pixels = pictures(LADDER[-1], (128, 96, 3))
+    pixels = images(LADDER[-1], (128, 96, 3))
     distances, scores, classes = reference(detector(), pixels)
     executable = load(case, detector(), ladder(case))
     tolerance = 1e-3 if case.precision == "fp32" else 0.02
@@ -216,7 +216,7 @@ def test_detection_agrees_with_float32_for_every_batch_size(case: Case) -> None:
     executable.close()
 
 
-def test_every_picture_gets_its_own_answer(case: Case) -> None:
+def test_every_image_gets_its_own_answer(case: Case) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 6, 3), dtype=np.uint8)
     executable = load(case, Brightness())
     for size in LADDER:
@@ -291,7 +291,7 @@ def test_closing_frees_the_weights_and_twice_is_once(case: Case) -> None:
 
 
 def test_two_executables_in_turn_keep_their_answers(case: Case) -> None:
-    pixels = pictures(3, (96, 96, 3))
+    pixels = images(3, (96, 96, 3))
     first, second = load(case, classifier(), (3,)), load(case, Brightness(), (2,))
     (logits,) = (output.copy() for output in first.run(pixels))
     second.run(np.zeros((2, 8, 6, 3), np.uint8))
@@ -392,7 +392,7 @@ def test_one_thread_means_one_thread(engine: str) -> None:
     _skip_without_packages(engine)
     executable = CpuBackend(threads=1).load(classifier(), DEVICE, engine, "fp32", (8,))
     assert torch.get_num_threads() == 1
-    pixels = pictures(8, (96, 96, 3))
+    pixels = images(8, (96, 96, 3))
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     for _ in range(3):
         executable.run(pixels)

@@ -139,7 +139,7 @@ class TestInt8ByOnnxRuntime:
             executable.close()
             monkeypatch.setattr(onnxruntime_file, "_quantised", _must_not_be_called)
 
-    def test_it_needs_pictures(self) -> None:
+    def test_it_needs_images(self) -> None:
         with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
             OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
 
@@ -166,7 +166,7 @@ class TestInt8ByInductor:
             executable.close()
             monkeypatch.setattr(inductor_file, "_compile", _must_not_be_called)
 
-    def test_it_needs_pictures_and_torchao(self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_needs_images_and_torchao(self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
         def refusal(options: CompileOptions) -> str:
             with pytest.raises(EngineRefusedError) as caught:
                 InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), options)

@@ -129,23 +129,23 @@ def test_what_contradicts_the_file_is_refused(tmp_path):
 
 
 class Whole(nn.Module):
-    def forward(self, pictures, times):
-        return {"sum": pictures.sum() * times, "pictures": pictures * 2}
+    def forward(self, images, times):
+        return {"sum": images.sum() * times, "images": images * 2}
 
 
 def test_without_a_batch_dimension_a_request_is_one_item(tmp_path):
     file = frozen(Whole(), (torch.rand(2, 3), torch.rand(())), tmp_path / "whole.pt2", batch=False)
     model = open_model(parse_spec(f"whole={file}"), tmp_path)
     assert [(each.name, each.wire_shape(model.batched)) for each in model.inputs] == [
-        ("pictures", (2, 3)),
+        ("images", (2, 3)),
         ("times", ()),
     ]
     assert [(each.name, each.wire_shape(model.batched)) for each in model.results] == [
         ("sum", ()),
-        ("pictures", (2, 3)),
+        ("images", (2, 3)),
     ]
     assert model.batch_sizes((2, 4)) == (1,)
-    inputs = {"pictures": np.ones((2, 3), np.float32), "times": np.array(2, np.float32)}
+    inputs = {"images": np.ones((2, 3), np.float32), "times": np.array(2, np.float32)}
     count, options = model.asked(inputs)
     assert count == 1
     for engine in ("eager", "openvino"):
@@ -155,7 +155,7 @@ def test_without_a_batch_dimension_a_request_is_one_item(tmp_path):
         answer = model.collect([model.reduce(executable.run(items), 0, options)], options)
         assert answer["sum"].shape == ()
         assert answer["sum"] == 12
-        np.testing.assert_array_equal(answer["pictures"], np.full((2, 3), 2, np.float32))
+        np.testing.assert_array_equal(answer["images"], np.full((2, 3), 2, np.float32))
         executable.close()
 
 
@@ -461,7 +461,7 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
             await infer(service, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, a_request())
         assert caught.value.code == "INVALID_REQUEST"
         with pytest.raises(ServiceError, match="takes tensors, not images"):
-            await service.predict(served, [b"a picture"], a_request())
+            await service.predict(served, [b"an image"], a_request())
         assert service.images_under_way() == 0
     finally:
         await service.stop()

@@ -65,7 +65,7 @@ def test_the_table_has_a_row_for_each_engine() -> None:
     assert "WRONG" in gpu_check.markdown(with_row(largest_relative_error=0.5))
 
 
-def test_pixels_are_the_sample_pictures() -> None:
+def test_pixels_are_the_sample_images() -> None:
     model = open_model(parse_spec("yolov8n", "sample"), Path())
     pixels = gpu_check.sample_pixels(model, 7)
     assert pixels.shape == (7, *model.input_shape)

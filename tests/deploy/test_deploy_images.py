@@ -26,7 +26,7 @@ from tests.support.container import BASE, Builder
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
-PICTURES = ROOT / "models" / "sample" / "pictures"
+IMAGES = ROOT / "models" / "sample" / "images"
 JPEG = {"Content-Type": "image/jpeg"}
 WAIT_S = 300
 
@@ -94,9 +94,9 @@ def image(builder, context) -> str:
     return builder.build("cpu", context, "--build-arg", "REVISION=abc123")
 
 
-def answer_of(url, picture, model="resnet50"):
+def answer_of(url, image, model="resnet50"):
     return httpx.post(
-        f"{url}/v1/models/{model}:predict", content=picture.read_bytes(), headers=JPEG, timeout=WAIT_S
+        f"{url}/v1/models/{model}:predict", content=image.read_bytes(), headers=JPEG, timeout=WAIT_S
     ).raise_for_status()
 
 
@@ -152,10 +152,10 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
     running, url = serving(builder, image, cache, tmp_path)
     with running as inside:
         wait_for_readiness(inside, tmp_path / "service.log")
-        found = answer_of(url, PICTURES / "classify_heart.jpg").json()
+        found = answer_of(url, IMAGES / "classify_heart.jpg").json()
         assert found["predictions"][0]["classes"][0]["label"] == "heart"
         assert found["engine"] == "openvino"
-        assert answer_of(url, PICTURES / "detect_1.jpg", "yolov8n").json()["predictions"][0]["detections"]
+        assert answer_of(url, IMAGES / "detect_1.jpg", "yolov8n").json()["predictions"][0]["detections"]
 
         everyone = [psutil.Process(inside.process.pid), *psutil.Process(inside.process.pid).children(recursive=True)]
         assert {process.uids().real for process in everyone} == {10001}
@@ -185,7 +185,7 @@ def test_it_drains_on_sigterm(builder, image, cache, tmp_path):
         wait_for_readiness(inside, tmp_path / "service.log")
         under_way = []
         thread = threading.Thread(
-            target=lambda: under_way.append(answer_of(url, PICTURES / "classify_heart.jpg").status_code)
+            target=lambda: under_way.append(answer_of(url, IMAGES / "classify_heart.jpg").status_code)
         )
         thread.start()
         for _ in range(WAIT_S * 20):

@@ -26,7 +26,7 @@ from tests.support.service_process import running
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[2]
-PICTURES = sorted((ROOT / "models" / "sample" / "pictures").glob("*.jpg"))
+IMAGES = sorted((ROOT / "models" / "sample" / "images").glob("*.jpg"))
 JPEG = {"Content-Type": "image/jpeg"}
 SETTINGS = {
     "models": "resnet50,yolov8n",
@@ -42,9 +42,9 @@ WAIT_S = 120
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")
 
 
-def predict(url, picture):
-    model = "resnet50" if picture.stem.startswith("classify") else "yolov8n"
-    return httpx.post(f"{url}/v1/models/{model}:predict", content=picture.read_bytes(), headers=JPEG, timeout=WAIT_S)
+def predict(url, image):
+    model = "resnet50" if image.stem.startswith("classify") else "yolov8n"
+    return httpx.post(f"{url}/v1/models/{model}:predict", content=image.read_bytes(), headers=JPEG, timeout=WAIT_S)
 
 
 class Cluster:
@@ -136,10 +136,10 @@ def cluster(tmp_path_factory):
 @pytest.mark.timeout(900)
 def test_answers_are_those_of_the_plain_service(cluster, tmp_path):
     options = ("--models", SETTINGS["models"], "--weights", "sample", "--device", "cpu", "--batch-sizes", "1")
-    through_ray = [predict(cluster.url, picture) for picture in PICTURES]
+    through_ray = [predict(cluster.url, image) for image in IMAGES]
     with running(tmp_path, *options) as service:
-        plain = [predict(service.url, picture) for picture in PICTURES]
-    assert [answer.status_code for answer in through_ray] == [200] * len(PICTURES)
+        plain = [predict(service.url, image) for image in IMAGES]
+    assert [answer.status_code for answer in through_ray] == [200] * len(IMAGES)
     assert [answer.json() for answer in through_ray] == [answer.json() for answer in plain]
     assert all(answer.headers["server-timing"] and answer.headers["x-request-id"] for answer in through_ray)
 
@@ -164,23 +164,23 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
     halfway = threading.Event()
 
     def ask(number):
-        picture = PICTURES[number % len(PICTURES)]
+        image = IMAGES[number % len(IMAGES)]
         if number == 40:
             halfway.set()
         for _ in range(10):
-            answer = predict(cluster.url, picture)
+            answer = predict(cluster.url, image)
             if answer.status_code == 200:
                 return answer.json()["predictions"]
             assert answer.status_code in (500, 503), answer.text
             retried.append(answer.status_code)
         raise AssertionError(f"not even at the tenth attempt: {answer.status_code} {answer.text}")
 
-    expected = [predict(cluster.url, picture).json()["predictions"] for picture in PICTURES]
+    expected = [predict(cluster.url, image).json()["predictions"] for image in IMAGES]
     with ThreadPoolExecutor(4) as threads:
         answers = threads.map(ask, range(120))
         halfway.wait(WAIT_S)
         before[0].kill()
-        assert list(answers) == [expected[number % len(PICTURES)] for number in range(120)]
+        assert list(answers) == [expected[number % len(IMAGES)] for number in range(120)]
     assert len(retried) <= 4 * 10
     pause = threading.Event()
     for _ in range(WAIT_S * 2):
@@ -253,7 +253,7 @@ async def test_any_asgi_server_can_host_it(tmp_path):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://host") as client:
             answers.append(await client.get("/v2/health/ready"))
             answers.append(
-                await client.post("/v1/models/resnet50:predict", content=PICTURES[0].read_bytes(), headers=JPEG)
+                await client.post("/v1/models/resnet50:predict", content=IMAGES[0].read_bytes(), headers=JPEG)
             )
 
     children = set(psutil.Process().children(recursive=True))

@@ -27,14 +27,14 @@ PREDICT = f"/v1/models/{MODEL}:predict"
 JPEG = {"Content-Type": "image/jpeg"}
 
 
-def picture(colour="#808080", size=(64, 64)):
+def image(colour="#808080", size=(64, 64)):
     stream = io.BytesIO()
     Image.new("RGB", size, colour).save(stream, "PNG")
     return stream.getvalue()
 
 
-GREY = picture()
-GREEN, RED, BLUE = picture("#00ff00"), picture("#ff0000"), picture("#0000ff")
+GREY = image()
+GREEN, RED, BLUE = image("#00ff00"), image("#ff0000"), image("#0000ff")
 
 
 def serving(folder, null="", *options):
@@ -282,7 +282,7 @@ async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(tmp_p
 
 
 async def test_overload_is_refused_and_memory_stays_flat(tmp_path):
-    body = picture(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
+    body = image(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
     with serving(tmp_path, "delay_ms=5", "--queue-size", "16", "--batch-sizes", "1,2") as service:
         server = psutil.Process(service.process.pid)
         sizes = []
@@ -347,8 +347,8 @@ async def test_higher_priority_overtakes(tmp_path):
         assert order.index("urgent") <= 5
 
 
-async def test_a_large_picture_does_not_hold_up_a_small_one(tmp_path):
-    large = picture(size=(7000, 7000))
+async def test_a_large_image_does_not_hold_up_a_small_one(tmp_path):
+    large = image(size=(7000, 7000))
     with serving(tmp_path, "fail=*1000000", "--decode-threads", "2") as service:
         first = asyncio.create_task(gathered(service, [large]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)

@@ -92,7 +92,7 @@ def test_a_raw_image_of_unknown_kind_is_recognised(client):
     assert client.post(PREDICT, content=PHOTO, headers=headers).status_code == 200
 
 
-def test_boxes_lie_in_the_picture(client):
+def test_boxes_lie_in_the_image(client):
     answer = client.post(f"{DETECT}?score_threshold=0", content=PHOTO, headers=JPEG).json()
     [prediction] = answer["predictions"]
     assert 0 < len(prediction["detections"]) <= 300
@@ -111,11 +111,11 @@ def test_the_three_body_forms_give_one_answer(client):
 
 
 def test_several_images_are_answered_in_their_order(client):
-    pictures = [encode(Image.new("RGB", (10 + 10 * number, 20))) for number in range(8)]
-    files = [("file", (f"{number}.png", picture, "image/png")) for number, picture in enumerate(pictures)]
+    images = [encode(Image.new("RGB", (10 + 10 * number, 20))) for number in range(8)]
+    files = [("file", (f"{number}.png", image, "image/png")) for number, image in enumerate(images)]
     widths = [each["width"] for each in client.post(PREDICT, files=files).json()["predictions"]]
     assert widths == [10, 20, 30, 40, 50, 60, 70, 80]
-    instances = [{"b64": base64.b64encode(picture).decode()} for picture in reversed(pictures)]
+    instances = [{"b64": base64.b64encode(image).decode()} for image in reversed(images)]
     widths = [each["width"] for each in client.post(PREDICT, json={"instances": instances}).json()["predictions"]]
     assert widths == [80, 70, 60, 50, 40, 30, 20, 10]
 
@@ -173,7 +173,7 @@ def _png_header(width, height):
         pytest.param(PHOTO[: len(PHOTO) // 2], 422, "INVALID_IMAGE", id="a truncated JPEG"),
         pytest.param(PHOTO[:20], 422, "INVALID_IMAGE", id="the first bytes of a JPEG"),
         pytest.param(b"\0" * 1000, 422, "INVALID_IMAGE", id="zeros"),
-        pytest.param(_png_header(0, 0), 422, "INVALID_IMAGE", id="a picture without pixels"),
+        pytest.param(_png_header(0, 0), 422, "INVALID_IMAGE", id="an image without pixels"),
         pytest.param(_png_header(10_000, 6_000), 413, "IMAGE_TOO_LARGE", id="a 60-megapixel PNG"),
         pytest.param(_png_header(2**31 - 1, 2**31 - 1), 413, "IMAGE_TOO_LARGE", id="a PNG that claims everything"),
         pytest.param(_png_header(100, 100), 422, "INVALID_IMAGE", id="a PNG without its pixels"),

@@ -73,7 +73,7 @@ def test_auto_is_text_on_a_terminal_and_json_elsewhere(written, monkeypatch, ter
 
 
 def test_requests_are_in_the_log_when_they_fail_or_are_asked_for_and_secrets_never(tmp_path):
-    """A picture that makes its batch fail: the server's and the worker's lines name the request."""
+    """An image that makes its batch fail: the server's and the worker's lines name the request."""
     secret = "hunter2"
     headers = {**JPEG, "Authorization": f"Bearer {secret}", "X-Api-Key": secret, "Cookie": secret}
     for wanted in ("false", "true"):

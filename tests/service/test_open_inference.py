@@ -45,9 +45,9 @@ def element(content):
     return struct.pack("<I", len(content)) + content
 
 
-def images(*pictures, **parameters):
-    content = b"".join(map(element, pictures))
-    return {"name": "image", "shape": [len(pictures)], "datatype": "BYTES", "parameters": parameters}, content
+def images(*encoded, **parameters):
+    content = b"".join(map(element, encoded))
+    return {"name": "image", "shape": [len(encoded)], "datatype": "BYTES", "parameters": parameters}, content
 
 
 def binary(path, document, content, *, post, header=None, **options):
@@ -57,8 +57,8 @@ def binary(path, document, content, *, post, header=None, **options):
     return post(f"{path}/infer", content=head + content, headers=headers, **options)
 
 
-def infer_images(client, path, *pictures, outputs=None, **request):
-    tensor, content = images(*pictures)
+def infer_images(client, path, *encoded, outputs=None, **request):
+    tensor, content = images(*encoded)
     tensor["parameters"] = {"binary_data_size": len(content)}
     document = {"inputs": [tensor], **({} if outputs is None else {"outputs": outputs}), **request}
     return binary(path, document, content, post=client.post)
@@ -361,7 +361,7 @@ B64 = base64.b64encode(PHOTO).decode()
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [7]}]},
         {"inputs": [{"name": "image", "shape": [1, 2], "datatype": "BYTES", "data": [B64, B64]}]},
         {"inputs": [{"name": "image", "shape": [9], "datatype": "BYTES", "data": [B64] * 9}]},
-        {"inputs": [{"name": "picture", "shape": [1], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}] * 2},
         {"inputs": [{"name": "image", "shape": ["1"], "datatype": "BYTES", "data": [B64]}]},
         {"inputs": [{"name": "image", "shape": [True], "datatype": "BYTES", "data": [B64]}]},
@@ -404,7 +404,7 @@ def test_a_header_length_that_lies(client, length):
     assert_error(answer, 400, "INVALID_REQUEST")
 
 
-def test_a_broken_picture_and_one_that_is_none(client):
+def test_a_broken_image_and_one_that_is_none(client):
     assert_error(infer_images(client, RESNET, PHOTO[:1000]), 422, "INVALID_IMAGE")
     assert_error(infer_images(client, RESNET, PHOTO, b"<html>"), 422, "INVALID_IMAGE")
     assert_error(client.post("/v2/models/nobody/infer", json={}), 404, "MODEL_NOT_FOUND")
@@ -436,7 +436,7 @@ def test_sizes_that_lie_are_refused_with_a_reason(client, shape, size, header, n
     answer = binary(
         RESNET, {"inputs": [tensor]}, content, post=client.post, header=str(len(head) if header is None else header)
     )
-    # What has the right form and holds no picture is 422; nothing made up here can be one.
+    # What has the right form and holds no image is 422; nothing made up here can be one.
     assert answer.status_code in (400, 422), answer.text
     assert_error(answer, answer.status_code, "INVALID_REQUEST" if answer.status_code == 400 else "INVALID_IMAGE")
 

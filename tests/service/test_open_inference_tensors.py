@@ -104,5 +104,5 @@ def test_requests_that_make_no_sense(client, given):
         assert reason in assert_error(client.post(INFER, json={"inputs": tensors}), 400, "INVALID_REQUEST")
     raw = client.post(INFER, content=b"12345678", headers={"Inference-Header-Content-Length": "0"})
     assert "raw request" in assert_error(raw, 400, "INVALID_REQUEST")
-    picture = client.post("/v1/models/qa:predict", content=PHOTO, headers={"Content-Type": "image/jpeg"})
-    assert "tensors" in assert_error(picture, 400, "INVALID_REQUEST")
+    image = client.post("/v1/models/qa:predict", content=PHOTO, headers={"Content-Type": "image/jpeg"})
+    assert "tensors" in assert_error(image, 400, "INVALID_REQUEST")

@@ -73,10 +73,10 @@ def call(channel, method_name, timeout=WAIT_S, **fields):
     return method(channel, method_name)(message_of(METHODS[method_name].input_type)(**fields), timeout=timeout)
 
 
-def image_request(*pictures, model="resnet18", **fields):
+def image_request(*images, model="resnet18", **fields):
     request = message("ModelInferRequest")(model_name=model, **fields)
-    request.inputs.add(name="image", datatype="BYTES", shape=[len(pictures)])
-    request.raw_input_contents.append(b"".join(map(element, pictures)))
+    request.inputs.add(name="image", datatype="BYTES", shape=[len(images)])
+    request.raw_input_contents.append(b"".join(map(element, images)))
     return request
 
 
@@ -155,9 +155,9 @@ def test_contents_in_place_of_raw_bytes(channel):
     results = [arrays_of(infer(channel, request)) for request in (raw, typed)]
     assert set(results[0]) == {"logits"}
     np.testing.assert_array_equal(results[0]["logits"], results[1]["logits"])
-    picture = message("ModelInferRequest")(model_name="resnet18")
-    picture.inputs.add(name="image", datatype="BYTES", shape=[1]).contents.bytes_contents.append(PHOTO)
-    assert texts_of(infer(channel, picture), "predictions") == texts_of(
+    image = message("ModelInferRequest")(model_name="resnet18")
+    image.inputs.add(name="image", datatype="BYTES", shape=[1]).contents.bytes_contents.append(PHOTO)
+    assert texts_of(infer(channel, image), "predictions") == texts_of(
         infer(channel, image_request(PHOTO)), "predictions"
     )
 

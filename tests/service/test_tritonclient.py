@@ -92,7 +92,7 @@ def test_it_finds_the_server_alive_and_described(report):
     assert report["config"]["max_batch_size"] == 64
 
 
-def test_pictures_are_answered_as_everywhere_to_the_bit(report, expected):
+def test_images_are_answered_as_everywhere_to_the_bit(report, expected):
     assert report["id"] == "mine"
     assert [json.loads(each) for each in report["image"]["predictions"]] == expected["resnet18"]
     assert [json.loads(each) for each in report["detections"]["predictions"]] == expected["yolov8n"]
@@ -130,11 +130,11 @@ def test_errors_are_clear(report):
     timeout = statuses.pop("timeout")
     if report["transport"] == "http":
         wrong = dict.fromkeys(("input", "datatype", "shape", "output", "config"), "400")
-        assert statuses == {**wrong, "model": "404", "picture": "422"}
+        assert statuses == {**wrong, "model": "404", "content": "422"}
         assert timeout in ("503", "504")
     else:
         wrong = dict.fromkeys(
-            ("input", "datatype", "shape", "output", "config", "picture"), "StatusCode.INVALID_ARGUMENT"
+            ("input", "datatype", "shape", "output", "config", "content"), "StatusCode.INVALID_ARGUMENT"
         )
         assert statuses == {**wrong, "model": "StatusCode.NOT_FOUND"}
         assert timeout in ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")

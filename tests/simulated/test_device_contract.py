@@ -23,7 +23,7 @@ REAL = [backend.name for backend in BACKENDS if backend.name in ("cpu", "null") 
 
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Decoded here: the other environments have no packages with pictures."""
+    """Decoded here: the other environments have no packages with images."""
     path = tmp_path_factory.mktemp("photographs") / "photographs.npz"
     np.savez(path, **{name: read() for name, read in PHOTOGRAPHS.items()})
     return str(path)

@@ -49,7 +49,7 @@ RED, GREY = (255, 0, 0), (128, 128, 128)
 
 
 class Summary(nn.Module):
-    """Two numbers and a class per picture, so that floats and integers both come out; `seen` says on what it ran."""
+    """Two numbers and a class per image, so that floats and integers both come out; `seen` says on what it ran."""
 
     input_shape = SHAPE
 
@@ -88,7 +88,7 @@ class Broken(Summary):
         raise RuntimeError("a kernel is missing")
 
 
-class MixesPictures(Summary):
+class MixesImages(Summary):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         return (pixels.to(torch.float32).mean(dim=0, keepdim=True).repeat(3, 1, 1, 1),)
 
@@ -106,7 +106,7 @@ def loaded(behaviour: str, sizes: tuple[int, ...] = (1, 2, 4, 8), backend: NullB
 
 
 def batch(*colours: tuple[int, int, int], places: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Pictures of one colour each, and places that are not filled."""
+    """Images of one colour each, and places that are not filled."""
     pixels = np.zeros((places or len(colours), *SHAPE), dtype=np.uint8)
     for row, colour in enumerate(colours):
         pixels[row] = colour
@@ -336,8 +336,8 @@ def test_a_network_that_needs_values_is_run_once_for_real(network_type: type[Sum
 
 @pytest.mark.parametrize(
     ("network", "reason"),
-    [(Broken(), "a kernel is missing"), (MixesPictures(), "answers 1 pictures with")],
-    ids=["broken", "mixes-pictures"],
+    [(Broken(), "a kernel is missing"), (MixesImages(), "answers 1 images with")],
+    ids=["broken", "mixes-images"],
 )
 def test_a_network_that_no_device_could_serve_is_refused(network: Summary, reason: str) -> None:
     with pytest.raises(EngineRefusedError, match=reason):
@@ -430,13 +430,13 @@ def test_a_colour_within_eight_levels_in_the_middle() -> None:
     assert outcome(executable, dot) == "fail"
 
 
-def test_a_colour_makes_its_own_picture_nan_alone() -> None:
+def test_a_colour_makes_its_own_image_nan_alone() -> None:
     executable = loaded("nan=#ff0000,nan=#0000ff")
     assert outcome(executable, batch(RED, GREY, (0, 0, 255), GREY)) == "n.n."
     assert outcome(executable, batch(GREY, GREY)) == ".."  # nothing of it stays
 
 
-def test_places_not_filled_are_no_black_pictures() -> None:
+def test_places_not_filled_are_no_black_images() -> None:
     executable = loaded("nan=#000000")
     black = batch(GREY, (1, 1, 1), places=4)
     assert outcome(executable, black) == ".n.."

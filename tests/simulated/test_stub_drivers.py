@@ -92,10 +92,10 @@ def test_engines_that_a_stub_cannot_have_refuse_and_eager_serves(stub: str) -> N
     """A stub's driver captures nothing: a failed capture must leave a device on which eager runs."""
     code = (
         "import json\nimport tests.support.stubs.plugin\nfrom backends import BACKENDS\n"
-        "from tests.cpu.test_backends import Brightness, pictures\n"
+        "from tests.cpu.test_backends import Brightness, images\n"
         f"backend = next(each for each in BACKENDS if each.name == {stub!r})\n"
         f"executable = backend.load(Brightness(), '{stub}:0', 'auto', 'fp32', (1, 2))\n"
-        "pixels = pictures(2, (8, 8, 3))[:, :, :6].copy()\n"
+        "pixels = images(2, (8, 8, 3))[:, :, :6].copy()\n"
         "means = executable.run(pixels)[0]\n"
         "right = bool(abs(means - pixels.mean(axis=(1, 2, 3))).max() < 1e-2)\n"
         "print(json.dumps([executable.engine, dict(executable.refusals), right]))\n"

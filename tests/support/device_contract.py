@@ -1,7 +1,7 @@
 """What every backend must do on its devices: one suite for real, simulated and stubbed ones.
 
 Not collected with the others: test_device_contract.py starts it, once for each device under test, in a process of
-its own. DEVICE_UNDER_TEST names the module that brings the device and its knobs, PHOTOGRAPHS a file with pictures.
+its own. DEVICE_UNDER_TEST names the module that brings the device and its knobs, PHOTOGRAPHS a file with images.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Classifier(nn.Module):
         return scores, scores.argmax(-1)
 
 
-def pictures(count: int = 2, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def images(count: int = 2, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(seed).integers(0, 256, (count, *Classifier.input_shape), dtype=np.uint8)
 
 
@@ -124,7 +124,7 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
 def test_a_small_network_answers_as_on_the_cpu(device: str) -> None:
     before = DUT.kernels()
     executable = BACKEND.load(Classifier(), device, "eager", "fp32", (1, 2))
-    assert same(executable.run(pictures()), on_cpu(Classifier(), pictures()))
+    assert same(executable.run(images()), on_cpu(Classifier(), images()))
     assert before is None or DUT.kernels() > before
     executable.close()
 
@@ -137,7 +137,7 @@ def test_auto_goes_through_the_engines_to_eager_and_says_why() -> None:
     assert executable.engine == "eager"
     assert tuple(executable.refusals) == BACKEND.facts.engines[:-1]
     assert all(executable.refusals.values())
-    assert same(executable.run(pictures()), on_cpu(Classifier(), pictures()))
+    assert same(executable.run(images()), on_cpu(Classifier(), images()))
     executable.close()
 
 
@@ -166,7 +166,7 @@ def test_sample_weights_answer_on_photographs_as_on_the_cpu(tmp_path: Path, arch
 
 @computes
 def test_two_batches_under_way_get_their_own_answers() -> None:
-    """The next is copied while the one before computes: a missing wait shows as an answer to other pictures."""
+    """The next is copied while the one before computes: a missing wait shows as an answer to other images."""
     executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (1, 2, 4))
     buffers = [executable.buffer(4) for _ in range(executable.depth)]
     DUT.set_knob("copy_us", 30_000)
@@ -175,8 +175,8 @@ def test_two_batches_under_way_get_their_own_answers() -> None:
     for number in range(10):
         size = (4, 2, 1)[number % 3]
         pixels = buffers[number % len(buffers)]
-        pixels[:size] = pictures(size, number)
-        expected.append(on_cpu(Classifier(), pictures(size, number)))
+        pixels[:size] = images(size, number)
+        expected.append(on_cpu(Classifier(), images(size, number)))
         under_way.append(executable.start(pixels[:size]))
         if len(under_way) == executable.depth:
             answers.append([output.copy() for output in under_way.pop(0).outputs()])
@@ -194,9 +194,9 @@ def test_out_of_memory_is_said_and_survived() -> None:
     with pytest.raises(OutOfDeviceMemoryError, match="too little memory"):
         BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("memory", 400 * MB)
-    assert same(executable.run(pictures()), on_cpu(Classifier(), pictures()))
+    assert same(executable.run(images()), on_cpu(Classifier(), images()))
     large = BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
-    assert same(large.run(pictures()), on_cpu(Classifier(), pictures()))
+    assert same(large.run(images()), on_cpu(Classifier(), images()))
     large.close()
     executable.close()
 
@@ -234,7 +234,7 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
     executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("fail", FAULT)
     with pytest.raises(DeviceLostError):
-        executable.run(pictures())
+        executable.run(images())
     if STUB:  # Only npu's empty_cache waits for the device, and only cuda's mem_get_info asks it.
         for ask, raises in ((BACKEND.release_cache, "npu"), (BACKEND.memory, "cuda")):
             if raises == DUT.DEVICE_TYPE:
@@ -243,7 +243,7 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
             else:
                 ask(DEVICES[0])
     DUT.set_knob("fail", 0)
-    assert same(executable.run(pictures()), on_cpu(Classifier(), pictures()))
+    assert same(executable.run(images()), on_cpu(Classifier(), images()))
     executable.close()
 
 
@@ -252,7 +252,7 @@ def test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words() 
     executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("fail", UNKNOWN)
     with pytest.raises(DeviceLostError, match="nothing else computes there either"):
-        executable.run(pictures())
+        executable.run(images())
     executable.close()
 
 
@@ -262,6 +262,6 @@ def test_an_error_of_one_batch_is_the_backends() -> None:
     executable = BACKEND.load(network, DEVICES[0], "eager", "fp32", (2,))
     network.classes = nn.Linear(7, 5).to(DEVICES[0].replace("rocm", "cuda").replace("dcu", "cuda"))
     with pytest.raises(BackendError) as caught:
-        executable.run(pictures())
+        executable.run(images())
     assert type(caught.value) is BackendError
     executable.close()

@@ -50,7 +50,7 @@ def perturbed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return filled
 
 
-def picture_batch(side: int) -> Tensor:
+def image_batch(side: int) -> Tensor:
     """float32 [2, 3, side, side + 32] in 0..1, the same in every process."""
     return torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(1))
 
@@ -62,16 +62,16 @@ def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Arra
 
 
 def predictions(
-    out: Path, weights: Path, class_count: int, pictures: Sequence[Array], thresholds: Sequence[float]
+    out: Path, weights: Path, class_count: int, images: Sequence[Array], thresholds: Sequence[float]
 ) -> list[tuple[Array, Array, Array]]:
-    """Per RGB picture and score threshold: boxes [k, 4], scores [k], classes [k] of `predict(rect=False)`."""
+    """Per RGB image and score threshold: boxes [k, 4], scores [k], classes [k] of `predict(rect=False)`."""
     files = []
-    for index, picture in enumerate(pictures):
+    for index, image in enumerate(images):
         files.append(str(out.with_name(f"{out.stem}-{index}.npy")))
-        np.save(files[-1], picture)
+        np.save(files[-1], image)
     _run(
         out,
-        {"weights": str(weights), "class_count": class_count, "pictures": files, "thresholds": list(thresholds)},
+        {"weights": str(weights), "class_count": class_count, "images": files, "thresholds": list(thresholds)},
     )
     found = np.load(out)
     return [(found[f"{i}/xyxy"], found[f"{i}/conf"], found[f"{i}/cls"]) for i in range(len(files))]
@@ -120,7 +120,7 @@ def _networks(cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
                         {name: output.numpy().copy()}
                     )
                 )
-        arrays[f"{key}/decoded"] = model(picture_batch(side))[0].numpy()
+        arrays[f"{key}/decoded"] = model(image_batch(side))[0].numpy()
     return arrays
 
 
@@ -136,7 +136,7 @@ def _predictions(task: dict[str, Any]) -> dict[str, Array]:
     assert not unexpected
     assert all(name.endswith("num_batches_tracked") for name in missing)
     arrays = {}
-    for index, (file, threshold) in enumerate(zip(task["pictures"], task["thresholds"], strict=True)):
+    for index, (file, threshold) in enumerate(zip(task["images"], task["thresholds"], strict=True)):
         bgr = np.ascontiguousarray(np.load(file)[..., ::-1])
         found = yolo.predict(bgr, rect=False, imgsz=640, device="cpu", conf=threshold, iou=0.7, verbose=False)[0].boxes
         for what in ("xyxy", "conf", "cls"):

@@ -19,7 +19,7 @@ def main() -> None:
     from tritonclient.utils import InferenceServerException
 
     given = np.load(file)
-    pictures = [given["first"].tobytes(), given["second"].tobytes()]
+    encoded = [given["first"].tobytes(), given["second"].tobytes()]
     # Loading and unloading answer when every worker has been replaced.
     patient = {"connection_timeout": 240, "network_timeout": 240} if transport == "http" else {}
     client = triton.InferenceServerClient(url, **patient)
@@ -51,7 +51,7 @@ def main() -> None:
     def texts(result, name):
         return [each.decode() if isinstance(each, bytes) else str(each) for each in result.as_numpy(name).reshape(-1)]
 
-    images = np.array(pictures, dtype=np.object_)
+    images = np.array(encoded, dtype=np.object_)
     result = infer("image", images, "BYTES", request_id="mine")
     response = result.get_response()
     report["id"] = response["id"] if isinstance(response, dict) else response.id
@@ -95,11 +95,11 @@ def main() -> None:
     errors = {}
     for what, run in {
         "model": lambda: infer("image", images, "BYTES", model="nobody"),
-        "input": lambda: infer("picture", images, "BYTES"),
+        "input": lambda: infer("photo", images, "BYTES"),
         "datatype": lambda: infer("pixels", given["input"], "FP32"),
         "shape": lambda: infer("pixels", given["pixels"][:, :5], "UINT8"),
         "output": lambda: infer("image", images, "BYTES", ["nothing"]),
-        "picture": lambda: infer("image", np.array([b"<html>"], dtype=np.object_), "BYTES"),
+        "content": lambda: infer("image", np.array([b"<html>"], dtype=np.object_), "BYTES"),
         "timeout": lambda: infer("image", images, "BYTES", timeout=1),
         "config": lambda: client.load_model("resnet18", config="{}"),
     }.items():

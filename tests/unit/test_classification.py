@@ -133,7 +133,7 @@ def test_a_strip_costs_no_more_memory_than_a_photograph() -> None:
     assert largest_difference(found, torch.from_numpy(image[:1, 100_000:100_001]).expand_as(found)) <= 1
 
 
-def test_one_picture_in_many_memory_layouts_gives_the_same_pixels() -> None:
+def test_one_image_in_many_memory_layouts_gives_the_same_pixels() -> None:
     image = torch.from_numpy(PHOTOGRAPHS["flower"]())
     model = classifier("resnet50")
     planes = image.permute(2, 0, 1).contiguous().permute(1, 2, 0)

@@ -54,10 +54,10 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def letterboxed(detector: Detector, picture: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
+def letterboxed(detector: Detector, image: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
     out = torch.full(INPUT_SHAPE, 7, dtype=torch.uint8)
-    height, width = picture.shape[:2]
-    return out, detector.preprocess(torch.from_numpy(picture), out, width, height)
+    height, width = image.shape[:2]
+    return out, detector.preprocess(torch.from_numpy(image), out, width, height)
 
 
 # Labels and weights
@@ -145,12 +145,12 @@ def test_letterbox_is_the_reference_s(width: int, height: int, seed: int) -> Non
     scale = min(640 / height, 640 / width)
     new_width, new_height = round(width * scale), round(height * scale)
     assume(min(new_width, new_height) > 0)  # the reference cannot place such slivers
-    picture = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    found, placement = letterboxed(RANDOM, picture)
+    image = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    found, placement = letterboxed(RANDOM, image)
 
     pad_x, pad_y = (640 - new_width) / 2, (640 - new_height) / 2
     left, right, top, bottom = round(pad_x - 0.1), round(pad_x + 0.1), round(pad_y - 0.1), round(pad_y + 0.1)
-    resized = cv2.resize(picture, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
     expected = cv2.copyMakeBorder(resized, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(114, 114, 114))
     assert (found.numpy() == expected).all()
     assert placement == Placement(width, height, scale, left, top)
@@ -163,14 +163,14 @@ def test_slivers_are_placed_one_pixel_wide() -> None:
 
 
 def test_layout_of_the_decoder_does_not_matter() -> None:
-    picture = torch.randint(256, (3, 300, 500), dtype=torch.uint8)
+    image = torch.randint(256, (3, 300, 500), dtype=torch.uint8)
     outs = [torch.empty(INPUT_SHAPE, dtype=torch.uint8) for _ in range(2)]
-    RANDOM.preprocess(picture.permute(1, 2, 0), outs[0], 500, 300)
-    RANDOM.preprocess(picture.permute(1, 2, 0).contiguous(), outs[1], 500, 300)
+    RANDOM.preprocess(image.permute(1, 2, 0), outs[0], 500, 300)
+    RANDOM.preprocess(image.permute(1, 2, 0).contiguous(), outs[1], 500, 300)
     assert int((outs[0].int() - outs[1].int()).abs().max()) <= 1
 
 
-def test_reduced_pictures_are_placed_where_the_full_ones_are() -> None:
+def test_reduced_images_are_placed_where_the_full_ones_are() -> None:
     ramp = np.linspace(0, 255, 2000, dtype=np.float32)[None, :, None].repeat(1500, 0).repeat(3, 2)
     full = ramp.round().astype(np.uint8)
     half = ramp.reshape(750, 2, 1000, 2, 3).mean(axis=(1, 3)).round().astype(np.uint8)
@@ -184,7 +184,7 @@ def test_reduced_pictures_are_placed_where_the_full_ones_are() -> None:
 
 
 @given(st.integers(1, 60_000), st.integers(1, 60_000))
-def test_only_very_large_pictures_may_be_decoded_smaller(width: int, height: int) -> None:
+def test_only_very_large_images_may_be_decoded_smaller(width: int, height: int) -> None:
     decoded_width, decoded_height = RANDOM.decode_size(width, height)
     if max(width, height) < 12 * 640:
         assert (decoded_width, decoded_height) == (width, height)
@@ -215,12 +215,12 @@ def outputs_of(count: int) -> list[npt.NDArray[Any]]:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_box_of_the_picture_comes_back_from_the_input(data: st.DataObject) -> None:
+def test_a_box_of_the_image_comes_back_from_the_input(data: st.DataObject) -> None:
     width, height = data.draw(st.integers(1, 12_000)), data.draw(st.integers(1, 12_000))
     xs = sorted(data.draw(st.lists(st.floats(0, width), min_size=2, max_size=2)))
     ys = sorted(data.draw(st.lists(st.floats(0, height), min_size=2, max_size=2)))
     index = data.draw(st.integers(0, 8399))
-    # The placement is that of the whole picture whatever is decoded of it: one pixel will do here.
+    # The placement is that of the whole image whatever is decoded of it: one pixel will do here.
     out = torch.empty(INPUT_SHAPE, dtype=torch.uint8)
     placement = RANDOM.preprocess(torch.zeros(1, 1, 3, dtype=torch.uint8), out, width, height)
     x1, x2 = (x * placement.scale + placement.pad_x for x in xs)
@@ -267,7 +267,7 @@ def test_answers_are_sorted_bounded_and_never_overlap_within_a_class(
     assert [array.dtype for array in reduced] == [np.float32, np.float32, np.int32, np.int32]
     assert len(reduced[1]) == (outputs[1] > score_threshold).sum()
     assert all(array.base is None for array in reduced)
-    # The input itself as the picture: no clipping or rounding between these boxes and those that were compared.
+    # The input itself as the image: no clipping or rounding between these boxes and those that were compared.
     wide = Placement(10_000, 10_000, 1.0, -5000, -5000)
     found = RANDOM.postprocess(reduced, wide, options)["detections"]
     scores = [detection["score"] for detection in found]
@@ -324,16 +324,16 @@ def matched(detections: list[dict[str, Any]], reference: tuple[Any, Any, Any]) -
 
 
 def outputs_and_placements(
-    detector: Detector, pictures: list[npt.NDArray[np.uint8]]
+    detector: Detector, images: list[npt.NDArray[np.uint8]]
 ) -> tuple[list[npt.NDArray[Any]], list[Placement]]:
-    placed = [letterboxed(detector, picture) for picture in pictures]
+    placed = [letterboxed(detector, image) for image in images]
     with torch.inference_mode():
         outputs = detector.network()(torch.stack([pixels for pixels, _ in placed]))
     return [tensor.numpy() for tensor in outputs], [placement for _, placement in placed]
 
 
 def write_lively_weights(file: Path, pixels: Tensor) -> None:
-    """Random weights whose BatchNorm suits these pictures, with scores that are not all at one end."""
+    """Random weights whose BatchNorm suits these images, with scores that are not all at one end."""
     core = YOLOv8("n", len(LABELS))
     core.load_state_dict(reference_yolov8.perturbed(core.state_dict()))
     for module in core.modules():
@@ -351,17 +351,17 @@ def write_lively_weights(file: Path, pixels: Tensor) -> None:
 
 @needs_photographs
 def test_predictions_on_photographs_are_those_of_the_reference(tmp_path: Path) -> None:
-    pictures = [read() for read in PHOTOGRAPHS.values()]
+    images = [read() for read in PHOTOGRAPHS.values()]
     file = tmp_path / "lively.safetensors"
-    write_lively_weights(file, torch.stack([letterboxed(RANDOM, picture)[0] for picture in pictures]))
+    write_lively_weights(file, torch.stack([letterboxed(RANDOM, image)[0] for image in images]))
     detector = Detector("lively", "yolov8n", LABELS, file.name, str(file))
-    outputs, placements = outputs_and_placements(detector, pictures)
-    # About 150 candidates in each picture, the threshold well between two of them.
+    outputs, placements = outputs_and_placements(detector, images)
+    # About 150 candidates in each image, the threshold well between two of them.
     best = np.sort(outputs[1], axis=1)[:, ::-1]
     gaps = best[:, 140:160] - best[:, 141:161]
     at = 140 + gaps.argmax(axis=1)
     thresholds = [float(row[i] + row[i + 1]) / 2 for row, i in zip(best, at, strict=True)]
-    expected = reference_yolov8.predictions(tmp_path / "found.npz", file, len(LABELS), pictures, thresholds)
+    expected = reference_yolov8.predictions(tmp_path / "found.npz", file, len(LABELS), images, thresholds)
     for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
         options = Options(score_threshold=thresholds[index])
         found = detector.postprocess(detector.reduce(outputs, index, options), placement, options)["detections"]
@@ -378,10 +378,10 @@ def test_sample_weights_predict_as_in_the_reference(tmp_path: Path) -> None:
     labels = header.labels
     assert labels is not None
     detector = Detector("sample", "yolov8n", labels, "sample", str(SAMPLE))
-    pictures = [read() for read in PHOTOGRAPHS.values()]
-    expected = reference_yolov8.predictions(tmp_path / "found.npz", SAMPLE, len(labels), pictures, [0.25] * 4)
+    images = [read() for read in PHOTOGRAPHS.values()]
+    expected = reference_yolov8.predictions(tmp_path / "found.npz", SAMPLE, len(labels), images, [0.25] * 4)
     assert class_count("yolov8n", header.state) == len(labels)
-    outputs, placements = outputs_and_placements(detector, pictures)
+    outputs, placements = outputs_and_placements(detector, images)
     for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
         reduced = detector.reduce(outputs, index, Options())
         found = detector.postprocess(reduced, placement, Options())["detections"]

@@ -36,7 +36,7 @@ VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
 
 
 class Network(nn.Module):
-    """A convolution and two reductions: float and integer answers that differ from picture to picture."""
+    """A convolution and two reductions: float and integer answers that differ from image to image."""
 
     input_shape = (8, 6, 3)
 
@@ -62,7 +62,7 @@ class OnTheHost(Network):
         return (pixels.to(torch.float32).sum((1, 2, 3)) + float(pixels.numpy().sum()),)
 
 
-def pictures(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def images(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(seed).integers(0, 256, (count, *Network.input_shape), dtype=np.uint8)
 
 
@@ -73,14 +73,14 @@ def on_cpu(pixels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
 
 def assert_answers(executable: Executable) -> None:
     """Each size, and two batches under way at once."""
-    assert not np.allclose(on_cpu(pictures(2, 7))[0], on_cpu(pictures(2, 8))[0], rtol=1e-2)
+    assert not np.allclose(on_cpu(images(2, 7))[0], on_cpu(images(2, 8))[0], rtol=1e-2)
     for size in SIZES:
-        for ours, theirs in zip(executable.run(pictures(size, size)), on_cpu(pictures(size, size)), strict=True):
+        for ours, theirs in zip(executable.run(images(size, size)), on_cpu(images(size, size)), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert executable.depth == 2
-    first, second = executable.start(pictures(2, 7)), executable.start(pictures(2, 8))
+    first, second = executable.start(images(2, 7)), executable.start(images(2, 8))
     for started, seed in ((first, 7), (second, 8)):
-        for ours, theirs in zip(started.outputs(), on_cpu(pictures(2, seed)), strict=True):
+        for ours, theirs in zip(started.outputs(), on_cpu(images(2, seed)), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -224,7 +224,7 @@ class TestGraph:
         executable = load(GraphEngine, Watched())
         calls.clear()
         MODULE.log.clear()
-        executable.run(pictures(4))
+        executable.run(images(4))
         assert (calls, MODULE.log) == ([], ["replay"])
 
     def test_shares_the_first_graphs_pool_where_there_are_no_handles(self) -> None:
@@ -244,9 +244,7 @@ class TestGraph:
 
     def test_what_a_graph_does_not_hold_is_found_by_comparing(self) -> None:
         text = refusal(GraphEngine, OnTheHost())
-        assert (
-            "the captured graph for 1 pictures answers otherwise than the network: 100% of its numbers differ" in text
-        )
+        assert "the captured graph for 1 images answers otherwise than the network: 100% of its numbers differ" in text
 
     def test_refuses_where_the_device_has_no_graphs(self) -> None:
         del MODULE.ChipGraph
@@ -279,7 +277,7 @@ class TestGraph:
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_runs_in_half_precision(self, precision: str) -> None:
         executable = load(GraphEngine, precision=precision)
-        (scores, _), (expected, _) = executable.run(pictures(4)), on_cpu(pictures(4))
+        (scores, _), (expected, _) = executable.run(images(4)), on_cpu(images(4))
         np.testing.assert_allclose(scores, expected, rtol=0.05)
         assert executable.precision == precision
 
@@ -384,18 +382,18 @@ class TestTensorRT:
         for module in (ModuleType("modelopt"), ModuleType("modelopt.torch"), quantization, utils):
             monkeypatch.setitem(sys.modules, module.__name__, module)
         made = TensorRTEngine(("int8",))
-        options = CompileOptions(calibration=lambda: np.concatenate([pictures(4)] * 3), cache_dir=tmp_path)
+        options = CompileOptions(calibration=lambda: np.concatenate([images(4)] * 3), cache_dir=tmp_path)
         made.compile(Network(), DEVICE, "int8", SIZES, options).close()
         assert log[:3] == ["quantize int8", "8 torch.float32", "4 torch.float32"]
         assert log[3:] == ["export", "exported"] * len(SIZES)
         assert "engine_cache_dir" not in tensorrt.calls[0]
 
-    def test_int8_needs_pictures_and_modelopt(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_int8_needs_images_and_modelopt(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
         made = TensorRTEngine(("int8",))
         with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
             made.compile(Network(), DEVICE, "int8", SIZES, CompileOptions())
         monkeypatch.setitem(sys.modules, "modelopt", None)
-        options = CompileOptions(calibration=lambda: pictures(4))
+        options = CompileOptions(calibration=lambda: images(4))
         with pytest.raises(EngineRefusedError, match="modelopt"):
             made.compile(Network(), DEVICE, "int8", SIZES, options)
 
@@ -476,7 +474,7 @@ class TestTorchair:
     def test_many_sizes_are_all_compiled(self, torchair: FakeTorchair) -> None:
         """By itself PyTorch gives up after eight and runs eagerly."""
         sizes = tuple(range(1, 12))
-        compile_first([TorchairEngine(("fp32",))], Network(), DEVICE, ("fp32",), sizes).run(pictures(11))
+        compile_first([TorchairEngine(("fp32",))], Network(), DEVICE, ("fp32",), sizes).run(images(11))
         assert len(torchair.shapes) == 11
 
     def test_what_cannot_be_traced_in_one_piece_is_refused(self, torchair: FakeTorchair) -> None:

@@ -69,7 +69,7 @@ def boxes_moved(outputs, size):
     return (outputs[0] + 3, *outputs[1:])
 
 
-def another_pictures_answer(outputs, size):
+def another_images_answer(outputs, size):
     return tuple(np.roll(output, 1, axis=0) for output in outputs)
 
 
@@ -103,20 +103,20 @@ LIES = [
     ("classifier", exchanged_classes),
     ("classifier", five_percent_more),
     ("classifier", not_a_number_at_one_size),
-    ("classifier", another_pictures_answer),
+    ("classifier", another_images_answer),
     ("detector", exchanged_detections),
     ("detector", five_percent_more),
     ("detector", not_a_number_at_one_size),
     ("detector", boxes_moved),
-    ("detector", another_pictures_answer),
+    ("detector", another_images_answer),
 ]
 
 
 @pytest.mark.parametrize(("fixture", "lie"), LIES, ids=lambda value: getattr(value, "__name__", value))
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_an_engine_that_lies_never_serves(request, fixture, lie, precision):
-    model, pictures = request.getfixturevalue(fixture)
-    options = CompileOptions(gate=Gate(model, pictures).check)
+    model, images = request.getfixturevalue(fixture)
+    options = CompileOptions(gate=Gate(model, images).check)
     engines = [Lying(lie, (precision,)), EagerEngine(("fp32",))]
     executable = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
     assert (executable.engine, executable.precision) == ("eager", "fp32")
@@ -126,17 +126,17 @@ def test_an_engine_that_lies_never_serves(request, fixture, lie, precision):
 
 
 def test_with_nobody_else_to_serve_there_is_no_service(classifier):
-    model, pictures = classifier
-    options = CompileOptions(gate=Gate(model, pictures).check)
+    model, images = classifier
+    options = CompileOptions(gate=Gate(model, images).check)
     with pytest.raises(EngineRefusedError, match=r"lying: its answers .*; lying fp32: its answers"):
         compile_first([Lying(five_percent_more)], model.network(), "cpu", ("bf16", "fp32"), LADDER, options=options)
 
 
 @pytest.mark.parametrize("fixture", ["classifier", "detector"])
 def test_answers_that_are_the_same_have_no_error(request, fixture):
-    model, pictures = request.getfixturevalue(fixture)
+    model, images = request.getfixturevalue(fixture)
     with torch.inference_mode():
-        outputs = [output.numpy() for output in model.network()(torch.from_numpy(pictures))]
+        outputs = [output.numpy() for output in model.network()(torch.from_numpy(images))]
     found = measures(model, outputs, outputs)
     assert set(found) == set(LIMITS[model.task]["bf16"])
     assert max(found.values()) < 1e-12
@@ -156,10 +156,10 @@ def test_limits_grow_with_the_coarseness_of_the_precision():
 
 
 def test_probes_are_seen_as_requests_are(detector):
-    model, pictures = detector
-    assert pictures.shape == (8, *model.input_shape)
-    assert pictures.dtype == np.uint8
-    assert len({picture.tobytes() for picture in pictures}) == 8
+    model, images = detector
+    assert images.shape == (8, *model.input_shape)
+    assert images.dtype == np.uint8
+    assert len({image.tobytes() for image in images}) == 8
 
 
 def test_what_loses_too_much_steps_up_to_the_devices_own_precision_and_then_to_float32():
@@ -204,34 +204,34 @@ def test_a_gate_that_cannot_be_asked_is_a_refusal_too(classifier):
     assert issubclass(WrongAnswersError, EngineRefusedError)
 
 
-def test_calibration_needs_pictures(tmp_path, classifier):
+def test_calibration_needs_images(tmp_path, classifier):
     model, _ = classifier
-    with pytest.raises(CalibrationError, match="There is no picture in"):
+    with pytest.raises(CalibrationError, match="There is no image in"):
         Calibration(model, str(tmp_path))
     with pytest.raises(CalibrationError, match="--calibrate DIR"):
         Calibration(opened("resnet18:random", tmp_path), "")
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 nothing")
-    with pytest.raises(CalibrationError, match="None of the pictures"):
+    with pytest.raises(CalibrationError, match="None of the images"):
         Calibration(model, str(tmp_path))()
 
 
-def test_calibration_takes_a_folder_of_pictures_broken_ones_aside(tmp_path, classifier):
-    from models.sample import PICTURES
+def test_calibration_takes_a_folder_of_images_broken_ones_aside(tmp_path, classifier):
+    from models.sample import IMAGES
 
-    model, pictures = classifier
-    for path in PICTURES.glob("*.jpg"):
+    model, images = classifier
+    for path in IMAGES.glob("*.jpg"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 nothing")
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("no image")
     taken = Calibration(model, str(tmp_path))()
     assert taken.shape == (5, *model.input_shape)
     held_out = Calibration(model, str(tmp_path)).held_out()
-    np.testing.assert_array_equal(np.concatenate([taken[:2], held_out.pixels, taken[2:]]), pictures[:6])
+    np.testing.assert_array_equal(np.concatenate([taken[:2], held_out.pixels, taken[2:]]), images[:6])
     assert held_out.truth == ()
 
 
 @pytest.mark.parametrize("files", [1, 3, 4, 200, 300, 5000])
-def test_no_picture_is_both_calibrated_on_and_held_out(tmp_path, classifier, files):
+def test_no_image_is_both_calibrated_on_and_held_out(tmp_path, classifier, files):
     for index in range(files):
         (tmp_path / f"{index:04}.jpg").touch()
     calibration = Calibration(classifier[0], str(tmp_path))
@@ -259,21 +259,21 @@ class Sudden:
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(
     ("kind", "lie", "name"),
-    [("classifier", another_pictures_answer, "top1"), ("detector", boxes_moved, "map50")],
+    [("classifier", another_images_answer, "top1"), ("detector", boxes_moved, "map50")],
 )
-def test_int8_is_measured_on_pictures_that_it_does_not_know(request, tmp_path, monkeypatch, kind, lie, name, kept):
+def test_int8_is_measured_on_images_that_it_does_not_know(request, tmp_path, monkeypatch, kind, lie, name, kept):
     monkeypatch.setattr("app.precision.probes._HELD_OUT", 8)
-    model, pictures = request.getfixturevalue(kind)
+    model, images = request.getfixturevalue(kind)
     calibration = Calibration(model, "")
     cache = EngineCache(tmp_path) if kept else None
 
     def gated(lie):
-        gate = Gate(model, pictures, calibration, cache).check
+        gate = Gate(model, images, calibration, cache).check
         engine = Lying(lie, ("int8",))
         return compile_first([engine], model.network(), "cpu", ("int8",), LADDER, options=CompileOptions(gate=gate))
 
     if not kept:  # Else the verdict of the first would hold for both: they say that they are the same.
-        with pytest.raises(EngineRefusedError, match=f"points of {name} on pictures it was not calibrated on"):
+        with pytest.raises(EngineRefusedError, match=f"points of {name} on images it was not calibrated on"):
             gated(Sudden(lie))
     assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
     if kept:
@@ -282,12 +282,12 @@ def test_int8_is_measured_on_pictures_that_it_does_not_know(request, tmp_path, m
 
 
 def test_without_truth_float32_is_right(classifier, detector, tmp_path):
-    from models.sample import PICTURES
+    from models.sample import IMAGES
 
-    for index, path in enumerate(sorted(PICTURES.glob("*.jpg")) * 2):
+    for index, path in enumerate(sorted(IMAGES.glob("*.jpg")) * 2):
         (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
-    for (model, pictures), lie in ((classifier, another_pictures_answer), (detector, boxes_moved)):
-        gate = Gate(model, pictures, Calibration(model, str(tmp_path)))
+    for (model, images), lie in ((classifier, another_images_answer), (detector, boxes_moved)):
+        gate = Gate(model, images, Calibration(model, str(tmp_path)))
         truth = EagerEngine(("fp32",)).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
         np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
         before, after = gate._accuracies(LyingExecutable(truth, lie, "int8"), gate._calibration)

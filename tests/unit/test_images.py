@@ -21,7 +21,7 @@ from app.images.pool import LARGE_PIXELS, DecodePool, DecodeQueueFullError
 from tests.support.photographs import FILES
 
 
-def picture(width=60, height=40):
+def sample_image(width=60, height=40):
     """Smooth colours with some edges, the same every time."""
     y, x = np.mgrid[0:height, 0:width]
     rgb = np.stack([x * 255 // width, y * 255 // height, (x + y) % 64 * 4], axis=2).astype(np.uint8)
@@ -51,7 +51,7 @@ def by_pillow(encoded):
 
 
 def transparent(mode):
-    image = picture().convert("RGBA")
+    image = sample_image().convert("RGBA")
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     return image.convert(mode)
 
@@ -79,37 +79,40 @@ def png(bit_depth, colour_type, rows):
 
 
 KINDS = {
-    "JPEG": encode(picture(), "JPEG", quality=90),
-    "progressive JPEG": encode(picture(), "JPEG", progressive=True),
-    "JPEG without subsampling": encode(picture(), "JPEG", subsampling=0),
-    "JPEG with odd sides": encode(picture(61, 37), "JPEG"),
-    "grey JPEG": encode(picture().convert("L"), "JPEG"),
-    "CMYK JPEG": encode(picture().convert("CMYK"), "JPEG"),
-    "YCCK JPEG": _adobe(encode(picture().convert("CMYK"), "JPEG"), transform=2),
-    "CMYK JPEG not by Adobe": encode(picture().convert("CMYK"), "JPEG").replace(b"Adobe", b"Other"),
-    "RGB JPEG": encode(picture(), "JPEG", keep_rgb=True),
-    "JPEG with restarts": encode(picture(), "JPEG", restart_marker_blocks=1),
-    "JPEG with fill bytes and junk between segments": b"\xff\xd8\xff\xff\0\x17\xff" + encode(picture(), "JPEG")[3:],
-    "PNG": encode(picture(), "PNG"),
-    "grey PNG": encode(picture().convert("L"), "PNG"),
-    "bilevel PNG": encode(picture().convert("1"), "PNG"),
-    "palette PNG": encode(picture().quantize(16), "PNG"),
-    "palette PNG with transparency": encode(picture().quantize(16), "PNG", transparency=bytes(range(0, 160, 10))),
-    "palette PNG with one transparent colour": encode(picture().quantize(16), "PNG", transparency=3),
+    "JPEG": encode(sample_image(), "JPEG", quality=90),
+    "progressive JPEG": encode(sample_image(), "JPEG", progressive=True),
+    "JPEG without subsampling": encode(sample_image(), "JPEG", subsampling=0),
+    "JPEG with odd sides": encode(sample_image(61, 37), "JPEG"),
+    "grey JPEG": encode(sample_image().convert("L"), "JPEG"),
+    "CMYK JPEG": encode(sample_image().convert("CMYK"), "JPEG"),
+    "YCCK JPEG": _adobe(encode(sample_image().convert("CMYK"), "JPEG"), transform=2),
+    "CMYK JPEG not by Adobe": encode(sample_image().convert("CMYK"), "JPEG").replace(b"Adobe", b"Other"),
+    "RGB JPEG": encode(sample_image(), "JPEG", keep_rgb=True),
+    "JPEG with restarts": encode(sample_image(), "JPEG", restart_marker_blocks=1),
+    "JPEG with fill bytes and junk between segments": b"\xff\xd8\xff\xff\0\x17\xff"
+    + encode(sample_image(), "JPEG")[3:],
+    "PNG": encode(sample_image(), "PNG"),
+    "grey PNG": encode(sample_image().convert("L"), "PNG"),
+    "bilevel PNG": encode(sample_image().convert("1"), "PNG"),
+    "palette PNG": encode(sample_image().quantize(16), "PNG"),
+    "palette PNG with transparency": encode(sample_image().quantize(16), "PNG", transparency=bytes(range(0, 160, 10))),
+    "palette PNG with one transparent colour": encode(sample_image().quantize(16), "PNG", transparency=3),
     "PNG with alpha": encode(transparent("RGBA"), "PNG"),
     "grey PNG with alpha": encode(transparent("LA"), "PNG"),
-    "PNG of two bits": encode(picture().quantize(4), "PNG", bits=2),
-    "animated PNG": encode(picture(), "PNG", save_all=True, append_images=[picture().rotate(180)]),
-    "WebP": encode(picture(), "WEBP", quality=80),
-    "lossless WebP": encode(picture(), "WEBP", lossless=True),
+    "PNG of two bits": encode(sample_image().quantize(4), "PNG", bits=2),
+    "animated PNG": encode(sample_image(), "PNG", save_all=True, append_images=[sample_image().rotate(180)]),
+    "WebP": encode(sample_image(), "WEBP", quality=80),
+    "lossless WebP": encode(sample_image(), "WEBP", lossless=True),
     "WebP with alpha": encode(transparent("RGBA"), "WEBP", lossless=True, exact=True),
-    "animated WebP": encode(picture(), "WEBP", lossless=True, save_all=True, append_images=[picture().rotate(180)]),
-    "BMP": encode(picture(), "BMP"),
-    "grey BMP": encode(picture().convert("L"), "BMP"),
-    "BMP with its top row first": _flipped(encode(picture(), "BMP")),
-    "palette BMP": encode(picture().quantize(16), "BMP"),
-    "GIF": encode(picture(), "GIF"),
-    "animated GIF": encode(picture(), "GIF", save_all=True, append_images=[picture().rotate(180)]),
+    "animated WebP": encode(
+        sample_image(), "WEBP", lossless=True, save_all=True, append_images=[sample_image().rotate(180)]
+    ),
+    "BMP": encode(sample_image(), "BMP"),
+    "grey BMP": encode(sample_image().convert("L"), "BMP"),
+    "BMP with its top row first": _flipped(encode(sample_image(), "BMP")),
+    "palette BMP": encode(sample_image().quantize(16), "BMP"),
+    "GIF": encode(sample_image(), "GIF"),
+    "animated GIF": encode(sample_image(), "GIF", save_all=True, append_images=[sample_image().rotate(180)]),
 }
 
 
@@ -163,15 +166,15 @@ def test_of_sixteen_bit_colours_the_upper_eight_are_kept(colour_type, channels):
 def test_exif_orientation_is_applied(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    encoded = encode(picture(), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    encoded = encode(sample_image(), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
     header = read_header(encoded)
     assert header.orientation == orientation
     assert (header.width, header.height) == ((60, 40) if orientation < 5 else (40, 60))
     assert np.abs(decode(encoded) - by_pillow(encoded)).max() <= 1
 
 
-def test_broken_exif_is_no_reason_to_refuse_a_picture():
-    encoded = encode(picture(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+def test_broken_exif_is_no_reason_to_refuse_an_image():
+    encoded = encode(sample_image(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert read_header(encoded).orientation == 1
     assert decode(encoded).shape == (40, 60, 3)
 
@@ -179,7 +182,7 @@ def test_broken_exif_is_no_reason_to_refuse_a_picture():
 @pytest.mark.parametrize("entry", [(0x0112, 3, 1, 9), (0x0112, 3, 1, 0), (0x0112, 2, 1, 6), (0x011A, 5, 1, 0xFFFF)])
 def test_senseless_exif_is_no_orientation_and_no_warning(entry):
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", *entry) + bytes(4)
-    encoded = encode(picture(1600, 800), "JPEG", exif=exif)
+    encoded = encode(sample_image(1600, 800), "JPEG", exif=exif)
     assert read_header(encoded).orientation == 1
     assert decode(encoded, (200, 100)).shape == (100, 200, 3)
 
@@ -188,7 +191,7 @@ def test_senseless_exif_is_no_orientation_and_no_warning(entry):
 def test_orientation_is_read_in_both_byte_orders(order):
     mark = b"II*\0" if order == "<" else b"MM\0*"
     exif = mark + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
-    assert read_header(encode(picture(), "JPEG", exif=b"Exif\0\0" + exif)).orientation == 6
+    assert read_header(encode(sample_image(), "JPEG", exif=b"Exif\0\0" + exif)).orientation == 6
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -196,7 +199,7 @@ def test_orientation_is_read_in_both_byte_orders(order):
 def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_under_what_was_asked(divisor, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    encoded = encode(picture(1600, 800), "JPEG", exif=exif, quality=95)
+    encoded = encode(sample_image(1600, 800), "JPEG", exif=exif, quality=95)
     header = read_header(encoded)
     wanted = (header.width // divisor, header.height // divisor)
     pixels = decode(encoded, wanted)
@@ -205,8 +208,8 @@ def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_under_what_was_asked(
     assert np.abs(pixels - np.asarray(full).astype(int)).mean() < 1.5
 
 
-def test_a_picture_hardly_larger_than_asked_is_decoded_in_full():
-    encoded = encode(picture(300, 200), "JPEG")
+def test_an_image_hardly_larger_than_asked_is_decoded_in_full():
+    encoded = encode(sample_image(300, 200), "JPEG")
     assert decode(encoded, (151, 100)).shape == (200, 300, 3)
 
 
@@ -224,7 +227,7 @@ OTHERS = {
     "HTML after blanks": (b"\n  <html></html>", "an HTML page"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "an SVG drawing"),
     "PDF": (b"%PDF-1.7 ...", "a PDF document"),
-    "TIFF": (encode(picture(), "TIFF"), "a TIFF image"),
+    "TIFF": (encode(sample_image(), "TIFF"), "a TIFF image"),
     "AVIF": (b"\0\0\0\x20ftypavif\0\0\0\0avifmif1", "an AVIF image"),
     "HEIC": (b"\0\0\0\x20ftypheic\0\0\0\0heicmif1", "a HEIC image"),
     "JSON": (b'{"instances": []}', "JSON"),
@@ -235,7 +238,7 @@ OTHERS = {
     "a data URL": (b"data:image/png;base64,iVBORw0KGgo", "a data URL"),
     "a GIF without frames": (b"GIF89a\x05\0\x05\0\0\0\0;", "the GIF has no frame"),
     "a JPEG without pixels": (
-        encode(picture(), "JPEG").replace(b"\0\x28\0\x3c\3", b"\0\x28\0\0\3"),
+        encode(sample_image(), "JPEG").replace(b"\0\x28\0\x3c\3", b"\0\x28\0\0\3"),
         r"no pixels \(0 x 40\)",
     ),
     "a BMP without pixels": (b"BM" + bytes(12) + b"\x28" + bytes(60), "no pixels"),
@@ -264,7 +267,7 @@ def test_a_jpeg_without_its_last_two_bytes_is_an_error():
 
 
 def test_a_scaled_truncated_jpeg_is_an_error():
-    encoded = encode(picture(1600, 800), "JPEG")
+    encoded = encode(sample_image(1600, 800), "JPEG")
     with pytest.raises(InvalidImageError, match="broken or truncated"):
         decode(encoded[: len(encoded) // 2], (200, 100))
 
@@ -278,7 +281,7 @@ def test_a_file_cut_anywhere_is_an_error(kind):
 
 
 def test_truncated_jpegs_leave_no_memory_behind():
-    encoded = encode(picture(2000, 1500), "JPEG")
+    encoded = encode(sample_image(2000, 1500), "JPEG")
     header = read_header(encoded)
     process = psutil.Process()
     for attempt in range(32):
@@ -335,9 +338,9 @@ def test_a_jpeg_of_many_scans_is_refused(size):
 
 @pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG", "PNG", "GIF", "BMP", "WebP"])
 def test_a_file_that_contradicts_its_header_is_an_error(kind):
-    other = encode(picture(50, 40), "WEBP" if kind == "WebP" else kind.split()[-1])
+    other = encode(sample_image(50, 40), "WEBP" if kind == "WebP" else kind.split()[-1])
     with pytest.raises(InvalidImageError, match="contradicts"):
-        decode(other, read_header(KINDS[kind]))
+        decoding.decode(other, read_header(KINDS[kind]))
 
 
 def _only_our_errors(encoded):
@@ -389,7 +392,7 @@ async def test_the_pool_answers_and_passes_errors_on(pool):
         await pool.run(lambda: 1 / 0)
 
 
-async def test_large_pictures_leave_a_thread_to_small_ones(pool):
+async def test_large_images_leave_a_thread_to_small_ones(pool):
     release = threading.Event()
     large = [asyncio.ensure_future(pool.decode(release.wait, pixels=50_000_000)) for _ in range(5)]
     assert await asyncio.wait_for(pool.run(lambda: "small"), 10) == "small"
@@ -398,7 +401,7 @@ async def test_large_pictures_leave_a_thread_to_small_ones(pool):
     assert await asyncio.gather(*large) == [True] * 5
 
 
-async def test_the_queue_is_bounded_exactly_and_large_pictures_may_not_fill_it():
+async def test_the_queue_is_bounded_exactly_and_large_images_may_not_fill_it():
     pool = DecodePool(2, 16)
     release = threading.Event()
 
@@ -466,7 +469,7 @@ jobs = st.lists(st.tuples(st.booleans(), st.sampled_from(FATES)), max_size=40)
 @given(jobs, st.booleans())
 def test_nothing_runs_once_run_has_ended(plan, closes):
     async def scenario():
-        # Room for every picture, as an eighth of it is for large ones.
+        # Room for every image, as an eighth of it is for large ones.
         pool, gate, busy = DecodePool(2, 8 * 40), threading.Event(), threading.Semaphore(2)
         started, lent, large = set(), set(), threading.Semaphore(1)
 

@@ -18,7 +18,7 @@ def opened(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["resnet18", "yolov8n"])
-def test_the_network_answers_as_that_of_pictures(architecture):
+def test_the_network_answers_as_that_of_images(architecture):
     model = opened(architecture)
     form = NormalisedModel.of(model)
     pixels = np.random.default_rng(0).integers(0, 256, (2, *model.input_shape), dtype=np.uint8)
@@ -31,7 +31,7 @@ def test_the_network_answers_as_that_of_pictures(architecture):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     reduced = form.reduce([output.numpy() for output in outputs], 0, Options())
     height, width, _ = model.input_shape
-    assert set(form.pictures.tensors(reduced, Placement(width, height), Options())) == {
+    assert set(form.image_model.tensors(reduced, Placement(width, height), Options())) == {
         each.name for each in model.answers
     }
 
@@ -42,7 +42,7 @@ def test_it_has_a_name_that_no_client_can_use():
     assert parse_spec(f"{form.name}=resnet18:random").name == "resnet18"
 
 
-def test_its_probes_are_the_pictures_of_the_gate():
+def test_its_probes_are_the_images_of_the_gate():
     model = opened("resnet18")
     form = NormalisedModel.of(model)
     np.testing.assert_array_equal(probes(form), form.items(probes(model)))

@@ -257,8 +257,8 @@ def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
 @pytest.mark.parametrize("command", ["predict", "serve"])
 def test_a_library_that_is_not_there_ends_the_start(command, capsys, tmp_path):
     missing = str(tmp_path / "missing.so")
-    picture = str(ROOT / "models" / "sample" / "pictures" / "detect_1.jpg")
-    rest = ["yolov8n:sample", picture] if command == "predict" else ["--models", "yolov8n:sample", "--port", "0"]
+    image = str(ROOT / "models" / "sample" / "images" / "detect_1.jpg")
+    rest = ["yolov8n:sample", image] if command == "predict" else ["--models", "yolov8n:sample", "--port", "0"]
     assert main([command, *rest, "--device", "cpu", "--operator-libraries", missing]) == 1
     assert "missing.so is not there." in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The sample models: their pictures, the loss of the detector, and that the shipped weights are as good as recorded."""
+"""The sample models: their images, the loss of the detector, and that the shipped weights are as good as recorded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from torchvision.ops import box_iou, complete_box_iou_loss
 
 from models import sample
 from models.accuracy import Boxes, as_boxes, average_precision
-from models.sample import evaluate, pictures
+from models.sample import evaluate, generator
 from models.sample.evaluate import Served
+from models.sample.generator import KINDS, classification_image, detection_image
 from models.sample.loss import (
     TOP_K,
     Assignment,
@@ -31,7 +32,6 @@ from models.sample.loss import (
     distribution_focal_loss,
     iou,
 )
-from models.sample.pictures import KINDS, classification_picture, detection_picture
 from models.yolov8 import YOLOv8, anchors
 
 DIRECTORY = Path(sample.__file__).parent
@@ -48,34 +48,34 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-# Pictures
+# Images
 
 
-def test_a_picture_depends_on_seed_index_and_size_alone() -> None:
-    wanted = [detection_picture(3, index, (120, 90)) for index in range(4)]
+def test_an_image_depends_on_seed_index_and_size_alone() -> None:
+    wanted = [detection_image(3, index, (120, 90)) for index in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda index: detection_picture(3, index, (120, 90)), reversed(range(4))))[::-1]
+        found = list(pool.map(lambda index: detection_image(3, index, (120, 90)), reversed(range(4))))[::-1]
     for first, second in zip(wanted, found, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert np.array_equal(classification_picture(3, 0, (64, 64))[0], classification_picture(3, 0, (64, 64))[0])
+    assert np.array_equal(classification_image(3, 0, (64, 64))[0], classification_image(3, 0, (64, 64))[0])
 
 
-@pytest.mark.parametrize("draw", [classification_picture, detection_picture])
-def test_other_seeds_and_indices_give_other_pictures(draw) -> None:
+@pytest.mark.parametrize("draw", [classification_image, detection_image])
+def test_other_seeds_and_indices_give_other_images(draw) -> None:
     drawn = [draw(seed, index, (64, 64))[0].tobytes() for seed in range(3) for index in range(3)]
     assert len(set(drawn)) == 9
 
 
 def test_every_kind_is_drawn_about_as_often() -> None:
-    count = np.bincount([classification_picture(5, i, (32, 32))[1] for i in range(500)], minlength=len(KINDS))
+    count = np.bincount([classification_image(5, i, (32, 32))[1] for i in range(500)], minlength=len(KINDS))
     assert len(count) == len(KINDS)
     assert count.min() >= 25
 
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, SEEDS, SIZES)
-def test_boxes_lie_inside_the_picture(seed: int, index: int, size: tuple[int, int]) -> None:
-    rgb, boxes, classes = detection_picture(seed, index, size)
+def test_boxes_lie_inside_the_image(seed: int, index: int, size: tuple[int, int]) -> None:
+    rgb, boxes, classes = detection_image(seed, index, size)
     assert rgb.shape == (size[1], size[0], 3)
     assert (rgb.dtype, boxes.dtype, classes.dtype) == (np.uint8, np.float32, np.int64)
     assert 1 <= len(boxes) == len(classes) <= 8
@@ -88,14 +88,14 @@ def test_boxes_lie_inside_the_picture(seed: int, index: int, size: tuple[int, in
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.integers(0, len(KINDS) - 1), st.floats(10, 110), st.floats(10, 70), st.floats(6, 30))
 def test_a_box_is_tight_around_what_is_visible(seed: int, class_id: int, x: float, y: float, radius: float) -> None:
-    canvas = pictures._Canvas(np.random.default_rng(seed), 120, 80)
+    canvas = generator._Canvas(np.random.default_rng(seed), 120, 80)
     before = canvas.pixels.copy()
     canvas.place(class_id, x, y, radius)
     changed = np.abs(canvas.pixels - before).max(axis=2) > 1
     if not canvas.shapes:  # too much of it would have been outside
         assert not changed.any()
         return
-    x1, y1, x2, y2 = pictures._box(canvas.shapes[0].visible)
+    x1, y1, x2, y2 = generator._box(canvas.shapes[0].visible)
     rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
     # Rims are blended with what is behind them: up to two pixels belong to the shape in part only.
     assert np.abs(np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]) - (x1, y1, x2, y2)).max() <= 2
@@ -103,7 +103,7 @@ def test_a_box_is_tight_around_what_is_visible(seed: int, class_id: int, x: floa
 
 def test_most_of_every_labelled_shape_stays_visible() -> None:
     for seed in range(20):
-        canvas = pictures._Canvas(np.random.default_rng(seed), 100, 100)
+        canvas = generator._Canvas(np.random.default_rng(seed), 100, 100)
         canvas.place(2, 50, 50, 30)
         canvas.clutter(30)
         for x in range(20, 90, 10):
@@ -112,12 +112,12 @@ def test_most_of_every_labelled_shape_stays_visible() -> None:
         assert all(shape.visible.sum() >= 0.7 * shape.area for shape in canvas.shapes)
 
 
-def test_the_sample_pictures_are_those_of_the_generator(tmp_path: Path) -> None:
-    pictures.main([str(tmp_path)])
-    names = sorted(path.name for path in sample.PICTURES.iterdir())
+def test_the_sample_images_are_those_of_the_generator(tmp_path: Path) -> None:
+    generator.main([str(tmp_path)])
+    names = sorted(path.name for path in sample.IMAGES.iterdir())
     assert names == sorted(path.name for path in tmp_path.iterdir())
     assert json.loads((tmp_path / "expected.json").read_text()) == _expected()
-    for path in sample.PICTURES.glob("*.jpg"):
+    for path in sample.IMAGES.glob("*.jpg"):
         assert path.stat().st_size < 100_000
         stored, drawn = (np.array(Image.open(file), dtype=np.int16) for file in (path, tmp_path / path.name))
         assert np.abs(stored - drawn).mean() < 1  # JPEG codecs differ by a rounding
@@ -135,7 +135,7 @@ def boxes_like(draw: st.DrawFn, count: int, side: int = 64) -> Tensor:
 
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Objects, Assignment]:
-    """What `assign` is given for a batch of two 64 x 64 pictures, and what it answers."""
+    """What `assign` is given for a batch of two 64 x 64 images, and what it answers."""
     count = draw(st.integers(1, 4))
     generator = torch.Generator().manual_seed(draw(SEEDS))
     centres, strides = anchors(64, 64)
@@ -156,22 +156,22 @@ def test_assignment(case: tuple[Tensor, Tensor, Tensor, Objects, Assignment]) ->
     _, predicted, centres, objects, (positive, owner, quality) = case
     assert (quality[~positive] == 0).all()
     assert ((quality >= 0) & (quality <= 1)).all()
-    for picture in range(2):
-        for number, box in enumerate(objects.boxes[picture]):
-            mine = positive[picture] & (owner[picture] == number)
+    for image in range(2):
+        for number, box in enumerate(objects.boxes[image]):
+            mine = positive[image] & (owner[image] == number)
             inside = ((centres > box[:2]) & (centres < box[2:])).all(dim=1)
             assert not (mine & ~inside).any(), "anchors lie inside their object"
             assert int(mine.sum()) <= TOP_K
-            if not objects.valid[picture, number]:
+            if not objects.valid[image, number]:
                 assert not mine.any(), "padding owns nothing"
-            elif mine.any() and float(quality[picture][mine].max()) > 0:
-                best = iou(predicted[picture][mine], box.unsqueeze(0)).max()
-                assert float(quality[picture][mine].max()) == pytest.approx(float(best), rel=1e-4)
-        lonely = objects.valid[picture].sum() == 1
+            elif mine.any() and float(quality[image][mine].max()) > 0:
+                best = iou(predicted[image][mine], box.unsqueeze(0)).max()
+                assert float(quality[image][mine].max()) == pytest.approx(float(best), rel=1e-4)
+        lonely = objects.valid[image].sum() == 1
         if lonely:
-            box = objects.boxes[picture][objects.valid[picture]][0]
+            box = objects.boxes[image][objects.valid[image]][0]
             inside = ((centres > box[:2]) & (centres < box[2:])).all(dim=1)
-            assert int(positive[picture].sum()) == min(TOP_K, int(inside.sum())), "an object alone gets its full share"
+            assert int(positive[image].sum()) == min(TOP_K, int(inside.sum())), "an object alone gets its full share"
 
 
 def test_an_anchor_two_objects_want_goes_to_the_one_it_overlaps_more() -> None:
@@ -218,20 +218,20 @@ def test_the_loss_of_a_batch_without_objects_is_finite_and_pushes_scores_down() 
         assert (output.grad[:, :64] == 0).all()
 
 
-def test_a_few_steps_on_two_pictures_bring_the_loss_down() -> None:
+def test_a_few_steps_on_two_images_bring_the_loss_down() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = YOLOv8("n", len(KINDS))
-    items = [evaluate.DetectionPictures(1, 0, 96)[index] for index in (1, 5)]
+    items = [evaluate.DetectionImages(1, 0, 96)[index] for index in (1, 5)]
     x = torch.stack([pixels for pixels, _, _ in items]).permute(0, 3, 1, 2) / 255
     most = max(len(classes) for _, _, classes in items)
     objects = Objects(
         torch.zeros(2, most, 4), torch.zeros(2, most, dtype=torch.long), torch.zeros(2, most, dtype=torch.bool)
     )
-    for picture, (_, boxes, classes) in enumerate(items):
-        objects.boxes[picture, : len(boxes)] = boxes
-        objects.classes[picture, : len(boxes)] = classes
-        objects.valid[picture, : len(boxes)] = True
+    for image, (_, boxes, classes) in enumerate(items):
+        objects.boxes[image, : len(boxes)] = boxes
+        objects.classes[image, : len(boxes)] = classes
+        objects.valid[image, : len(boxes)] = True
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=2e-3)
     losses = []
     for _ in range(12):
@@ -279,7 +279,7 @@ def test_a_class_that_is_not_there_has_no_average_precision() -> None:
 
 
 def _expected() -> dict[str, dict]:
-    return json.loads((sample.PICTURES / "expected.json").read_text())
+    return json.loads((sample.IMAGES / "expected.json").read_text())
 
 
 def _quality() -> dict[str, dict]:
@@ -307,38 +307,38 @@ def test_the_files_are_small_half_precision_and_say_what_they_are() -> None:
         assert tuple(json.loads(metadata["labels"])) == KINDS
 
 
-def test_quality_is_good_on_enough_pictures_that_no_training_saw() -> None:
+def test_quality_is_good_on_enough_images_that_no_training_saw() -> None:
     quality = _quality()
-    assert quality["resnet50"]["pictures"] >= 1000
+    assert quality["resnet50"]["images"] >= 1000
     assert quality["resnet50"]["top1"] >= 0.97
-    assert quality["yolov8n"]["pictures"] >= 300
+    assert quality["yolov8n"]["images"] >= 300
     assert quality["yolov8n"]["map50"] >= 0.90
     for record in quality.values():
-        assert record["picture_seed"] != record["training_seed"]
+        assert record["image_seed"] != record["training_seed"]
 
 
 def test_the_classifier_is_as_good_as_recorded() -> None:
-    # The first 64 of the held-out pictures: 0.08 is two to three standard deviations of so few.
+    # The first 64 of the held-out images: 0.08 is two to three standard deviations of so few.
     recorded = _quality()["resnet50"]
-    found = evaluate.top1(evaluate.classifier(DIRECTORY / "resnet50.safetensors"), recorded["picture_seed"], 64)
+    found = evaluate.top1(evaluate.classifier(DIRECTORY / "resnet50.safetensors"), recorded["image_seed"], 64)
     assert found >= recorded["top1"] - 0.05
 
 
 def test_the_detector_is_as_good_as_recorded() -> None:
     recorded = _quality()["yolov8n"]
-    found = evaluate.map50(evaluate.detector(DIRECTORY / "yolov8n.safetensors"), recorded["picture_seed"], 16)
+    found = evaluate.map50(evaluate.detector(DIRECTORY / "yolov8n.safetensors"), recorded["image_seed"], 16)
     assert found >= recorded["map50"] - 0.1
 
 
-@pytest.mark.parametrize("name", sorted(pictures.CLASSIFICATION_SAMPLES))
-def test_a_sample_picture_is_classified(name: str, classifier: Served) -> None:
-    first = classifier.predict(np.array(Image.open(sample.PICTURES / name)))["classes"][0]
+@pytest.mark.parametrize("name", sorted(generator.CLASSIFICATION_SAMPLES))
+def test_a_sample_image_is_classified(name: str, classifier: Served) -> None:
+    first = classifier.predict(np.array(Image.open(sample.IMAGES / name)))["classes"][0]
     assert first["label"] == _expected()[name]["label"]
 
 
-@pytest.mark.parametrize("name", sorted(pictures.DETECTION_SAMPLES))
-def test_a_sample_picture_is_detected(name: str, detector: Served) -> None:
-    answer = detector.predict(np.array(Image.open(sample.PICTURES / name)))
+@pytest.mark.parametrize("name", sorted(generator.DETECTION_SAMPLES))
+def test_a_sample_image_is_detected(name: str, detector: Served) -> None:
+    answer = detector.predict(np.array(Image.open(sample.IMAGES / name)))
     found, objects = as_boxes(answer["detections"]), _expected()[name]["objects"]
     wanted = torch.tensor([[o["box"][side] for side in ("x1", "y1", "x2", "y2")] for o in objects])
     overlaps = iou(wanted.unsqueeze(1), torch.from_numpy(found.boxes).unsqueeze(0))

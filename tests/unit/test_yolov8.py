@@ -52,12 +52,12 @@ def test_names_shapes_and_outputs_are_those_of_the_reference(size: Any, referenc
     assert names == reference[f"{size}/80/names"].tolist()
 
     network.load_state_dict(reference_yolov8.perturbed(state), assign=True)
-    pictures = reference_yolov8.picture_batch(SIDES[size])
+    images = reference_yolov8.image_batch(SIDES[size])
     for fused in (False, True):
         if fused:
             network.fuse()
         with torch.inference_mode():
-            levels, decoded = network.raw(pictures), network(pictures)
+            levels, decoded = network.raw(images), network(images)
         for level, raw in enumerate(levels):
             assert relative_error(raw[:, :BOX_CHANNELS], reference[f"{size}/80/boxes{level}"]) <= 1e-4
             assert relative_error(raw[:, BOX_CHANNELS:], reference[f"{size}/80/classes{level}"]) <= 1e-4
@@ -83,15 +83,15 @@ def test_batch_norm_is_as_published() -> None:
 
 def test_fusing_removes_batch_norm_and_twice_is_once() -> None:
     network = YOLOv8("n", 3).eval()
-    pictures = reference_yolov8.picture_batch(64)
-    once = network.fuse()(pictures)
+    images = reference_yolov8.image_batch(64)
+    once = network.fuse()(images)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    torch.testing.assert_close(network.fuse()(pictures), once, rtol=0, atol=0)
+    torch.testing.assert_close(network.fuse()(images), once, rtol=0, atol=0)
 
 
 def test_raw_outputs_carry_gradients_to_every_weight_but_the_bins() -> None:
     network = YOLOv8("n", 3).train()
-    sum(level.square().mean() for level in network.raw(reference_yolov8.picture_batch(64))).backward()
+    sum(level.square().mean() for level in network.raw(reference_yolov8.image_batch(64))).backward()
     without = {name for name, weight in network.named_parameters() if weight.grad is None}
     assert without == {"model.22.dfl.conv.weight"}
 
@@ -101,10 +101,10 @@ def test_low_precision_networks_decode_in_float32(dtype: torch.dtype) -> None:
     network = YOLOv8("n", 3).eval()
     network.load_state_dict(reference_yolov8.perturbed(network.state_dict()))
     network.fuse()
-    pictures = reference_yolov8.picture_batch(64)
+    images = reference_yolov8.image_batch(64)
     with torch.inference_mode():
-        expected = network(pictures)
-        found = network.to(dtype)(pictures.to(dtype))
+        expected = network(images)
+        found = network.to(dtype)(images.to(dtype))
     assert found.dtype == torch.float32
     # Not on the grid of the low precision, and near the float32 answer.
     assert (found[:, :4] != found[:, :4].to(dtype).float()).any()

@@ -247,7 +247,7 @@ def _values(name: str, datatype: str, tensor: Mapping[str, Any]) -> Any:
 
 
 def _decoded(name: str, number: int, element: Any) -> bytes:
-    """JSON strings hold characters, not bytes: pictures are sent in base64."""
+    """JSON strings hold characters, not bytes: images are sent in base64."""
     if not isinstance(element, str):
         raise bad(f"element {number} of {name} must be a string in base64")
     try:

@@ -1,6 +1,6 @@
-"""Synthetic pictures of ten kinds of shapes, with their right answers; run as a module, it writes the sample pictures.
+"""Synthetic images of ten kinds of shapes, with their right answers; run as a module, it writes the sample images.
 
-Owns: how a picture is drawn. A picture is a pure function of (seed, index, size): no state, no thread, no clock.
+Owns: how an image is drawn. An image is a pure function of (seed, index, size): no state, no thread, no clock.
 Must not know networks or training.
 """
 
@@ -34,7 +34,7 @@ _MIN_VISIBLE = 0.7  # of a shape's area: less than that is neither drawn nor lab
 _SUPERSAMPLING = 4
 
 
-def classification_picture(seed: int, index: int, size: tuple[int, int], difficulty: float = 1.0) -> tuple[Rgb, int]:
+def classification_image(seed: int, index: int, size: tuple[int, int], difficulty: float = 1.0) -> tuple[Rgb, int]:
     """One shape on a background of distractors.
 
     `size`: (width, height). `difficulty` below 1 is for the start of training: 0 is a large shape on a plain colour.
@@ -56,12 +56,12 @@ def classification_picture(seed: int, index: int, size: tuple[int, int], difficu
     return canvas.photograph(), class_id
 
 
-def detection_picture(
+def detection_image(
     seed: int, index: int, size: tuple[int, int], zoom: float = 1.0
 ) -> tuple[Rgb, Floats, npt.NDArray[np.int64]]:
     """One to eight shapes, some of which overlap, on a background of distractors.
 
-    `size`: (width, height). `zoom` enlarges the shapes: a small picture then shows them in the pixels of a large one.
+    `size`: (width, height). `zoom` enlarges the shapes: a small image then shows them in the pixels of a large one.
     Returns uint8 [height, width, 3] RGB, boxes float32 [m, 4] as x1, y1, x2, y2 in pixels,
     tight around what is visible of each shape, and classes int64 [m], indices into `KINDS`.
     """
@@ -89,19 +89,19 @@ class _Patch(NamedTuple):
 
     @property
     def region(self) -> tuple[slice, slice]:
-        """Where the patch lies in the picture."""
+        """Where the patch lies in the image."""
         height, width = self.coverage.shape
         return slice(self.top, self.top + height), slice(self.left, self.left + width)
 
 
 class _Shape(NamedTuple):
     class_id: int
-    area: int  # pixels, those outside the picture included
+    area: int  # pixels, those outside the image included
     visible: npt.NDArray[np.bool_]  # [height, width]
 
 
 class _Canvas:
-    """A picture in the making; `shapes` is what may be labelled."""
+    """An image in the making; `shapes` is what may be labelled."""
 
     def __init__(self, rng: np.random.Generator, width: int, height: int, difficulty: float = 1.0) -> None:
         self.rng = rng
@@ -151,7 +151,7 @@ class _Canvas:
             self._paint(patch, self._new_colour())
 
     def photograph(self) -> Rgb:
-        """The picture as a camera would give it: lighting, blur, sensor noise, compression."""
+        """The image as a camera would give it: lighting, blur, sensor noise, compression."""
         rng = self.rng
         dark, bright = sorted((rng.uniform(0.6, 1.2), rng.uniform(0.6, 1.2)))
         light = dark + (bright - dark) * _ramp(rng, self.width, self.height)
@@ -184,7 +184,7 @@ class _Canvas:
         return colour
 
     def _paint(self, patch: _Patch, colours: Floats) -> bool:
-        """Lay `colours` ([h, w, 3] or [3]) over the picture; False, and nothing done, if that hides a shape."""
+        """Lay `colours` ([h, w, 3] or [3]) over the image; False, and nothing done, if that hides a shape."""
         remaining = [shape._replace(visible=shape.visible.copy()) for shape in self.shapes]
         for shape in remaining:
             shape.visible[patch.region] &= patch.coverage < 128
@@ -255,7 +255,7 @@ def _turned(point: tuple[float, float], quarters: int) -> tuple[float, float]:
 
 
 def _drawn(rings: Sequence[Outline], width: int, height: int) -> tuple[_Patch, int]:
-    """The part of a shape that lies in the picture, and the whole shape's area in pixels."""
+    """The part of a shape that lies in the image, and the whole shape's area in pixels."""
     left, top = (int(min(point[axis] for point in rings[0])) - 1 for axis in (0, 1))
     right, bottom = (int(max(point[axis] for point in rings[0])) + 2 for axis in (0, 1))
     scale = _SUPERSAMPLING
@@ -321,18 +321,18 @@ def _floats(array: npt.NDArray[Any]) -> Floats:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the sample pictures and `expected.json`, their right answers, into a directory."""
-    parser = argparse.ArgumentParser(description="Write the sample pictures and their right answers.")
+    """Write the sample images and `expected.json`, their right answers, into a directory."""
+    parser = argparse.ArgumentParser(description="Write the sample images and their right answers.")
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args(arguments).directory
     directory.mkdir(parents=True, exist_ok=True)
     expected: dict[str, Any] = {}
     for name, index in CLASSIFICATION_SAMPLES.items():
-        rgb, class_id = classification_picture(SAMPLE_SEED, index, (500, 375))
+        rgb, class_id = classification_image(SAMPLE_SEED, index, (500, 375))
         expected[name] = {"label": KINDS[class_id]}
         Image.fromarray(rgb).save(directory / name, quality=80)
     for name, index in DETECTION_SAMPLES.items():
-        rgb, boxes, classes = detection_picture(SAMPLE_SEED, index, (640, 480))
+        rgb, boxes, classes = detection_image(SAMPLE_SEED, index, (640, 480))
         expected[name] = {
             "objects": [
                 {"label": KINDS[class_id], "box": dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))}
