@@ -65,14 +65,14 @@ $(VENV)/.developer: $(VENV)/.installed
 	$(PYTHON) deploy/install.py --dev $(VENV)
 	@touch $@
 
-$(NPU_VENV)/.installed: tests/environments/npu.py $(SETUP)
-	$(PYTHON) tests/environments/npu.py $(NPU_VENV)
+$(NPU_VENV)/.installed: tests/environments/npu_environment.py $(SETUP)
+	$(PYTHON) tests/environments/npu_environment.py $(NPU_VENV)
 	@touch $@
 
-$(TRITON_VENV)/.installed: tests/environments/triton.py
-	$(PYTHON) tests/environments/triton.py $(TRITON_VENV)
+$(TRITON_VENV)/.installed: tests/environments/triton_environment.py
+	$(PYTHON) tests/environments/triton_environment.py $(TRITON_VENV)
 	@touch $@
 
-$(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy.py
-	$(BIN)/python tests/environments/deploy.py $(DEPLOY_VENV)
+$(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py
+	$(BIN)/python tests/environments/deploy_environment.py $(DEPLOY_VENV)
 	@touch $@

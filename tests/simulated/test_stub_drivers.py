@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from deploy.install import InstallError
-from tests.environments import npu as npu_environment
+from tests.environments import npu_environment
 from tests.support import stub_drivers
 from tests.support.photographs import FILES
 from tests.support.service_process import running

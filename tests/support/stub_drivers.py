@@ -4,7 +4,7 @@ Owns: the compiler's commands, the cache of what was built, the variables that a
 version of torch: its headers are compiled in. It is whole or not there, also when several processes build at once.
 
     cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
-    cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/npu.py)
+    cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/npu_environment.py)
 
 The variables are for children only: LD_PRELOAD puts the stub under every program that is started with it.
 """

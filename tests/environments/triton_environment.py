@@ -2,7 +2,7 @@
 
 Owns: what is in it. An environment of its own because tritonclient wants an older protobuf (< 7) and ml-dtypes than
 anychip is tested with, and because that is how clients live. Used by tests/service/test_tritonclient.py; example:
-python3 tests/environments/triton.py .venv-triton
+python3 tests/environments/triton_environment.py .venv-triton
 """
 
 from __future__ import annotations

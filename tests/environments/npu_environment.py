@@ -1,7 +1,7 @@
 """Make or renew a second virtual environment, in which Huawei's own torch_npu runs over a stub driver.
 
 Owns: which versions fit each other there, and that its torch is a CPU build, beside which alone torch_npu works. Used
-by tests/simulated/test_stub_drivers.py; example: python3 tests/environments/npu.py .venv-npu
+by tests/simulated/test_stub_drivers.py; example: python3 tests/environments/npu_environment.py .venv-npu
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Make or renew the environment of the deployment's tests: it sees the packages of the one that runs this, and has Ray
 and the tools that check images and charts besides.
 
-Owns: nothing of theirs. Used by `make test-deploy`; example: .venv/bin/python tests/environments/deploy.py .venv-deploy
+Owns: nothing of theirs. Used by `make test-deploy`; example:
+.venv/bin/python tests/environments/deploy_environment.py .venv-deploy
 """
 
 from __future__ import annotations
