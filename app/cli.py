@@ -1,8 +1,8 @@
 """The `anychip` command.
 
-Owns: options, what is printed and exit codes. Every error is one plain sentence on stderr. torch and all that imports
-it is imported inside the commands: `--help` answers at once, and a worker process (which imports this module again)
-loads nothing before its environment is set.
+Owns: the options, what is printed and the exit codes. Every error is one plain sentence on stderr. Modules that need
+torch are imported inside the commands. So `--help` answers at once, and a worker process, which imports this module
+again, loads nothing before its environment is set.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from app.config import Settings, split
+from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.doctor import CHECKS, examine
+
+if TYPE_CHECKING:
+    from app.tools.offline import Prediction
 
 _SETTINGS_OF_PREDICT = (
     "weights",
@@ -45,10 +49,6 @@ _EXAMPLES = {
     "verify": "anychip weights verify resnet50",
     "convert": "anychip weights convert dogs.pth dogs.safetensors --half",
 }
-
-
-class CommandError(Exception):
-    """A command cannot do what was asked; the message is one plain sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     serve = add("serve", _serve, "Serve models over HTTP.")
     demo = add("demo", _demo, "Serve the sample weights that come with anychip; needs no network.")
     for command in (serve, demo):
-        _add_settings(command, tuple(Settings.model_fields))
+        add_settings(command, tuple(Settings.model_fields))
 
     predict = add("predict", _predict, "Answer for some images in the terminal, without a server.")
     predict.add_argument("model", help="a model's name, or name=architecture:weights")
@@ -122,16 +122,16 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--top-k", type=int, default=5, help="classes to answer with (default: 5)")
     predict.add_argument("--score-threshold", type=float, default=0.25, help="least score of a box (default: 0.25)")
     predict.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(predict, _SETTINGS_OF_PREDICT)
+    add_settings(predict, _SETTINGS_OF_PREDICT)
 
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(devices, ("simulate",))
+    add_settings(devices, ("simulate",))
 
     doctor = add("doctor", _doctor, "Check the environment, one thing after the other; says what to do about failures.")
     doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
     doctor.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
+    add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
     top = add("top", _top, "Devices, queues and rates of a running service, live.")
     top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
@@ -142,59 +142,38 @@ def _parser() -> argparse.ArgumentParser:
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
 
-    def act(name: str, text: str) -> argparse.ArgumentParser:
+    def add_action(name: str, text: str) -> argparse.ArgumentParser:
         return actions.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[name]}")
 
-    listing = act("list", "List the official weights that are here.")
+    listing = add_action("list", "List the official weights that are here.")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    fetch = act("fetch", "Download official weights.")
+    fetch = add_action("fetch", "Download official weights.")
     fetch.add_argument("models", nargs="+", metavar="MODEL")
-    verify = act("verify", "Check downloaded weights against their published SHA-256.")
+    verify = add_action("verify", "Check downloaded weights against their published SHA-256.")
     verify.add_argument("models", nargs="*", metavar="MODEL")
-    convert = act("convert", "Write any checkpoint that can be read as safetensors.")
+    convert = add_action("convert", "Write any checkpoint that can be read as safetensors.")
     convert.add_argument("source", type=Path)
     convert.add_argument("target", type=Path)
     convert.add_argument("--half", action="store_true", help="in half precision")
     for action in (listing, fetch, verify):
-        _add_settings(action, ("cache_dir",))
+        add_settings(action, ("cache_dir",))
     return parser
 
 
-def _add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    for name in names:
-        field = Settings.model_fields[name]
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"setting_{name}",
-            default=None,
-            metavar=name.upper(),
-            help=f"{field.description} (default: {field.default})".replace("%", "%%"),
-        )
-
-
-def _settings(parsed: argparse.Namespace, **overrides: Any) -> Settings:
-    given = {
-        name.removeprefix("setting_"): value
-        for name, value in vars(parsed).items()
-        if name.startswith("setting_") and value is not None
-    }
-    return Settings(**{**overrides, **given})
-
-
 def _serve(parsed: argparse.Namespace) -> int:
-    settings = _settings(parsed)
+    settings = read_settings(parsed)
     return _run_service(settings, lambda address: print(f"anychip serves {settings.models} at {address}", flush=True))
 
 
 def _demo(parsed: argparse.Namespace) -> int:
     from models.sample import IMAGES
 
-    settings = _settings(parsed, weights="sample")
+    settings = read_settings(parsed, weights="sample")
 
     def announce(address: str) -> None:
         print(f"anychip is ready at {address} (API: {address}/docs). Try:\n")
-        for model, image in (("resnet50", "classify"), ("yolov8n", "detect")):
-            path = next(iter(sorted(IMAGES.glob(f"{image}*.jpg"))))
+        for model, prefix in (("resnet50", "classify"), ("yolov8n", "detect")):
+            path = min(IMAGES.glob(f"{prefix}*.jpg"))
             path = Path(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else path
             if model in settings.model_specs:
                 print(f"  curl -H 'Content-Type: image/jpeg' --data-binary @{path} {address}/v1/models/{model}:predict")
@@ -236,7 +215,7 @@ def _predict(parsed: argparse.Namespace) -> int:
     from app.tools.offline import Predictor, draw
     from models import Options, PixelModel, open_model, parse_spec
 
-    settings = _settings(parsed)
+    settings = read_settings(parsed)
     options = Options(top_k=parsed.top_k, score_threshold=parsed.score_threshold)
     model = open_model(parse_spec(parsed.model, settings.weights), settings.weights_dir)
     if not isinstance(model, PixelModel):
@@ -255,7 +234,7 @@ def _predict(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _print_prediction(path: Path, prediction: dict[str, Any]) -> None:
+def _print_prediction(path: Path, prediction: Prediction) -> None:
     print(f"{path} ({prediction['width']} x {prediction['height']})")
     findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
     for found in findings:
@@ -268,7 +247,7 @@ def _print_prediction(path: Path, prediction: dict[str, Any]) -> None:
 def _devices(parsed: argparse.Namespace) -> int:
     from backends import report, simulated
 
-    settings = _settings(parsed)
+    settings = read_settings(parsed)
     if settings.simulate:
         simulated.configure(settings.simulate, settings.cache_dir.expanduser())
     rows = report()
@@ -286,7 +265,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if unknown:
         raise CommandError(f"there is no check {unknown[0]!r}; there is {', '.join(CHECKS)}")
     found = []
-    for check in examine(_settings(parsed), skip):
+    for check in examine(read_settings(parsed), skip):
         found.append(check)
         if not parsed.json:
             print(f"{check.status}  {check.name:14}{check.detail}", flush=True)
@@ -306,7 +285,7 @@ def _top(parsed: argparse.Namespace) -> None:
         raise CommandError("--interval-s must be more than 0")
     if parsed.json:
         with httpx.Client(base_url=parsed.url) as client:
-            print(json.dumps(top.ask(client), indent=2))
+            print(json.dumps(top.fetch_stats(client), indent=2))
     else:
         top.watch(parsed.url, parsed.interval_s, once=parsed.once)
 
@@ -320,7 +299,7 @@ def _weights(parsed: argparse.Namespace) -> int:
         weights.convert(parsed.source, parsed.target, torch.float16 if parsed.half else torch.float32)
         print(parsed.target)
         return 0
-    directory = _settings(parsed).weights_dir
+    directory = read_settings(parsed).weights_dir
     cached = weights.cached_files(directory)
     if parsed.action == "fetch":
         for name in parsed.models:

@@ -1,8 +1,8 @@
 """`anychip doctor`: the environment, check by check, each failure with its remedy.
 
-Owns: what a service needs of its surroundings before it can start, asked in the order in which things fail. Must not
-change anything but a file of its own in the cache folder, and must not import torch before a child process has done
-so unharmed: vendors' builds can end the process that imports them.
+Owns: the checks of what a service needs before it can start, in the order in which things usually fail. Must not change
+anything except a file of its own in the cache folder. Must not import torch before a child process has imported it
+without harm: a vendor's build can end the process that imports it.
 """
 
 from __future__ import annotations
@@ -101,8 +101,12 @@ def _torch(_: Settings) -> Check:
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _TORCH],
-            env=environment, capture_output=True, text=True, timeout=_TORCH_TIME_LIMIT_S, check=False,
-        )  # fmt: skip
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_TIME_LIMIT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         reason = f"importing torch takes more than {_TORCH_TIME_LIMIT_S:g} s"
         return Check("torch", "FAIL", reason, "its driver may hang: ask the vendor's tool whether the device answers")

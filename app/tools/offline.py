@@ -1,12 +1,13 @@
 """One image at a time without a server: `anychip predict`.
 
-Owns: the shortest way from bytes to a prediction in this process, and drawing it. No queue, no worker.
+Owns: the way from encoded bytes to a prediction in this process, and drawing it. It has no queue and no worker.
 """
 
 from __future__ import annotations
 
 import colorsys
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from app.precision.probes import Calibration, probes
 from app.serving.service import decode_into
 from backends import Unbuilt, choose, register_operator_libraries, simulated
 from models import Options, PixelModel
+
+Prediction = Mapping[str, Any]
+"""One entry of "predictions" (docs/api.md), as postprocessing returns it or as JSON brought it."""
 
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
 
@@ -36,17 +40,22 @@ class Predictor:
         self._model = model
         self._settings = settings
         self._pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)
+        options = compile_options(
+            model,
+            probes(model) if choice.backend.facts.computes else None,
+            Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
+            settings.cache_dir.expanduser(),
+        )
         self._executable = choice.backend.load(
-            Unbuilt(model.input_shape, model.network), choice.devices[0], settings.engine, settings.precision, (1,),
-            options=compile_options(
-                model,
-                probes(model) if choice.backend.facts.computes else None,
-                Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
-                settings.cache_dir.expanduser(),
-            ),
-        )  # fmt: skip
+            Unbuilt(model.input_shape, model.network),
+            choice.devices[0],
+            settings.engine,
+            settings.precision,
+            (1,),
+            options=options,
+        )
 
-    def predict(self, encoded: bytes, options: Options) -> dict[str, Any]:
+    def predict(self, encoded: bytes, options: Options) -> Prediction:
         """Predict for one encoded image. Raises ImageError."""
         header = read_header(encoded)
         check_pixels(header, self._settings.max_image_pixels)
@@ -55,8 +64,8 @@ class Predictor:
         return self._model.postprocess(self._model.reduce(outputs, 0, options), placement, options)
 
 
-def draw(encoded: bytes, prediction: dict[str, Any], target: Path) -> Path:
-    """Write the image with its boxes, or its best class, drawn in; returns the file's path (PNG)."""
+def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
+    """Write the image as PNG with its boxes, or its best class, drawn in; returns the file's path."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
     canvas = ImageDraw.Draw(image)
     line = max(2, round(max(image.size) / 300))

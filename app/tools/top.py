@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 Stats = Mapping[str, Any]
+"""A part of the JSON of `GET /v1/stats`, as it came from the network."""
 _TIMEOUT_S = 5.0
 _NO_ERRORS = ("OK", "CANCELLED")
 
@@ -25,7 +26,7 @@ class TopError(Exception):
     """A service cannot be watched; the message is one plain sentence."""
 
 
-def ask(client: httpx.Client) -> Stats:
+def fetch_stats(client: httpx.Client) -> Stats:
     """What the service says now. Raises TopError."""
     try:
         answer = client.get("/v1/stats")
@@ -40,16 +41,16 @@ def ask(client: httpx.Client) -> Stats:
 def run(url: str, interval_s: float, *, once: bool, console: Console, pause: Callable[[float], None]) -> None:
     """Show it until Ctrl-C, or once, after one interval. Raises TopError when the service does not answer at first."""
     with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-        before = ask(client)
+        before = fetch_stats(client)
         if once:
             pause(interval_s)
-            console.print(screen(before, ask(client)))
+            console.print(screen(before, fetch_stats(client)))
             return
         with Live(screen(before, before), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 pause(interval_s)
                 try:
-                    now = ask(client)
+                    now = fetch_stats(client)
                 except TopError as error:  # It may come back.
                     live.update(Text(str(error), "red"), refresh=True)
                     continue
@@ -169,7 +170,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _mean(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+def _mean(before: Stats, now: Stats) -> float | None:
     count = now["count"] - before["count"]
     return (now["seconds"] - before["seconds"]) / count if count > 0 else None
 

@@ -1,0 +1,41 @@
+"""Options that several commands share: those made of the settings, and the error every command may raise.
+
+Owns: how a setting becomes an option. Must not import torch: `anychip --help` has to answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from app.config import Settings
+
+
+class CommandError(Exception):
+    """A command cannot do what was asked; the message is one plain sentence."""
+
+
+def add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Give the parser an option for each of these settings. Help text and default come from the setting."""
+    for name in names:
+        field = Settings.model_fields[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"setting_{name}",
+            default=None,
+            metavar=name.upper(),
+            help=f"{field.description} (default: {field.default})".replace("%", "%%"),
+        )
+
+
+def read_settings(parsed: argparse.Namespace, **overrides: str) -> Settings:
+    """The settings of a command: command line, then `overrides`, then environment, file and defaults.
+
+    Raises pydantic's ValidationError.
+    """
+    given: dict[str, str] = {
+        name.removeprefix("setting_"): value
+        for name, value in vars(parsed).items()
+        if name.startswith("setting_") and value is not None
+    }
+    return Settings(**{**overrides, **given})  # type: ignore[arg-type]  # pydantic reads every type from text.
