@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 DOCKER ?= docker
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= anychip
 VENV := .venv
 NPU_VENV := .venv-npu
 TRITON_VENV := .venv-triton
@@ -45,8 +47,8 @@ triton-environment: $(TRITON_VENV)/.installed  ## make .venv-triton, in which te
 
 deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray and what checks images and charts
 
-image-%: Dockerfile.%  ## build an image with docker, or what DOCKER names, e.g. make image-cuda
-	$(DOCKER) build --file $< --tag anychip:$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
+image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder
+	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
 
 bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)

@@ -137,7 +137,9 @@ class Settings(BaseSettings):
         description="Shared libraries that bring operators to a device, loaded before its models (docs/operators.md)",
     )
     cache_dir: Path = Field(
-        Path("~/.cache/anychip"), description="Folder for downloaded weights", validate_default=True
+        Path("~/.cache/anychip"),
+        description="Folder for downloaded weights, compiled engines and what the gate and the vendors' compilers keep",
+        validate_default=True,
     )
     null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
     simulate: str = Field(

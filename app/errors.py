@@ -1,6 +1,6 @@
 """Every error a client can see, and the tables of HTTP's and gRPC's statuses.
 
-    decode, admission, scheduling, workers ──raise──► ServiceError(code, sentence) ──► app.main ──► API.md's body
+    decode, admission, scheduling, workers ──raise──► ServiceError(code, sentence) ──► app.main ──► docs/api.md
 
 Owns: codes, statuses and the body's shape. Must not know frameworks: routes and handlers turn these into responses.
 Client mistakes say what was wrong; our own faults get a fixed text, their detail goes to the log under the request id.

@@ -203,7 +203,7 @@ class PixelModel(Model):
 
     @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """In the server: what `reduce` returned -> one entry of "predictions" (API.md). A pure function."""
+        """In the server: what `reduce` returned -> one entry of "predictions" (docs/api.md). A pure function."""
 
     @property
     def image_model(self) -> PixelModel:

@@ -29,7 +29,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Edge:
-    """ASGI middleware outside of everything: every answer gets its headers, every failure API.md's body.
+    """ASGI middleware outside of everything: every answer gets its headers, every failure the body in docs/api.md.
 
     Pure ASGI: starlette's BaseHTTPMiddleware costs more than a whole route.
     """

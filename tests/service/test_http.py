@@ -41,7 +41,7 @@ def encode(image, kind="PNG", **options):
 
 
 def assert_error(response, status, code):
-    """The shape that API.md promises, on every failure of every route."""
+    """The shape that docs/api.md promises, on every failure of every route."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"error", "code", "request_id"}

@@ -1,0 +1,95 @@
+"""The pages in docs/: what they name is there, and what is there is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def packages() -> set[str]:
+    return {path.parent.name for path in (ROOT / "app").glob("*/__init__.py")}
+
+
+def test_the_drawing_of_the_packages_has_exactly_the_packages_of_app() -> None:
+    [tree] = [block for block in blocks(ARCHITECTURE) if block.startswith("app/\n")]
+    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == packages()
+
+
+def test_the_drawing_of_the_processes_names_every_package() -> None:
+    [processes] = [block for block in blocks(ARCHITECTURE) if "event loop" in block]
+    assert {name for name in packages() if re.search(rf"\b{name}\b", processes)} == packages()
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page.name}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    rooms = "app|backends|benchmarks|deploy|docs|models|tests"
+    named = {name.rstrip(".,-") for name in re.findall(rf"(?<![\w./-])(?:{rooms})/[\w@./-]+(?![\w*{{])", text)}
+    for name in named:
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+ERROR_ROW = re.compile(r"^\| (\d+) \| `(\w+)` \|", re.MULTILINE)
+API = (DOCS / "api.md").read_text(encoding="utf-8")
+
+
+def test_the_api_page_has_every_error_with_its_status() -> None:
+    from app.errors import STATUS
+
+    assert {code: int(status) for status, code in ERROR_ROW.findall(API)} == STATUS
+
+
+def test_the_api_page_names_every_route() -> None:
+    """Read from the routes' sources; the versioned paths and the two spellings of Triton's are named in a sentence."""
+    routes = ROOT / "app" / "http" / "routes"
+    declared = {
+        route
+        for path in routes.rglob("*.py")
+        for route in re.findall(
+            r'^@router\.\w+\(\s*"([^"]+)"|^ROUTE = "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        for route in route
+        if route
+    }
+    assert len(declared) > 15
+    same = {"/v2/": "/v2", "/v2/stats": "/v2/models/stats"}
+    for route in declared:
+        if "/versions/" in route:
+            continue
+        base, _, last = same.get(route, route).rpartition("/")
+        assert same.get(route, route) in API or (base in API and f"`/{last}`" in API), route
+
+
+def test_the_scheduling_page_has_every_reason_for_a_restart() -> None:
+    """The reasons as the code has them: those that metrics are made for."""
+    page = (DOCS / "scheduling.md").read_text(encoding="utf-8")
+    table = page.partition("`anychip_worker_restarts_total{device,reason}` counts")[2].partition("##")[0]
+    from app.observability.device_metrics import RESTARTS
+
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RESTARTS)
