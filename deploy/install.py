@@ -165,6 +165,34 @@ def _kept(present: Mapping[str, str]) -> dict[str, str]:
     return {name: present[name] for name in present if name.startswith("torch") or name in ("numpy", "triton")}
 
 
+def torchvision_build(present: Mapping[str, str]) -> str:
+    """The build on PyTorch's index whose torchvision fits the torch that is kept; empty: nothing is to be installed.
+
+    A vendor's image may bring torch without torchvision, as Ascend's do. Operators of torchvision are compiled against
+    one build of torch: the registry's are for CUDA, and beside torch 2.10.0+cpu importing them fails with "operator
+    torchvision::nms does not exist" (pytorch/vision#9085). Raises InstallError where PyTorch's index has no such build.
+    """
+    if "torchvision" in present:
+        return ""
+    local = present["torch"].partition("+")[2]
+    if not local:
+        return ""  # The registry's own build of torch: the registry's torchvision fits.
+    if re.fullmatch(r"cpu|cu\d+|rocm\d+(\.\d+)*|xpu", local):
+        return local
+    raise InstallError(
+        f"torch {present['torch']} is a vendor's build without its torchvision, and no public one fits it: "
+        "install the vendor's torchvision first."
+    )
+
+
+def torchvision_of(torch: str) -> str:
+    """The line of torchvision for a torch, as pip writes it: 2.10.0+cpu -> 0.25.* (README of pytorch/vision)."""
+    major, minor = torch.partition("+")[0].split(".")[:2]
+    if major != "2":
+        raise InstallError(f"No torchvision is known to fit torch {torch}: install it yourself.")
+    return f"0.{int(minor) + 15}.*"
+
+
 def _ascend_pair(cann: str) -> tuple[str, str]:
     if not cann:
         return next(iter(CANN_PAIRS.values()))
@@ -270,6 +298,10 @@ def install(folder: Path, developer: bool, environ: Mapping[str, str], copy: boo
             run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
         if choice.kind != "keep":
             run_pip([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
+    if choice.kind == "keep" and (build := torchvision_build(choice.pins)):
+        # From that index alone: the registry's torchvision of the same number would satisfy pip as well. What it needs
+        # besides torch (numpy, Pillow) comes with anychip.
+        run_pip([*pip, "--index-url", f"{index}/{build}", "--no-deps", f"torchvision=={torchvision_of(pins['torch'])}"])
     named = [extra for extra in re.split(r"[\s,]+", environ.get("ANYCHIP_EXTRAS") or "") if extra]
     extras = ",".join(dict.fromkeys((*choice.extras, *named, *(["dev"] if developer else []))))
     link = [] if copy else ["--editable"]

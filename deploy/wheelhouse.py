@@ -72,12 +72,19 @@ def main() -> None:
         "--extras", default="cpu,grpc,onnx", help="of anychip, as far as they are installed: %(default)s"
     )
     parser.add_argument("--without-torch", action="store_true", help="leave out torch, torchvision and what they need")
+    parser.add_argument(
+        "--also",
+        nargs="*",
+        default=[],
+        metavar="REQUIREMENT",
+        help="further wheels, e.g. torchvision==0.25.0+cpu for a base that has torch 2.10.0+cpu without torchvision",
+    )
     parser.add_argument("--index", default="", help="a further index, such as https://download.pytorch.org/whl/cpu")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(options.folder)]
     download += ["--extra-index-url", options.index] if options.index else []
-    packages = [*wanted(options.extras, options.without_torch), *_BUILD]
+    packages = [*wanted(options.extras, options.without_torch), *_BUILD, *options.also]
     if subprocess.run([*download, *packages], check=False).returncode:
         sys.exit("anychip: not every wheel could be had: see pip's last lines above.")
     print(f"{len(packages)} distributions are in {options.folder}")

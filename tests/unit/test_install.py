@@ -251,11 +251,53 @@ def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeyp
     monkeypatch.setattr(install, "link_packages", lambda python: None)
     monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
     monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
-    monkeypatch.setattr(install, "look", lambda: install.Signals(present={"torch": "2.9.0+das", "numpy": "1.26.4"}))
+    present = {"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4"}
+    monkeypatch.setattr(install, "look", lambda: install.Signals(present=present))
     install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep", "ANYCHIP_EXTRAS": extras}, copy=copy)
     [command] = commands
     assert command[command.index("--constraint") + 2 :] == expected
     assert "torch==2.9.0+das" in (tmp_path / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("present", "build"),
+    [
+        ({"torch": "2.10.0+cpu", "torch-npu": "2.10.0"}, "cpu"),  # Huawei's image: torch, torch_npu, no torchvision.
+        ({"torch": "2.10.0+cu130"}, "cu130"),
+        ({"torch": "2.10.0+rocm7.2"}, "rocm7.2"),
+        ({"torch": "2.10.0"}, ""),
+        ({"torch": "2.10.0+cpu", "torchvision": "0.25.0+cpu"}, ""),
+        ({"torch": "2.9.0+das.opt1.dtk2604", "torchvision": "0.24.0+das"}, ""),
+    ],
+)
+def test_a_torch_that_is_kept_gets_the_torchvision_of_its_own_build(present, build):
+    assert install.torchvision_build(present) == build
+
+
+@pytest.mark.parametrize("torch", ["2.9.0+das.opt1.dtk2604", "2.10.0+rocm7.2.4.git1234", "2.8.0a0+5228986c39.nv25.06"])
+def test_a_vendors_torch_without_its_torchvision_is_refused(torch):
+    with pytest.raises(install.InstallError, match="the vendor's torchvision"):
+        install.torchvision_build({"torch": torch})
+
+
+@pytest.mark.parametrize(("torch", "line"), [("2.10.0+cpu", "0.25.*"), ("2.5.1", "0.20.*"), ("2.14.1", "0.29.*")])
+def test_the_line_of_torchvision_follows_torchs(torch, line):
+    assert install.torchvision_of(torch) == line
+
+
+def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_registry(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "link_packages", lambda python: None)
+    monkeypatch.setattr(install, "installed_torch", lambda python: "2.10.0+cpu")
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+    present = {"torch": "2.10.0+cpu", "torch-npu": "2.10.0", "numpy": "1.26.4"}
+    monkeypatch.setattr(install, "look", lambda: install.Signals(present=present))
+    environ = {"ANYCHIP_TORCH": "keep", "ANYCHIP_TORCH_INDEX": "https://mirror.example/whl"}
+    install.install(tmp_path, False, environ, copy=True)
+    torchvision, anychip = commands
+    assert torchvision[-4:] == ["--index-url", "https://mirror.example/whl/cpu", "--no-deps", "torchvision==0.25.*"]
+    assert anychip[-1] == str(ROOT)
 
 
 def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
