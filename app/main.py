@@ -30,6 +30,7 @@ from app.http.docs_page import mount_docs
 from app.http.edge import Edge
 from app.http.routes import devices, infer, predict, repository, status, torchserve, v2
 from app.observability.tracing import Tracing, from_settings, untraced
+from app.observability.watchdog import LoopWatchdog
 from app.serving.repository import Repository
 from app.serving.service import Service
 from app.workers.replica import WorkerStartError
@@ -153,6 +154,8 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
     service = Service(settings, models, tracing)
+    watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall.set)
+    watchdog.start()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -171,6 +174,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                     # hundreds of thousands of objects) would stop every request for a tenth of a second.
                     gc.collect()
                     gc.freeze()
+                    watchdog.forget()
                     log.info("ready at %s", address)
                     if on_ready is not None:
                         on_ready(address)
@@ -183,6 +187,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             await drain(service, settings, stop)
     finally:
         await service.stop()
+        watchdog.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

@@ -77,6 +77,9 @@ class Metrics:
         self.build_info = gauge("anychip_build_info", "Versions that serve; always 1", "version", "python", "torch")
         self.build_info.labels(version(), platform.python_version(), _version_of("torch")).set(1)
         self.ready = gauge("anychip_ready", "1 while every model has a worker and the service is not shutting down")
+        self.event_loop_stall = gauge(
+            "anychip_event_loop_stall_seconds", "Longest time the event loop stood still since the service was ready"
+        )
         self.cpu_fallback = gauge(
             "anychip_cpu_fallback", "1 where --device auto found no accelerator that can be used, and the CPU serves"
         )
