@@ -27,7 +27,7 @@ from app.observability.triton_statistics import VERSION
 from app.protocols import wire
 from app.protocols.parameters import read_options, switch, whole
 from app.protocols.wire import BYTES, DATATYPES, bad
-from app.scheduling.dispatcher import ServedModel
+from app.scheduling.served_model import ServedModel
 from app.serving import inference
 from app.serving.service import Encoded, Finish, Frame, Request, Service
 from app.serving.timings import Timings

@@ -12,9 +12,18 @@ from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference
 from app.protocols.open_inference import NORMAL_PRIORITY, PIXELS, PRIORITIES
 from app.protocols.wire import BYTES, bad
-from app.scheduling.dispatcher import ServedModel
+from app.scheduling.readiness import ModelState
+from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
 from models import OutputSpec, PixelModel
+
+_STATES = {
+    ModelState.READY: "READY",
+    ModelState.STARTING: "LOADING",
+    ModelState.UNAVAILABLE: "UNAVAILABLE",
+    ModelState.UNLOADED: "UNAVAILABLE",
+}
+"""Ours, and Triton's word for it."""
 
 
 def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
@@ -72,13 +81,10 @@ def statistics(service: Service, name: str = "", version: str = "") -> list[dict
 def index(service: Service, ready_only: bool = False) -> list[dict[str, str]]:
     """Every model with its state: READY, LOADING or UNAVAILABLE."""
     models = []
-    for name, served in service.models.items():
-        state, reason = "READY", ""
-        if served.unloaded:
-            state, reason = "UNAVAILABLE", "unloaded"
-        elif not service.dispatcher.serves(name):
-            state = "LOADING" if service.dispatcher.expects(name) else "UNAVAILABLE"
-            reason = service.dispatcher.why_not_ready()
+    for name in service.models:
+        ours = service.dispatcher.readiness.state(name)
+        state = _STATES[ours]
+        reason = "unloaded" if ours is ModelState.UNLOADED else service.dispatcher.readiness.reason(name)
         if state == "READY" or not ready_only:
             models.append({"name": name, "version": VERSION, "state": state, "reason": reason})
     return models

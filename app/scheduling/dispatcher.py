@@ -1,103 +1,44 @@
-"""Between the queue and the workers: what is sent where, and what becomes of it.
+"""Sends batches to workers, and gives every item exactly one outcome.
 
     submit ─► enqueue ─► dispatch ─► Run ─► worker ─► Done ─► Outcome
                             ▲                  ├─ Failed, or it is gone: its items again, one by one, once
                             └── every event ◄──┘
 
-Owns: the scheduler, the arena and its slots, the replicas, and every item until somebody has its outcome: no item is
-lost and none answered twice. Must not know HTTP, encoded images or predictions. All of it runs in the event loop's
-thread, so nothing here needs a lock.
+Owns: the scheduler, the arena and its slots, the replicas, and every item until its outcome is known: no item is lost,
+and none is answered twice. Must not know HTTP, encoded images or predictions. Everything here runs in the event loop's
+thread, so nothing needs a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
-import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
+from typing import Any
 
 from app import logs
-from app.config import Settings, split
+from app.config import Settings
 from app.errors import ServiceError
 from app.observability.device_metrics import DeviceMetrics, ServedStates
-from app.observability.metrics import Metrics, ModelMetrics
+from app.observability.metrics import Metrics
 from app.observability.tracing import RequestTrace, Tracing
-from app.observability.triton_statistics import Statistics
-from app.precision.probes import calibration, probes
+from app.scheduling.batch_records import BatchRecords
 from app.scheduling.handover import Handovers
+from app.scheduling.outcome import Outcome, Pending, too_late
+from app.scheduling.plans import worker_devices, worker_plans
+from app.scheduling.readiness import ModelState, Readiness
+from app.scheduling.releases import Releases
 from app.scheduling.scheduler import Batch, Item, Reservation, Scheduler
-from app.workers.arena import Arena, FreeSlots
-from app.workers.messages import Done, Failed, HandOver, Load, Loaded, Release, Released, Run, Stats
-from app.workers.replica import Events, Plan, Replica, WorkerProcess, discard_prepared
+from app.scheduling.served_model import ServedModel
+from app.workers.arena import Arena
+from app.workers.messages import Done, Failed, HandOver, Loaded, Released, Run, Stats
+from app.workers.replica import Events, Replica, WorkerProcess, discard_prepared
 from backends import Choice
 from models import Model, NormalisedModel, Options, TensorOptions
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import SpanContext
-
 log = logging.getLogger("anychip.dispatcher")
-
-
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a worker made of one image: what `Model.reduce` returned, None where the network computed NaN. `batch`: the
-    span of its batch, where it is traced.
-    """
-
-    result: tuple[Array, ...] | None
-    worker: WorkerProcess
-    infer_s: float
-    batch: SpanContext | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """An item's payload: where its pixels are, and who waits for them. `request_id` is for the log."""
-
-    slot: int
-    options: Options | TensorOptions
-    future: asyncio.Future[Outcome]
-    request_id: str
-    trace: RequestTrace | None
-
-
-class ServedModel:
-    """A model and what belongs to it here. Its arena pool and its place in every `Load` have its `index`."""
-
-    def __init__(self, index: int, model: Model, slots: int, metrics: Metrics) -> None:
-        self.index = index
-        self.model = model
-        self.slots = FreeSlots(slots)
-        self.metrics = ModelMetrics(metrics, model.name)
-        self.statistics = Statistics()
-        self.floats: ServedModel | None = None
-        """The form of it that takes normalised tensors, where that is wanted; it counts as this one."""
-        self.signature: tuple[Model, Any] | None = None
-        """What app.protocols.open_inference has made of a model, and of which: kept, as every request asks for it."""
-        self.unloaded = False
-        """No worker holds it any more, or will soon; new requests are refused."""
-        self.images = 0
-        """Images accepted and not yet answered."""
-
-    @property
-    def images_under_way(self) -> int:
-        """Images accepted and not yet answered, in any form."""
-        return self.images + (self.floats.images if self.floats else 0)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the scheduler calls it, in every form."""
-        return (self.model.name, self.floats.model.name) if self.floats else (self.model.name,)
 
 
 class Dispatcher:
@@ -106,32 +47,32 @@ class Dispatcher:
     def __init__(
         self, settings: Settings, choice: Choice, models: Sequence[Model], metrics: Metrics, tracing: Tracing | None
     ) -> None:
-        devices = [device for device in choice.devices for _ in range(settings.workers_per_device)]
+        devices = worker_devices(settings, choice)
         # Two batches a worker, and twice as many workers while they hand over.
         in_flight = 2 * settings.ladder[-1] * 2 * len(devices)
         slots = settings.queue_size + in_flight
         self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
-        self.scheduler = Scheduler(dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3)
+        for served in self.models.values():
+            if isinstance(served.model, NormalisedModel):
+                self.models[served.model.image_model.name].add_form(served)
+        self.scheduler: Scheduler[Pending] = Scheduler(
+            dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3
+        )
         self.arena = Arena([(math.prod(model.input_shape), slots) for model in models])
         self.replicas: list[Replica] = []
+        self.readiness = Readiness(self.models, self.scheduler, self.replicas)
         self._settings = settings
         self._choice = choice
-        self._devices = devices
         self._metrics = metrics
-        self._tracing = tracing
+        self._records = BatchRecords(metrics, tracing)
         self._device_metrics = {device: DeviceMetrics(metrics, device, choice.vendor) for device in choice.devices}
         self._served_states = ServedStates(metrics)
         self._workers: dict[str, WorkerProcess] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._handovers = Handovers(self.replicas, settings, metrics)
-        self._requests = itertools.count(1)
-        self._releases: dict[tuple[WorkerProcess, int], asyncio.Future[dict[int, int]]] = {}
-        for served in list(self.models.values()):
-            if isinstance(served.model, NormalisedModel):
-                shown = self.models[served.model.image_model.name]
-                shown.floats = served
-                served.metrics, served.statistics = shown.metrics, shown.statistics
-            else:
+        self._releases = Releases()
+        for served in self.models.values():
+            if not isinstance(served.model, NormalisedModel):
                 self._watch(served)
 
     def _watch(self, served: ServedModel) -> None:
@@ -142,40 +83,16 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
-        settings = self._settings
         events = Events(
-            self._worker_ready, self._worker_message, self._worker_retiring, self._worker_gone, self._worker_died,
-            self._replica_broken,
-        )  # fmt: skip
-        models = tuple(served.model for served in self.models.values())
-        gated = self._choice.backend.facts.computes
-        tried = tuple(probes(model) for model in models) if gated else ()
-        quantised = settings.precision == "int8"
-        calibrations = tuple(calibration(model, settings.calibrate) for model in models) if quantised else ()
-        for device in self._devices:
-            load = Load(
-                models=models,
-                device=device,
-                engine=settings.engine,
-                precision=settings.precision,
-                batch_sizes=settings.ladder,
-                guard=settings.guard_limits,
-                plugins=split(settings.plugins),
-                operator_libraries=split(settings.operator_libraries),
-                probes=tried,
-                calibrations=calibrations,
-                cache_dir=settings.cache_dir.expanduser(),
-                quick=True,
-            )
-            plan = Plan(
-                load,
-                self._choice.backend.facts.variables(os.environ, settings.cache_dir.expanduser()),
-                takes_prepared=self._choice.backend.facts.late_environment,
-                start_timeout_s=settings.start_timeout_s,
-                batch_timeout_s=settings.batch_timeout_s,
-                heartbeat_timeout_s=settings.heartbeat_timeout_s,
-                log_style=(settings.log_level, settings.log_format),
-            )
+            ready=self._worker_ready,
+            message=self._worker_message,
+            retiring=self._worker_retiring,
+            gone=self._worker_gone,
+            died=self._worker_died,
+            broken=self._replica_broken,
+        )
+        models = [served.model for served in self.models.values()]
+        for device, plan in worker_plans(self._settings, self._choice, models):
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
         discard_prepared()
@@ -188,13 +105,13 @@ class Dispatcher:
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
-    def serves(self, name: str) -> bool:
-        """Whether a worker is ready for the model."""
-        return self.scheduler.serves(name)
-
-    def expects(self, name: str) -> bool:
-        """Whether a worker is ready for the model, or will be soon."""
-        return self.serves(name) or any(replica.state == "restarting" for replica in self.replicas)
+    def refuse_unless_served(self, name: str) -> None:
+        """Raises NOT_READY where no worker serves the model and none is being started for it."""
+        state = self.readiness.state(name)
+        if not state.accepts_requests:
+            self.models[name].metrics.rejected["not_ready"].inc()
+            retry_after_s = 60 if state is ModelState.UNLOADED else 1
+            raise ServiceError("NOT_READY", self.readiness.reason(name), retry_after_s=retry_after_s)
 
     def workers(self) -> list[WorkerProcess]:
         """The workers that are ready."""
@@ -205,10 +122,6 @@ class Dispatcher:
         workers = [(worker.device, worker.ready) for worker in self._workers.values()]
         loaded = [(device, ready.loaded[served.index]) for device, ready in workers if ready]
         return [(device, each) for device, each in loaded if each]
-
-    def why_not_ready(self) -> str:
-        """What is the matter with the replicas that have no worker."""
-        return "; ".join(f"{each.device} is {each.state}: {each.reason}" for each in self.replicas if each.reason)
 
     def retry_after_s(self, name: str) -> int:
         """Seconds until the queue has drained at the rate the workers show, at least one."""
@@ -221,19 +134,19 @@ class Dispatcher:
         options: Options | TensorOptions,
         position: int,
         trace: RequestTrace | None = None,
-    ) -> Item:
-        """Queue an item whose slot is filled; `outcome` must be awaited, it gives the slot back."""
-        waiting = _Waiting(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
-        item = self.scheduler.enqueue(reservation, waiting, time.monotonic(), position)
+    ) -> Item[Pending]:
+        """Queue an item whose slot is filled. The caller must await `outcome`, which gives the slot back."""
+        pending = Pending(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
+        item = self.scheduler.enqueue(reservation, pending, time.monotonic(), position)
         self._dispatch()
         return item
 
-    async def outcome(self, served: ServedModel, item: Item) -> Outcome:
+    async def outcome(self, served: ServedModel, item: Item[Pending]) -> Outcome:
         """What became of an item; its slot is free afterwards, or as soon as no device looks at it any more.
 
         Raises ServiceError: DEADLINE_EXCEEDED, INFERENCE_FAILED, NOT_READY. Cancelled, it leaves the queue at once.
         """
-        future: asyncio.Future[Outcome] = item.payload.future
+        future = item.payload.future
         timer = asyncio.get_running_loop().call_later(item.deadline_s - time.monotonic(), self._expire, item)
         try:
             return await future
@@ -256,28 +169,13 @@ class Dispatcher:
                 self._refuse_waiting(name, f"{name} was unloaded")
 
     async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
-        """Have every worker (of a device) give cached memory back; bytes by worker and rung, once all have.
+        """Have every worker (of a device) release cached memory; returns bytes by worker and rung, once all have.
 
-        A worker does it after the batches it has; one that ends meanwhile has returned nothing here.
+        A worker does it after the batches it has. One that ends meanwhile has returned nothing.
         """
-        request = next(self._requests)
-        workers = [worker for worker in self._workers.values() if device in (None, worker.device)]
-        futures = [asyncio.get_running_loop().create_future() for _ in workers]
-        for worker, future in zip(workers, futures, strict=True):
-            self._releases[worker, request] = future
-            worker.send(Release(request))
-        try:
-            returned = await asyncio.gather(*futures)
-        finally:
-            for worker in workers:
-                self._releases.pop((worker, request), None)
-        return {worker.id: each for worker, each in zip(workers, returned, strict=True)}
-
-    def _released(self, worker: WorkerProcess, message: Released) -> None:
-        self._device_metrics[worker.device].released(message)
-        future = self._releases.get((worker, message.request))
-        if future is not None and not future.done():
-            future.set_result(dict(message.returned))
+        return await self._releases.release(
+            [worker for worker in self._workers.values() if device in (None, worker.device)]
+        )
 
     def _dispatch(self) -> None:
         """Send what can be sent."""
@@ -294,24 +192,15 @@ class Dispatcher:
         if wake_at is not None:
             self._wake = asyncio.get_running_loop().call_later(wake_at - now_s, self._dispatch)
 
-    def _send(self, batch: Batch) -> None:
-        waiting: list[_Waiting] = [item.payload for item in batch.items]
+    def _send(self, batch: Batch[Pending]) -> None:
         worker = self._workers[batch.worker]
         served = self.models[batch.model]
-        size, padding = served.metrics.batch(worker.device)
-        size.observe(len(waiting))
-        if batch.size > len(waiting):
-            padding.inc(batch.size - len(waiting))
-        run = Run(
-            batch.id,
-            served.index,
-            tuple(each.slot for each in waiting),
-            tuple(each.options for each in waiting),
-            batch.size,
-        )
-        worker.send(run)
+        self._records.sent(batch, served, worker.device)
+        slots = tuple(item.payload.slot for item in batch.items)
+        options = tuple(item.payload.options for item in batch.items)
+        worker.send(Run(batch.id, served.index, slots, options, batch.size))
 
-    def _expire(self, item: Item) -> None:
+    def _expire(self, item: Item[Pending]) -> None:
         """The deadline of an item has passed."""
         if self.scheduler.discard(item):
             self._too_late(item)
@@ -320,27 +209,25 @@ class Dispatcher:
             self.models[item.model].metrics.expired["infer"].inc()
             item.payload.future.set_exception(too_late())
 
-    def _too_late(self, item: Item) -> None:
+    def _too_late(self, item: Item[Pending]) -> None:
         """An item that will not be computed, already out of its queue."""
         self.models[item.model].metrics.expired["queue"].inc()
         self._fail(item, too_late())
 
-    def _fail(self, item: Item, error: ServiceError) -> None:
+    def _fail(self, item: Item[Pending], error: ServiceError) -> None:
         """An item out of its queue and with no worker ends."""
         self.models[item.model].slots.give(item.payload.slot)
         if not item.payload.future.done():
             item.payload.future.set_exception(error)
 
-    def _again(self, items: Iterable[Item], reason: str, *, suspects: bool) -> None:
+    def _again(self, items: Iterable[Item[Pending]], reason: str, *, suspects: bool) -> None:
         """Items whose batch has failed: those that may be to blame run once more, each alone."""
         for item in items:
             if item.payload.future.done():  # The client left, or its deadline passed.
                 self.models[item.model].slots.give(item.payload.slot)
             elif suspects and item.alone:
-                log.error(
-                    "an image for %s failed twice, the second time alone: %s", item.model, reason,
-                    extra={"request_id": item.payload.request_id},
-                )  # fmt: skip
+                about = {"request_id": item.payload.request_id}
+                log.error("an image for %s failed twice, the second time alone: %s", item.model, reason, extra=about)
                 self._fail(item, ServiceError("INFERENCE_FAILED", "the model could not answer"))
             else:
                 self.models[item.model].metrics.retried.inc()
@@ -363,11 +250,9 @@ class Dispatcher:
         if isinstance(message, Done):
             batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=not message.fitted)
             served = self.models[batch.model]
-            served.statistics.batch(len(batch.items), message.infer_s)
             if message.fitted:
                 self.scheduler.limit_batches(worker.id, batch.model, message.fitted, now_s)
-                self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
-            span = self._traced(batch, worker, message, now_s)
+            span = self._records.done(batch, served, worker, message)
             for item in batch.items:
                 served.slots.give(item.payload.slot)
             self._finished(worker)  # The device first, then those who wait.
@@ -385,29 +270,10 @@ class Dispatcher:
         elif isinstance(message, Stats):
             self._device_metrics[worker.device].report(worker.id, message)
         elif isinstance(message, Released):
-            self._released(worker, message)
+            self._device_metrics[worker.device].released(message)
+            self._releases.released(worker, message)
         elif isinstance(message, HandOver):
             self._handovers.relieve(worker, message.trigger)
-
-    def _traced(self, batch: Batch, worker: WorkerProcess, done: Done, now_s: float) -> SpanContext | None:
-        """The span of a batch in which somebody's trace is recorded."""
-        traces = [item.payload.trace for item in batch.items if item.payload.trace is not None]
-        if self._tracing is None or not traces:
-            return None
-        assert worker.ready is not None
-        loaded = worker.ready.loaded[self.models[batch.model].index]
-        assert loaded is not None
-        about = {
-            "anychip.model": batch.model,
-            "anychip.device": worker.device,
-            "anychip.worker": worker.id,
-            "anychip.engine": loaded.engine,
-            "anychip.precision": loaded.precision,
-            "anychip.images": len(batch.items),
-            "anychip.padding": batch.size - len(batch.items),
-            "anychip.infer_seconds": done.infer_s,
-        }
-        return self._tracing.batch(traces, batch.dispatched_s, now_s, about)
 
     def _finished(self, worker: WorkerProcess) -> None:
         if worker.retiring and self.scheduler.idle(worker.id):
@@ -421,9 +287,7 @@ class Dispatcher:
 
     def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         self._workers.pop(worker.id, None)
-        for (other, _), future in self._releases.items():
-            if other is worker and not future.done():
-                future.set_result({})
+        self._releases.worker_gone(worker)
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.id, last=last)
         self._served_states.show(self._workers.values())
@@ -437,14 +301,9 @@ class Dispatcher:
 
     def _replica_broken(self, replica: Replica, reason: str) -> None:
         for name in self.models:
-            if not self.expects(name):
+            if not self.readiness.state(name).accepts_requests:
                 self._refuse_waiting(name, f"no worker is left for {name}")
 
     def _refuse_waiting(self, name: str, reason: str) -> None:
         for item in self.scheduler.discard_all(name):
             self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))
-
-
-def too_late() -> ServiceError:
-    """The deadline of something that was accepted has passed."""
-    return ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the answer was there")

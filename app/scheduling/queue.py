@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
 from app.scheduling.latency import Lateness
+
+T = TypeVar("T")
 
 
 class QueueFullError(Exception):
@@ -43,7 +45,7 @@ class Reservation:
 
 
 @dataclass(eq=False, slots=True)
-class Item:
+class Item(Generic[T]):
     """One image that waits for its answer. `payload` is the caller's; deadlines and times are in seconds.
 
     `position`: which image of its request. `alone`: it runs in a batch of its own, because the last one it was in took
@@ -51,7 +53,7 @@ class Item:
     """
 
     model: str
-    payload: Any
+    payload: T
     deadline_s: float
     priority: int = 0
     position: int = 0
@@ -64,30 +66,30 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Generic[T]):
     """Items sent to a worker together, padded to `size`, one of the model's ladder."""
 
     id: int
     worker: str
     model: str
-    items: tuple[Item, ...]
+    items: tuple[Item[T], ...]
     size: int
     dispatched_s: float
 
 
 @dataclass(slots=True)
-class Queue:
+class Queue(Generic[T]):
     """A model's images, reserved and waiting, the next one first."""
 
     limit: int
     reserved: int = 0
     depth: int = 0
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
-    heap: list[tuple[float, int, Item]] = field(default_factory=list)
+    heap: list[tuple[float, int, Item[T]]] = field(default_factory=list)
     lateness: Lateness = field(default_factory=Lateness)
     usual: float = 1.0  # Images in a batch of late: an image that waits will ride in one as full.
 
-    def late(self, items: Iterable[Item], answered_s: float) -> None:
+    def late(self, items: Iterable[Item[T]], answered_s: float) -> None:
         """Learn from when items were answered, or would have been.
 
         Only from the latest: what shares a batch shares its noise. And only from the first of a request: the others
@@ -113,18 +115,18 @@ class Queue:
         """Images waiting or reserved that go before new ones of this priority."""
         return sum(images for other, images in self.ahead.items() if other >= priority)
 
-    def push(self, item: Item, order: int) -> None:
+    def push(self, item: Item[T], order: int) -> None:
         """Let an item wait; `order` decides between equal ranks."""
         heapq.heappush(self.heap, (item.rank_s, order, item))
         item.queued = True
         self.depth += 1
         self.count(item.priority, 1)
 
-    def first(self) -> Item:
+    def first(self) -> Item[T]:
         """The next item. Raises IndexError when none waits."""
         return self.heap[0][2]
 
-    def discard(self, item: Item) -> None:
+    def discard(self, item: Item[T]) -> None:
         """Take a waiting item out."""
         item.queued = False
         self.depth -= 1

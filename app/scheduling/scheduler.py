@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Generic
 
 from app.scheduling.latency import Ladder, Lane, last_s
-from app.scheduling.queue import Batch, DeadlineUnreachableError, Item, Queue, QueueFullError, Reservation
+from app.scheduling.queue import Batch, DeadlineUnreachableError, Item, Queue, QueueFullError, Reservation, T
 
 __all__ = [
     "PRIORITY_WORTH_S",
@@ -52,14 +52,14 @@ _CREDITS = 2  # One batch running, one in front of the worker.
 
 
 @dataclass(slots=True)
-class _Worker:
+class _Worker(Generic[T]):
     ladders: dict[str, Ladder]
     served_s: dict[str, float]
     clock_s: float = 0.0
     free_s: float = 0.0  # When all that is in flight is expected to be done.
     finished_s: float = 0.0
     retiring: bool = False
-    batches: dict[int, Batch] = field(default_factory=dict)
+    batches: dict[int, Batch[T]] = field(default_factory=dict)
 
     def turn_s(self, model: str) -> float:
         """Where the model stands on the worker's clock. One that was idle stands at now: idleness earns no credit."""
@@ -69,13 +69,13 @@ class _Worker:
         return max(0.0, self.free_s - now) if self.batches else 0.0
 
 
-class Scheduler:
+class Scheduler(Generic[T]):
     """Queues in front of workers. Not thread-safe: one thread (the event loop) calls it."""
 
     def __init__(self, queue_limits: Mapping[str, int], max_wait_s: float = 0.0) -> None:
         """`queue_limits`: images each model may have waiting, reservations included."""
-        self._queues = {model: Queue(limit) for model, limit in queue_limits.items()}
-        self._workers: dict[str, _Worker] = {}
+        self._queues: dict[str, Queue[T]] = {model: Queue(limit) for model, limit in queue_limits.items()}
+        self._workers: dict[str, _Worker[T]] = {}
         self._max_wait_s = max_wait_s
         self._ids = count(1)
         self._order = count()
@@ -112,7 +112,7 @@ class Scheduler:
             queue.count(reservation.priority, -reservation.left)
             reservation.left = 0
 
-    def enqueue(self, reservation: Reservation, payload: Any, now: float, position: int = 0) -> Item:
+    def enqueue(self, reservation: Reservation, payload: T, now: float, position: int = 0) -> Item[T]:
         """Turn one image of a reservation into a waiting item. Raises ValueError when nothing is left of it."""
         if not reservation.left:
             raise ValueError(f"nothing is left of this reservation for {reservation.model}")
@@ -135,19 +135,19 @@ class Scheduler:
         queue.push(item, next(self._order))
         return item
 
-    def requeue(self, item: Item, *, alone: bool) -> None:
+    def requeue(self, item: Item[T], *, alone: bool) -> None:
         """Put an item of a lost batch back where it was in the order, even into a full queue: it was accepted."""
         item.alone = alone
         self._queues[item.model].push(item, next(self._order))
 
-    def discard(self, item: Item) -> bool:
+    def discard(self, item: Item[T]) -> bool:
         """Take a waiting item out; False when it is no longer waiting."""
         if not item.queued:
             return False
         self._queues[item.model].discard(item)
         return True
 
-    def discard_all(self, model: str) -> list[Item]:
+    def discard_all(self, model: str) -> list[Item[T]]:
         """Take every waiting item of a model out."""
         queue = self._queues[model]
         items = [entry[2] for entry in sorted(queue.heap, key=lambda entry: entry[:2]) if entry[2].queued]
@@ -192,14 +192,10 @@ class Scheduler:
         if worker in self._workers:
             self._workers[worker].retiring = True
 
-    def remove_worker(self, worker: str) -> tuple[Batch, ...]:
+    def remove_worker(self, worker: str) -> tuple[Batch[T], ...]:
         """A worker is gone; returns the batches it never finished, in the order sent: only the first can have run."""
         gone = self._workers.pop(worker, None)
         return tuple(gone.batches.values()) if gone else ()
-
-    def has_worker(self, worker: str) -> bool:
-        """Whether this worker is there."""
-        return worker in self._workers
 
     def idle(self, worker: str) -> bool:
         """Whether nothing is in flight with this worker."""
@@ -213,7 +209,7 @@ class Scheduler:
         """The worker's memory held no more than `size` images of the model: no larger batches for a while."""
         self._workers[worker].ladders[model].limit(size, now)
 
-    def finish(self, worker: str, batch_id: int, now: float, *, learn: bool = True) -> Batch:
+    def finish(self, worker: str, batch_id: int, now: float, *, learn: bool = True) -> Batch[T]:
         """A batch is done; `learn`: whether the time it took says anything about the next. Raises KeyError."""
         state = self._workers[worker]
         batch = state.batches.pop(batch_id)
@@ -227,10 +223,10 @@ class Scheduler:
         state.free_s = now + sum(state.ladders[other.model].of(other.size) for other in state.batches.values())
         return batch
 
-    def dispatch(self, now: float) -> tuple[list[Batch], list[Item]]:
+    def dispatch(self, now: float) -> tuple[list[Batch[T]], list[Item[T]]]:
         """The batches to send now, and the items dropped because no batch can answer them in time any more."""
-        batches: list[Batch] = []
-        dropped: list[Item] = []
+        batches: list[Batch[T]] = []
+        dropped: list[Item[T]] = []
         formed = True
         while formed and any(queue.depth for queue in self._queues.values()):
             formed = False
@@ -253,11 +249,11 @@ class Scheduler:
         waiting = [queue.oldest_s() for queue in self._queues.values() if queue.depth]
         return min(waiting) + self._max_wait_s if waiting else None
 
-    def _active(self) -> list[_Worker]:
+    def _active(self) -> list[_Worker[T]]:
         # Of a copy: a scrape asks from a thread of its own whether a model is served.
         return [worker for worker in [*self._workers.values()] if not worker.retiring]
 
-    def _done_s(self, worker: _Worker, now: float) -> float:
+    def _done_s(self, worker: _Worker[T], now: float) -> float:
         """When the next batch of this worker would be done: the least of these gets the next items."""
         next_s = [
             ladder.of(ladder.best_size(self._queues[model].depth, now))
@@ -274,7 +270,7 @@ class Scheduler:
                 rate += worker.ladders[model].rate / (1 + self._others(worker, model))
         return rate
 
-    def _others(self, worker: _Worker, model: str) -> int:
+    def _others(self, worker: _Worker[T], model: str) -> int:
         """Other models that have work for the worker."""
         return sum(other != model and bool(self._queues[other].ahead) for other in worker.ladders)
 
@@ -299,7 +295,7 @@ class Scheduler:
         expected_s = last_s(lanes, ahead + images, round(queue.usual))
         return expected_s, expected_s + queue.lateness.seconds
 
-    def _form(self, name: str, worker: _Worker, now: float, dropped: list[Item]) -> Batch | None:
+    def _form(self, name: str, worker: _Worker[T], now: float, dropped: list[Item[T]]) -> Batch[T] | None:
         idle = not worker.batches
         for model in sorted((m for m in worker.ladders if self._queues[m].depth), key=worker.turn_s):
             queue, ladder = self._queues[model], worker.ladders[model]
@@ -318,10 +314,10 @@ class Scheduler:
                 return Batch(next(self._ids), name, model, tuple(items), size, now)
         return None
 
-    def _take(self, model: str, worker: _Worker, now: float, dropped: list[Item]) -> list[Item]:
+    def _take(self, model: str, worker: _Worker[T], now: float, dropped: list[Item[T]]) -> list[Item[T]]:
         queue, ladder = self._queues[model], worker.ladders[model]
-        items: list[Item] = []
-        hopeless: list[Item] = []
+        items: list[Item[T]] = []
+        hopeless: list[Item[T]] = []
         wanted = ladder.best_size(queue.depth, now)
         here_s = now + worker.wait_s(now) + ladder.of(wanted)
         best_s = min(here_s, self._elsewhere_s(model, worker, now))
@@ -344,7 +340,7 @@ class Scheduler:
         dropped += hopeless
         return items
 
-    def _elsewhere_s(self, model: str, worker: _Worker, now: float) -> float:
+    def _elsewhere_s(self, model: str, worker: _Worker[T], now: float) -> float:
         """When the other workers could have answered the first that waits."""
         return min(
             (

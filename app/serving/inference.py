@@ -18,8 +18,9 @@ from typing import Any
 import numpy.typing as npt
 
 from app.errors import ServiceError
-from app.scheduling.dispatcher import Outcome, ServedModel, too_late
+from app.scheduling.outcome import Outcome, too_late
 from app.scheduling.scheduler import Reservation
+from app.scheduling.served_model import ServedModel
 from app.serving.service import Request, Service, all_or_nothing
 from models import InputError, TensorModel, TensorOptions
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from app.errors import ServiceError
-from app.scheduling.dispatcher import ServedModel
+from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
 from app.workers.replica import WorkerStartError
 from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec

@@ -27,8 +27,11 @@ from app.images.pool import DecodePool, DecodeQueueFullError
 from app.observability.metrics import Exemplar, Metrics
 from app.observability.tracing import RequestTrace, Tracing
 from app.observability.triton_metrics import TritonMetrics
-from app.scheduling.dispatcher import Dispatcher, ServedModel, too_late
+from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.outcome import too_late
+from app.scheduling.readiness import ModelState
 from app.scheduling.scheduler import DeadlineUnreachableError, QueueFullError, Reservation
+from app.scheduling.served_model import ServedModel
 from app.serving.timings import Timings
 from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, NormalisedModel, Options, PixelModel, Placement, TensorModel
@@ -202,21 +205,16 @@ class Service:
         """Why the service is not ready, in one sentence; empty when it is."""
         if self.draining:
             return "the service is shutting down"
-        missing = [
-            name for name, served in self.models.items() if not served.unloaded and not self.dispatcher.serves(name)
-        ]
-        return f"no worker is ready for {', '.join(missing)}: {self.dispatcher.why_not_ready()}" if missing else ""
+        readiness = self.dispatcher.readiness
+        ready = (ModelState.READY, ModelState.UNLOADED)
+        missing = [name for name in self.models if readiness.state(name) not in ready]
+        return f"no worker is ready for {', '.join(missing)}: {readiness.replica_reasons()}" if missing else ""
 
     def model_not_ready(self, served: ServedModel) -> str:
         """Why the model is not ready, in one sentence; empty when it is."""
-        name = served.model.name
         if self.draining:
             return "the service is shutting down"
-        if served.unloaded:
-            return f"{name} is unloaded; POST /v2/repository/models/{name}/load loads it"
-        if not self.dispatcher.serves(name):
-            return f"no worker is ready for {name}: {self.dispatcher.why_not_ready()}"
-        return ""
+        return self.dispatcher.readiness.reason(served.model.name)
 
     def find(self, name: str) -> ServedModel:
         """The model of this name. Raises MODEL_NOT_FOUND, naming those that exist."""
@@ -236,13 +234,7 @@ class Service:
         Raises NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.
         """
         name = served.model.name
-        if served.unloaded:
-            served.metrics.rejected["not_ready"].inc()
-            raise ServiceError("NOT_READY", self.model_not_ready(served), retry_after_s=60)
-        if not self.dispatcher.expects(name):
-            served.metrics.rejected["not_ready"].inc()
-            reason = self.dispatcher.why_not_ready()
-            raise ServiceError("NOT_READY", f"no worker is ready for {name}: {reason}", retry_after_s=1)
+        self.dispatcher.refuse_unless_served(name)
         try:
             self.dispatcher.scheduler.check(name, 1, deadline_s, priority, time.monotonic())
         except (QueueFullError, DeadlineUnreachableError) as error:

@@ -133,7 +133,7 @@ def snapshot(service: Service) -> Stats:
         uptime_s=round(time.monotonic() - _STARTED_S, 3),
         ready=not service.not_ready(),
         simulated=service.simulated,
-        models=[_model(samples, name, ready=service.dispatcher.serves(name)) for name in service.models],
+        models=[_model(samples, name, ready=service.dispatcher.readiness.is_ready(name)) for name in service.models],
         devices=[
             _device(samples, device, service.choice.vendor, workers.count(device)) for device in service.choice.devices
         ],

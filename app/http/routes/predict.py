@@ -16,7 +16,7 @@ from app.errors import ServiceError
 from app.http.body import BodyBudget, header_number, read_body, read_images, read_query
 from app.http.interrupt import unless_disconnected
 from app.protocols.context import RequestContext
-from app.scheduling.dispatcher import ServedModel
+from app.scheduling.served_model import ServedModel
 from app.serving.service import Answer, Service
 from app.serving.service import Request as Ask
 

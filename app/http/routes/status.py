@@ -94,7 +94,7 @@ async def models(request: Request) -> Models:
                 weights=served.model.weights,
                 classes=len(served.model.labels),
                 input_shape=served.model.input_shape,
-                ready=service.dispatcher.serves(served.model.name),
+                ready=service.dispatcher.readiness.is_ready(served.model.name),
                 served_on=[
                     ServedOn(
                         device=device,

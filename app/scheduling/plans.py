@@ -1,0 +1,57 @@
+"""What each worker is to load, from the settings: one plan per worker.
+
+Must not know requests, nor how a worker is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from app.config import Settings, split
+from app.precision.probes import calibration, probes
+from app.workers.messages import Load
+from app.workers.replica import Plan
+from backends import Choice
+from models import Model
+
+
+def worker_devices(settings: Settings, choice: Choice) -> list[str]:
+    """The device of each worker, in the order in which workers are started."""
+    return [device for device in choice.devices for _ in range(settings.workers_per_device)]
+
+
+def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) -> list[tuple[str, Plan]]:
+    """The device of each worker, and its plan. Computes the probes of the precision gate."""
+    facts = choice.backend.facts
+    cache_dir = settings.cache_dir.expanduser()
+    tried = tuple(probes(model) for model in models) if facts.computes else ()
+    quantised = settings.precision == "int8"
+    calibrations = tuple(calibration(model, settings.calibrate) for model in models) if quantised else ()
+
+    def plan(device: str) -> Plan:
+        load = Load(
+            models=tuple(models),
+            device=device,
+            engine=settings.engine,
+            precision=settings.precision,
+            batch_sizes=settings.ladder,
+            guard=settings.guard_limits,
+            plugins=split(settings.plugins),
+            operator_libraries=split(settings.operator_libraries),
+            probes=tried,
+            calibrations=calibrations,
+            cache_dir=cache_dir,
+            quick=True,
+        )
+        return Plan(
+            load,
+            facts.variables(os.environ, cache_dir),
+            takes_prepared=facts.late_environment,
+            start_timeout_s=settings.start_timeout_s,
+            batch_timeout_s=settings.batch_timeout_s,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            log_style=(settings.log_level, settings.log_format),
+        )
+
+    return [(device, plan(device)) for device in worker_devices(settings, choice)]
