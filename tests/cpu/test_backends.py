@@ -41,6 +41,7 @@ from backends.engines.engine import translated_errors
 from models.classification import ClassificationNetwork
 from models.detection import Detector
 from models.model import PixelNetwork
+from tests.support.networks import Brightness, images
 
 LADDER = (1, 2, 3, 8)
 DEVICE = "cpu:0"
@@ -114,28 +115,6 @@ def no_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
 
 
-class Brightness(nn.Module):
-    """Mean and brightest byte of an image; `fault` is raised at the call after `sound_calls`."""
-
-    input_shape = (8, 6, 3)
-
-    def __init__(self, fault: Exception | None = None, sound_calls: int = 0) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
-        self.fault, self.sound_calls = fault, sound_calls
-
-    def cast(self, dtype: torch.dtype) -> Brightness:
-        return self
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        if self.fault is not None:
-            self.sound_calls -= 1
-            if self.sound_calls < 0:
-                raise self.fault
-        means = pixels.to(torch.float32).mean(dim=(1, 2, 3)) * self.scale / 2
-        return means, pixels.to(torch.int32).amax(dim=(1, 2, 3))
-
-
 class Unconvertible(Brightness):
     """Uses an operator that compilers do not know."""
 
@@ -158,13 +137,6 @@ def classifier() -> ClassificationNetwork:
 
 def detector() -> PixelNetwork:
     return Detector("detector", "yolov8n", tuple("abcdefghij"), "random", None, (128, 96, 3)).network()
-
-
-def images(count: int, shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Coloured blocks under noise, no two images alike; height and width are multiples of 4."""
-    generator = np.random.default_rng(count)
-    blocks = generator.integers(0, 220, (count, 4, 4, 3)).repeat(shape[0] // 4, axis=1).repeat(shape[1] // 4, axis=2)
-    return (blocks + generator.integers(0, 36, (count, *shape))).astype(np.uint8)
 
 
 def reference(network: nn.Module, pixels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

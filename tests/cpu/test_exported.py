@@ -40,7 +40,7 @@ from models.exported import read_probes
 from models.exported_networks import load_graph
 from models.exported_trial import tried
 from models.tensors import item_bytes
-from tests.service.test_http import assert_error
+from tests.support.answers import assert_error
 from tests.support.exported_files import INPUTS, LONGEST, OUTPUTS, WORDS, example, exported, frozen, question_answering
 from tests.support.service_process import running
 

@@ -7,81 +7,28 @@ around it is all real.
 from __future__ import annotations
 
 import asyncio
-import io
-import re
 import signal
 
 import httpx
 import psutil
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import resnet18
 
+from tests.support.images import GREEN, GREY, JPEG, RED, png
 from tests.support.load import WAIT_S, Load, until
-from tests.support.service_process import running
-
-MODEL = "resnet18"
-PREDICT = f"/v1/models/{MODEL}:predict"
-JPEG = {"Content-Type": "image/jpeg"}
-
-
-def image(colour="#808080", size=(64, 64)):
-    stream = io.BytesIO()
-    Image.new("RGB", size, colour).save(stream, "PNG")
-    return stream.getvalue()
-
-
-GREY = image()
-GREEN, RED, BLUE = image("#00ff00"), image("#ff0000"), image("#0000ff")
-
-
-def serving(folder, null="", *options):
-    """A service on the null device; what comes later among the options counts."""
-    return running(
-        folder, "--models", MODEL, "--weights", "random", "--engine", "auto", "--precision", "auto",
-        "--device", "null", "--null", null, "--timeout-ms", "200000", *options,
-    )  # fmt: skip
-
-
-def post(service, body=GREY, **headers):
-    answer = httpx.post(service.url + PREDICT, content=body, headers={**JPEG, **headers}, timeout=WAIT_S)
-    return answer.status_code, answer.json().get("code", "OK")
-
-
-def metric(service, name, **labels):
-    """The sum of a metric's series that have these labels."""
-    total, found = 0.0, name.endswith("_sum")  # A histogram has no series before it has seen anything.
-    for line in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text.splitlines():
-        if match := re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line):
-            given = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
-            if labels.items() <= given.items():
-                total, found = total + float(match[2]), True
-    assert found, f"there is no {name} with {labels}"
-    return total
-
-
-def ready(service):
-    return httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
-
-
-def is_ready(service):
-    return ready(service).status_code == 200
-
-
-def assert_nothing_left(service):
-    assert metric(service, "anychip_images_in_flight") == 0
-    assert metric(service, "anychip_queue_depth") == 0
-
-
-async def gathered(service, bodies, **headers):
-    """All at once, each on a connection of its own; outcomes in order."""
-    limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, limits=limits) as client:
-        asked = (client.post(PREDICT, content=body, headers={**JPEG, **headers}) for body in bodies)
-        answers = await asyncio.gather(*asked)
-    return [(answer.status_code, answer.json().get("code", "OK")) for answer in answers]
+from tests.support.null_service import (
+    MODEL,
+    PREDICT,
+    assert_nothing_left,
+    gathered,
+    is_ready,
+    metric,
+    post,
+    ready,
+    serving,
+)
 
 
 async def test_ten_killed_workers_under_load_cost_nobody_an_answer(tmp_path):
@@ -282,7 +229,7 @@ async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(tmp_p
 
 
 async def test_overload_is_refused_and_memory_stays_flat(tmp_path):
-    body = image(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
+    body = png(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
     with serving(tmp_path, "delay_ms=5", "--queue-size", "16", "--batch-sizes", "1,2") as service:
         server = psutil.Process(service.process.pid)
         sizes = []
@@ -348,7 +295,7 @@ async def test_higher_priority_overtakes(tmp_path):
 
 
 async def test_a_large_image_does_not_hold_up_a_small_one(tmp_path):
-    large = image(size=(7000, 7000))
+    large = png(size=(7000, 7000))
     with serving(tmp_path, "fail=*1000000", "--decode-threads", "2") as service:
         first = asyncio.create_task(gathered(service, [large]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)

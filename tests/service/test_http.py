@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 import socket
 import zlib
@@ -12,13 +11,14 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.support.answers import assert_error
+from tests.support.images import JPEG, encoded
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/resnet18:predict"
 DETECT = "/v1/models/yolov8n:predict"
-JPEG = {"Content-Type": "image/jpeg"}
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +32,6 @@ def service(tmp_path_factory):
 def client(service):
     with service.client() as client:
         yield client
-
-
-def encode(image, kind="PNG", **options):
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def assert_error(response, status, code):
-    """The shape that docs/api.md promises, on every failure of every route."""
-    assert response.status_code == status, response.text
-    body = response.json()
-    assert set(body) == {"error", "code", "request_id"}
-    assert body["code"] == code
-    assert body["error"]
-    assert "\n" not in body["error"]
-    assert body["request_id"] == response.headers["x-request-id"]
-    assert response.headers["content-type"] == "application/json"
-    if status in (429, 503):
-        assert int(response.headers["retry-after"]) >= 1
-    return body["error"]
 
 
 def test_a_raw_image_is_classified(client):
@@ -111,7 +90,7 @@ def test_the_three_body_forms_give_one_answer(client):
 
 
 def test_several_images_are_answered_in_their_order(client):
-    images = [encode(Image.new("RGB", (10 + 10 * number, 20))) for number in range(8)]
+    images = [encoded(Image.new("RGB", (10 + 10 * number, 20))) for number in range(8)]
     files = [("file", (f"{number}.png", image, "image/png")) for number, image in enumerate(images)]
     widths = [each["width"] for each in client.post(PREDICT, files=files).json()["predictions"]]
     assert widths == [10, 20, 30, 40, 50, 60, 70, 80]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app import logs
-from tests.service.test_faults import GREY, JPEG, RED
+from tests.support.images import GREY, JPEG, RED
 from tests.support.load import WAIT_S
 from tests.support.service_process import running
 

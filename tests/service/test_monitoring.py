@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.test_faults import GREY, is_ready, metric
+from tests.support.images import GREY
 from tests.support.load import Load, until
+from tests.support.null_service import is_ready, metric
 from tests.support.prometheus import DEPLOY, MISSING, Prometheus, alerts, prometheus
 from tests.support.service_process import ServiceProcess, running
 

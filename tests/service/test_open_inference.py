@@ -18,7 +18,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from models import open_model, parse_spec
-from tests.service.test_http import assert_error
+from tests.support.answers import assert_error, binary, infer_images, outputs_of
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
@@ -39,59 +39,6 @@ def service(tmp_path_factory):
 def client(service):
     with service.client() as client:
         yield client
-
-
-def element(content):
-    return struct.pack("<I", len(content)) + content
-
-
-def images(*encoded, **parameters):
-    content = b"".join(map(element, encoded))
-    return {"name": "image", "shape": [len(encoded)], "datatype": "BYTES", "parameters": parameters}, content
-
-
-def binary(path, document, content, *, post, header=None, **options):
-    head = json.dumps(document).encode()
-    length = str(len(head)) if header is None else header
-    headers = {"Inference-Header-Content-Length": length, "Content-Type": "application/octet-stream"}
-    return post(f"{path}/infer", content=head + content, headers=headers, **options)
-
-
-def infer_images(client, path, *encoded, outputs=None, **request):
-    tensor, content = images(*encoded)
-    tensor["parameters"] = {"binary_data_size": len(content)}
-    document = {"inputs": [tensor], **({} if outputs is None else {"outputs": outputs}), **request}
-    return binary(path, document, content, post=client.post)
-
-
-def outputs_of(answer):
-    """Every output as an array, or a list of bytes, from JSON or from the bytes after it."""
-    assert answer.status_code == 200, answer.text
-    length = answer.headers.get("inference-header-content-length")
-    document = json.loads(answer.content[: int(length)] if length else answer.content)
-    rest = answer.content[int(length) :] if length else b""
-    types = {"FP32": "<f4", "INT32": "<i4", "UINT8": "u1"}
-    found = {}
-    for output in document["outputs"]:
-        assert set(output) - {"parameters", "data"} == {"name", "shape", "datatype"}
-        size = output.get("parameters", {}).get("binary_data_size")
-        if output["datatype"] == "BYTES":
-            if size is None:
-                found[output["name"]] = [text.encode() for text in output["data"]]
-            else:
-                found[output["name"]], part = [], rest[:size]
-                while part:
-                    (length,) = struct.unpack_from("<I", part)
-                    found[output["name"]].append(part[4 : 4 + length])
-                    part = part[4 + length :]
-            assert len(found[output["name"]]) == np.prod(output["shape"])
-        else:
-            flat = np.array(output["data"], types[output["datatype"]]) if size is None else None
-            flat = np.frombuffer(rest[:size], types[output["datatype"]]) if flat is None else flat
-            found[output["name"]] = flat.reshape(output["shape"])
-        rest = rest[size or 0 :]
-    assert not rest
-    return document, found
 
 
 # The protocol's own description, open_inference_rest.yaml of kserve/open-inference-protocol (18d5991): its paths, and

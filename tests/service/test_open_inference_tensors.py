@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from app.grpc.messages import message
-from tests.service.test_http import assert_error
-from tests.service.test_open_inference import PHOTO, binary
-from tests.service.test_rpc import arrays_of, free_port, infer
+from tests.support.answers import assert_error, binary
 from tests.support.exported_files import INPUTS, OUTPUTS, example, exported, question_answering
-from tests.support.service_process import running
+from tests.support.grpc_client import arrays_of, infer
+from tests.support.images import GREY
+from tests.support.service_process import free_port, running
 
 INFER = "/v2/models/qa/infer"
 
@@ -104,5 +104,5 @@ def test_requests_that_make_no_sense(client, given):
         assert reason in assert_error(client.post(INFER, json={"inputs": tensors}), 400, "INVALID_REQUEST")
     raw = client.post(INFER, content=b"12345678", headers={"Inference-Header-Content-Length": "0"})
     assert "raw request" in assert_error(raw, 400, "INVALID_REQUEST")
-    image = client.post("/v1/models/qa:predict", content=PHOTO, headers={"Content-Type": "image/jpeg"})
+    image = client.post("/v1/models/qa:predict", content=GREY, headers={"Content-Type": "image/jpeg"})
     assert "tensors" in assert_error(image, 400, "INVALID_REQUEST")

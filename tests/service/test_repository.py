@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.service.test_http import assert_error
+from tests.support.answers import assert_error
 from tests.support.load import Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,21 +16,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from app.errors import GRPC_STATUS, STATUS
-from app.grpc.messages import METHODS, SERVICE, message, message_of
+from app.grpc.messages import METHODS, SERVICE, message
 from deploy import generate_rpc
-from tests.service.test_open_inference import PHOTO, element, infer_images, outputs_of
-from tests.support.load import until
+from tests.support.answers import element, infer_images, outputs_of
+from tests.support.grpc_client import arrays_of, call, image_request, infer, method, texts_of
+from tests.support.load import WAIT_S, until
 from tests.support.photographs import FILES
-from tests.support.service_process import running
+from tests.support.service_process import free_port, running
 
-OTHER = FILES[1].read_bytes()
-WAIT_S = 240
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+PHOTO, OTHER = FILES[0].read_bytes(), FILES[1].read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -57,55 +50,6 @@ def channel(service, port):
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as channel:
         yield channel
-
-
-def method(channel, name):
-    descriptor = METHODS[name]
-    kind = channel.stream_stream if descriptor.client_streaming else channel.unary_unary
-    return kind(
-        f"/{SERVICE}/{name}",
-        request_serializer=message_of(descriptor.input_type).SerializeToString,
-        response_deserializer=message_of(descriptor.output_type).FromString,
-    )
-
-
-def call(channel, method_name, timeout=WAIT_S, **fields):
-    return method(channel, method_name)(message_of(METHODS[method_name].input_type)(**fields), timeout=timeout)
-
-
-def image_request(*images, model="resnet18", **fields):
-    request = message("ModelInferRequest")(model_name=model, **fields)
-    request.inputs.add(name="image", datatype="BYTES", shape=[len(images)])
-    request.raw_input_contents.append(b"".join(map(element, images)))
-    return request
-
-
-def infer(channel, request, timeout=WAIT_S, metadata=()):
-    return method(channel, "ModelInfer")(request, timeout=timeout, metadata=metadata)
-
-
-def arrays_of(response):
-    types = {"FP32": "<f4", "INT32": "<i4"}
-    return {
-        output.name: np.frombuffer(content, types[output.datatype]).reshape(output.shape)
-        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
-        if output.datatype != "BYTES"
-    }
-
-
-def texts_of(response, name):
-    """The elements of a BYTES output."""
-    [content] = [
-        content
-        for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
-        if output.name == name
-    ]
-    texts = []
-    while content:
-        length = int.from_bytes(content[:4], "little")
-        texts.append(content[4 : 4 + length])
-        content = content[4 + length :]
-    return texts
 
 
 def test_health_and_metadata(channel, client):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from app.cli import main
 from app.tools.top import quantile, screen
-from tests.service.test_faults import GREY, JPEG, RED
+from tests.support.images import GREY, JPEG, RED
 from tests.support.load import WAIT_S
 from tests.support.service_process import running
 

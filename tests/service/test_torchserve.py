@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from tests.service.test_http import assert_error
+from tests.support.answers import assert_error
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 

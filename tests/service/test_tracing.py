@@ -16,7 +16,7 @@ from app.main import Front, create_app
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
 from app.serving.service import Service
 from models import open_model, parse_spec
-from tests.service.test_faults import GREY, JPEG, RED
+from tests.support.images import GREY, JPEG, RED
 from tests.support.load import WAIT_S
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs anychip[traces]")

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from models import open_model, parse_spec
-from tests.service.test_rpc import free_port
 from tests.support.photographs import FILES
-from tests.support.service_process import running
+from tests.support.service_process import free_port, running
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("ANYCHIP_TEST_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
@@ -58,7 +57,7 @@ def report(request, service, port, given, tmp_path_factory):
     first, second = (np.frombuffer(path.read_bytes(), np.uint8) for path in FILES[:2])
     np.savez(file, first=first, second=second, pixels=pixels, input=normalised)
     url = service.url.removeprefix("http://") if request.param == "http" else f"127.0.0.1:{port}"
-    script = Path(__file__).with_name("tritonclient_session.py")
+    script = Path(__file__).parents[1] / "support" / "tritonclient_session.py"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ran = subprocess.run(
         [PYTHON, script, request.param, url, file],

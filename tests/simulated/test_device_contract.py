@@ -14,7 +14,7 @@ import pytest
 
 from backends import BACKENDS
 from backends.simulated.behaviour import DEVICE_TYPES
-from tests.simulated.test_stub_drivers import child, over, passed
+from tests.support.device_child import child, over, passed
 from tests.support.photographs import PHOTOGRAPHS
 
 SUITE = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/support/device_contract.py")

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from backends import hooks, register_release_hook, run_release_hooks
-from tests.service.test_faults import GREY, PREDICT, assert_nothing_left, metric, post, serving
+from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
+from tests.support.null_service import PREDICT, assert_nothing_left, metric, post, serving
 from tests.support.service_process import running
 
 MIB = 1 << 20

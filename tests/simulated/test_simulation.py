@@ -90,7 +90,8 @@ def test_a_compiler_that_fails_leaves_nothing_behind(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("device_type", ["mlu", "supa", "musa"])
 def test_it_has_no_name_that_the_vendors_module_lacks(device_type):
-    public = set(json.loads((ROOT / "tests" / "vendor_api" / f"torch_{device_type}.json").read_text())["public"])
+    table = ROOT / "tests" / "support" / "vendor_api" / f"torch_{device_type}.json"
+    public = set(json.loads(table.read_text())["public"])
     ours = {name for name in vars(make(device_type)) if not name.startswith("_")}
     assert len(ours) > 20
     assert ours - public - {"init", "is_initialized", "manual_seed", "manual_seed_all"} == set()  # PyTorch's own wish

@@ -10,10 +10,9 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,55 +22,14 @@ import pytest
 from deploy.install import InstallError
 from tests.environments import npu_environment
 from tests.support import stub_drivers
+from tests.support.device_child import child, over, passed
 from tests.support.photographs import FILES
 from tests.support.service_process import running
-from tests.unit.test_vendor_sources import wheel
+from tests.support.vendor_sources import wheel
 
 ROOT = Path(__file__).parents[2]
-NPU_PYTHON = Path(os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or ROOT / ".venv-npu" / "bin" / "python")
 SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1,2")
 JPEG = {"Content-Type": "image/jpeg"}
-
-
-def npu_python() -> Path:
-    if not NPU_PYTHON.exists():
-        pytest.skip("there is no environment with torch_npu: make npu-environment")
-    return NPU_PYTHON
-
-
-def child(
-    python: str | Path, variables: Mapping[str, str], *arguments: str, autoload: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """`python` in the repository. `autoload`: whether importing torch imports what vendors have installed."""
-    environment = {"PYTHONPATH": str(ROOT), **variables}
-    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    if not autoload:
-        inherited["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    return subprocess.run(
-        [str(python), *arguments],
-        cwd=ROOT,
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
-def over(stub: str) -> tuple[str | Path, dict[str, str]]:
-    if stub == "cuda":
-        return sys.executable, stub_drivers.cudart(sys.executable)
-    python = npu_python()
-    variables = stub_drivers.cann(python)
-    return python, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
-
-
-def passed(done: subprocess.CompletedProcess[str]) -> int:
-    """How many tests a child passed; fails unless it passed all that it ran."""
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    found = re.search(r"(\d+) passed", done.stdout.splitlines()[-1])
-    assert found, done.stdout[-2000:]
-    return int(found[1])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +50,7 @@ def test_engines_that_a_stub_cannot_have_refuse_and_eager_serves(stub: str) -> N
     """A stub's driver captures nothing: a failed capture must leave a device on which eager runs."""
     code = (
         "import json\nimport tests.support.stubs.plugin\nfrom backends import BACKENDS\n"
-        "from tests.cpu.test_backends import Brightness, images\n"
+        "from tests.support.networks import Brightness, images\n"
         f"backend = next(each for each in BACKENDS if each.name == {stub!r})\n"
         f"executable = backend.load(Brightness(), '{stub}:0', 'auto', 'fp32', (1, 2))\n"
         "pixels = images(2, (8, 8, 3))[:, :, :6].copy()\n"

@@ -1,4 +1,4 @@
-"""Builds the stub drivers of tests/stubs, so that vendors' own packages run without their hardware.
+"""Builds the stub drivers of tests/support/stubs, so that vendors' own packages run without their hardware.
 
 Owns: the compiler's commands, the cache of what was built, the variables that a child process needs. A build serves one
 version of torch: its headers are compiled in. It is whole or not there, also when several processes build at once.
@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STUBS = ROOT / "tests" / "stubs"
+STUBS = Path(__file__).parent / "stubs"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip-tests")
 _CANN_LIBRARIES = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 _FLAGS = ("-O1", "-w", "-fPIC")

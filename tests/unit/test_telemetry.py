@@ -35,7 +35,7 @@ from backends.telemetry import (
 )
 from backends.telemetry.sampler import Energy
 
-OUTPUTS = Path(__file__).parent / "vendor_outputs"
+OUTPUTS = Path(__file__).parents[1] / "support" / "vendor_outputs"
 PARSERS = {
     module.__name__: module.parse for module in (amd, ascend, biren, cambricon, hygon, intel, moorethreads, nvidia)
 }

@@ -1,0 +1,58 @@
+"""Python in a process of its own, over a stub driver or not: PyTorch has room for one accelerator a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support import stub_drivers
+
+ROOT = Path(__file__).parents[2]
+NPU_PYTHON = Path(os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or ROOT / ".venv-npu" / "bin" / "python")
+
+
+def npu_python() -> Path:
+    if not NPU_PYTHON.exists():
+        pytest.skip("there is no environment with torch_npu: make npu-environment")
+    return NPU_PYTHON
+
+
+def child(
+    python: str | Path, variables: Mapping[str, str], *arguments: str, autoload: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """`python` in the repository. `autoload`: whether importing torch imports what vendors have installed."""
+    environment = {"PYTHONPATH": str(ROOT), **variables}
+    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    if not autoload:
+        inherited["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return subprocess.run(
+        [str(python), *arguments],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def over(stub: str) -> tuple[str | Path, dict[str, str]]:
+    if stub == "cuda":
+        return sys.executable, stub_drivers.cudart(sys.executable)
+    python = npu_python()
+    variables = stub_drivers.cann(python)
+    return python, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> int:
+    """How many tests a child passed; fails unless it passed all that it ran."""
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    found = re.search(r"(\d+) passed", done.stdout.splitlines()[-1])
+    assert found, done.stdout[-2000:]
+    return int(found[1])

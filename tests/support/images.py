@@ -1,0 +1,25 @@
+"""Small images for the tests, encoded, and the header that they are sent with."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image
+
+JPEG = {"Content-Type": "image/jpeg"}  # What is in the body is seen from its first bytes: these are PNG.
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
+    """An image as a file."""
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def png(colour: str = "#808080", size: tuple[int, int] = (64, 64)) -> bytes:
+    """A PNG of one colour."""
+    return encoded(Image.new("RGB", size, colour))
+
+
+GREY = png()
+GREEN, RED, BLUE = png("#00ff00"), png("#ff0000"), png("#0000ff")

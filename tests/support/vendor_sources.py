@@ -1,0 +1,226 @@
+"""Reads vendors' packages without importing them: where a name is defined, and whether a call of ours fits it.
+
+The tables are vendor_api/*.json: what an adapter calls and why. For packages on the registry the newest wheel is
+downloaded (torch-npu 2.14.0: 44 MB, torch-tensorrt 2.14.0: 4 MB) into the user's cache directory, once a version, and
+read as a zip file.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip", "vendor-wheels")
+TABLES: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((Path(__file__).parent / "vendor_api").glob("*.json"))
+}
+CALLS = [(name, call) for name, table in TABLES.items() for call in table["calls"]]
+ANY_DEVICE = "torch.*"
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+class Sources:
+    """Modules of a package by dotted name, as text; finds where a name is defined without running anything."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = texts
+        self._trees: dict[str, ast.Module] = {}
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        yield from self._texts.items()
+
+    def tree(self, module: str) -> ast.Module | None:
+        text = self._texts.get(f"{module.replace('.', '/')}.py") or self._texts.get(
+            f"{module.replace('.', '/')}/__init__.py"
+        )
+        if text is not None and module not in self._trees:
+            self._trees[module] = ast.parse(text)
+        return self._trees.get(module)
+
+    def find(self, module: str, path: str, depth: int = 8) -> Definition | None:
+        """The definition that `module.path` leads to, through imports, aliases and instances made of a class."""
+        tree = self.tree(module)
+        if tree is None or not depth:
+            return None
+        name, _, rest = path.partition(".")
+        found: Definition | None = None
+        for node in statements(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+                found = node
+            elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+                value = node.value.func if isinstance(node.value, ast.Call) else node.value
+                found = self.find(module, ast.unparse(value), depth - 1) or found
+            elif isinstance(node, ast.ImportFrom):
+                origin = self._origin(module, node)
+                for alias in node.names:
+                    if alias.name == "*" and not name.startswith("_"):
+                        found = self.find(origin, name, depth - 1) or found
+                    elif (alias.asname or alias.name) == name:
+                        submodule = f"{origin}.{alias.name}"
+                        if rest and self.tree(submodule):
+                            return self.find(submodule, rest, depth - 1)
+                        found = self.find(origin, alias.name, depth - 1) or found
+        if found is None and rest and self.tree(f"{module}.{name}"):
+            return self.find(f"{module}.{name}", rest, depth - 1)
+        if rest and isinstance(found, ast.ClassDef):
+            return found if has_member(found, rest) else None
+        return found
+
+    def _origin(self, module: str, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = module.split(".")
+        if f"{module.replace('.', '/')}/__init__.py" not in self._texts:
+            package = package[:-1]
+        package = package[: len(package) - node.level + 1]
+        return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements of a module's top level, also within its `if` and `try`."""
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            waiting[:0] = [*node.body, *node.orelse]
+
+
+def has_member(node: ast.ClassDef, name: str) -> bool:
+    """Whether a class defines `name`, or its __setattr__ compares against it, as torch_npu's configuration does."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.FunctionDef) and child.name == name:
+            return True
+        if isinstance(child, ast.Compare) and any(getattr(side, "value", None) == name for side in child.comparators):
+            return True
+    return False
+
+
+def misfit(node: Definition, positional: int, keywords: list[str]) -> str:
+    """Why a call with that many positional arguments and those keywords does not fit; "" if it does.
+
+    A keyword must be named by a parameter: that `**kwargs` would swallow it proves nothing.
+    """
+    if isinstance(node, ast.ClassDef):
+        makers = [
+            child for child in node.body if isinstance(child, ast.FunctionDef) and child.name in ("__new__", "__init__")
+        ]
+        if not makers:
+            return ""
+        reasons = [_misfit(maker.args, positional + 1, keywords) for maker in makers]
+        return "" if "" in reasons else reasons[0]
+    return _misfit(node.args, positional, keywords)
+
+
+def _misfit(arguments: ast.arguments, positional: int, keywords: list[str]) -> str:
+    named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    if positional > len(named) and arguments.vararg is None:
+        return f"takes {len(named)} positional arguments, we give {positional}"
+    unknown = set(keywords) - {*named[positional:], *(argument.arg for argument in arguments.kwonlyargs)}
+    if unknown:
+        return f"has no parameter {', '.join(sorted(unknown))}"
+    required = set(named[positional : len(named) - len(arguments.defaults)])
+    required |= {
+        a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+    }
+    missing = required - set(keywords)
+    return f"needs {', '.join(sorted(missing))}" if missing else ""
+
+
+@functools.cache
+def wheel(package: str) -> Path | str:
+    """The newest wheel in the cache directory, after asking the registry for a newer; or why there is none."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(17, 40)]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.11"]
+    options = [*platforms, "--timeout=15", "--retries=0", "--disable-pip-version-check", f"--dest={CACHE}", package]
+    try:
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240, check=False)
+        reason = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    found = sorted(CACHE.glob(f"{package.replace('-', '_')}-*.whl"), key=lambda path: path.stat().st_mtime)
+    whole = [path for path in found if zipfile.is_zipfile(path)]
+    return whole[-1] if whole else f"no wheel of {package}: {reason}"
+
+
+@functools.cache
+def sources(name: str) -> Sources:
+    path = wheel(TABLES[name]["package"])
+    if isinstance(path, str):
+        pytest.skip(path)
+    with zipfile.ZipFile(path) as archive:
+        inside = TABLES[name].get("inside", "")  # The folder of the wheel that is put on the path.
+        texts = {
+            entry.removeprefix(inside): archive.read(entry).decode("utf-8", "replace")
+            for entry in archive.namelist()
+            if entry.endswith(".py") and entry.startswith(f"{inside}{name}/")
+        }
+    return Sources(texts)
+
+
+def aliases() -> dict[str, str]:
+    """Dotted prefix in our sources -> table."""
+    return {alias: name for name, table in TABLES.items() for alias in table["aliases"]}
+
+
+def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(prefix, name) of each attribute of a vendor's module that a source names, and of each import from one.
+
+    Seen are `torch.npu.X`, `torch_npu.npu.X`, `torch.get_device_module("npu").X`, and as prefix ANY_DEVICE
+    `torch.get_device_module(anything else).X`. Not seen: a module kept in a variable, and getattr.
+    """
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            yield from _used(_dotted(node))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield from _used(f"{node.module}.{alias.name}")
+
+
+def _used(dotted: str) -> Iterator[tuple[str, str]]:
+    for prefix in sorted([*aliases(), *(name for name in TABLES), ANY_DEVICE], key=len, reverse=True):
+        if dotted.startswith(f"{prefix}."):
+            yield prefix, dotted.removeprefix(f"{prefix}.")
+            return
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call) and _dotted(node.func) == "torch.get_device_module":
+        argument = node.args[0] if node.args else None
+        device = argument.value if isinstance(argument, ast.Constant) else "*"
+        return f"torch.{device}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def unlisted(tree: ast.Module) -> list[str]:
+    """Names of vendors' modules that a source uses and no table lists."""
+    missing = []
+    for prefix, name in uses(tree):
+        if prefix == ANY_DEVICE:
+            tables = [table for table in TABLES.values() if table["aliases"][0].startswith("torch.")]
+        else:
+            tables = [TABLES[aliases()[prefix]]] if prefix in aliases() else [{"aliases": [""], "calls": []}]
+        # A chain may go on after the name, or stop at what leads to one, as `torch.npu` alone does.
+        if not name or name == aliases().get(prefix):
+            continue
+        if not all(any(f"{name}.".startswith(f"{c['name']}.") for c in table["calls"]) for table in tables):
+            modules = {alias.rpartition(".")[2] for alias in aliases()}
+            if not (prefix in TABLES and name in modules):  # `from torch_npu import npu`
+                missing.append(f"{prefix}.{name}")
+    return missing
