@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -220,28 +219,16 @@ class Started(Protocol):
 
 
 class Executable(ABC):
-    """A network made ready on a device by an engine, for fixed batch sizes.
+    """A network made ready on a device by an engine, for fixed batch sizes. It only runs; a LoadReport says what it is.
 
-    Owned by one thread. `engine`, its `version` and `precision` say what it became, `batch_sizes` (ascending) what it
-    takes, `refusals` why engines that were preferred did not take it, `wrong` those of them, with the precision, whose
-    answers the gate found wrong, `measures` what the gate measured. `staged`: engines that take long were left out
-    (CompileOptions.quick). `operators`: those that the device lacks, and who stands in: `replaced` by others of the
-    device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's choice.
+    Owned by one thread. `batch_sizes`: those it takes, ascending.
     `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
-    `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers.
+    `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers, in seconds.
     """
 
-    engine: str
-    version: str = ""
-    precision: str
     batch_sizes: tuple[int, ...]
-    refusals: Mapping[str, str] = MappingProxyType({})
-    wrong: tuple[tuple[str, str], ...] = ()
-    measures: Mapping[str, float] = MappingProxyType({})
-    staged: bool = False
-    operators: Mapping[str, str] = MappingProxyType({})
     depth: int = 1
-    fastest_s: Mapping[int, float] = MappingProxyType({})
+    fastest_s: Mapping[int, float]
 
     @abstractmethod
     def buffer(self, rows: int) -> Pixels:
@@ -267,7 +254,35 @@ class Executable(ABC):
         """Give back what the executable holds. Idempotent."""
 
 
-def _accept(executable: Executable) -> Mapping[str, float]:
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading a network on a device found out.
+
+    `engine`, its `version` and the `precision`: what serves. `refusals`: why preferred engines do not, by engine, or by
+    engine and precision. `rejected`: the engines, each with its precision, whose answers the gate found wrong.
+    `measures`: the gate's errors of the engine that serves. `staged`: engines that take long were left out
+    (CompileOptions.quick). `operators`: those that the device lacks, and what runs instead: `replaced` by others of the
+    device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's choice.
+    """
+
+    engine: str
+    precision: str
+    version: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    rejected: tuple[tuple[str, str], ...] = ()
+    staged: bool = False
+    operators: Mapping[str, str] = field(default_factory=dict)
+
+
+class LoadedNetwork(NamedTuple):
+    """What `Backend.load` returns."""
+
+    executable: Executable
+    report: LoadReport
+
+
+def _accept(executable: Executable, report: LoadReport) -> Mapping[str, float]:
     """Anything that runs at all, at every batch size."""
     for size in executable.batch_sizes:
         executable.run(executable.buffer(size))
@@ -278,15 +293,15 @@ def _accept(executable: Executable) -> Mapping[str, float]:
 class CompileOptions:
     """What making a network ready may need beside the network.
 
-    `gate`: takes an executable, runs it at every batch size and returns what it has measured, or raises
-    WrongAnswersError: then the next engine or precision is tried. `calibration`: images like those to come, uint8
-    [n, height, width, 3], which int8 needs.
+    `gate`: takes an executable and the report so far (engine, version, precision), runs it at every batch size and
+    returns what it has measured, or raises WrongAnswersError: then the next engine or precision is tried.
+    `calibration`: images like those to come, uint8 [n, height, width, 3], which int8 needs.
     `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
     `calibration_key` the images.
     `quick`: leave out what is not ready in seconds.
     """
 
-    gate: Callable[[Executable], Mapping[str, float]] = _accept
+    gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
     calibration: Callable[[], Pixels] | None = None
     cache_dir: Path | None = None
     key: str = ""
@@ -333,12 +348,12 @@ class Backend(ABC):
         batch_sizes: Sequence[int],
         *,
         options: CompileOptions = DEFAULTS,
-    ) -> Executable:
+    ) -> LoadedNetwork:
         """Make `network` (it may be Unbuilt) ready on `device`. It is the executable's afterwards.
 
         `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
         device's `auto_precision`. Where the gate finds an engine's answers wrong, the next one is tried, and after the
-        last of them a finer precision: the executable says what it became. Raises BackendUnavailableError (no such
+        last of them a finer precision: the report says what it became. Raises BackendUnavailableError (no such
         device), EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
         """
 

@@ -25,8 +25,8 @@ from backends.backend import (
     CompileOptions,
     Device,
     EngineRefusedError,
-    Executable,
     Facts,
+    LoadedNetwork,
     Memory,
     Network,
     Probe,
@@ -103,7 +103,7 @@ class CpuBackend(Backend):
         batch_sizes: Sequence[int],
         *,
         options: CompileOptions = DEFAULTS,
-    ) -> Executable:
+    ) -> LoadedNetwork:
         """As the contract says; sets the number of threads that PyTorch uses in this process."""
         if device not in ("cpu", _DEVICE):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")

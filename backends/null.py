@@ -36,6 +36,7 @@ from backends.backend import (
     EngineRefusedError,
     Executable,
     Facts,
+    LoadedNetwork,
     Memory,
     Network,
     OutOfDeviceMemoryError,
@@ -147,7 +148,7 @@ class NullBackend(Backend):
         batch_sizes: Sequence[int],
         *,
         options: CompileOptions = DEFAULTS,
-    ) -> Executable:
+    ) -> LoadedNetwork:
         """As the contract says, after `load_ms`; what is configured now holds for the executable's life."""
         behaviour, state = _configured(), self._state(device)
         if engine not in ("auto", _NullEngine.name):
@@ -244,7 +245,7 @@ class _NullExecutable(CheckedExecutable):
         behaviour: Behaviour,
         state: _State,
     ) -> None:
-        super().__init__(_NullEngine.name, device, "fp32", tuple(answers), input_shape)
+        super().__init__(device, tuple(answers), input_shape)
         self._answers = answers
         self._behaviour = behaviour
         self._state = state

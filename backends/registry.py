@@ -215,7 +215,7 @@ def _checked(backend: Backend, device: Device) -> Row:
     pixels = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
     right = (pixels.astype(np.int64) * np.arange(48).reshape(4, 4, 3)).sum(axis=(1, 2, 3))
     try:
-        executable = backend.load(_WeightedSum(), device.id, "eager", "fp32", (2,))  # Compiling proves no more here.
+        executable, _ = backend.load(_WeightedSum(), device.id, "eager", "fp32", (2,))  # Compiling proves no more here.
         (got,) = executable.run(pixels)
         executable.close()
     except BackendError as error:

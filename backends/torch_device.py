@@ -15,6 +15,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
@@ -30,7 +31,7 @@ from backends.backend import (
     CompileOptions,
     Device,
     EngineRefusedError,
-    Executable,
+    LoadedNetwork,
     Memory,
     Network,
     Probe,
@@ -114,7 +115,7 @@ class TorchBackend(Backend):
         batch_sizes: Sequence[int],
         *,
         options: CompileOptions = DEFAULTS,
-    ) -> Executable:
+    ) -> LoadedNetwork:
         """As the contract says; imports the vendor's package into this process."""
         known = [one.id for one in self.devices()]
         if device not in known:
@@ -145,11 +146,10 @@ class TorchBackend(Backend):
             for name in names
         ]
         precisions = precisions_from(precision, self._preferred())
-        executable = compile_first(
+        loaded = compile_first(
             engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
         )
-        executable.operators = operators.found()
-        return executable
+        return loaded._replace(report=replace(loaded.report, operators=operators.found()))
 
     def memory(self, device: str) -> Memory:
         """In the process that owns the device: it creates a context."""

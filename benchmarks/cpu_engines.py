@@ -121,7 +121,7 @@ def load(
     model = opened(name)
     calibration = Calibration(model, "") if precision == "int8" and model.weights == "sample" else None
     options = compile_options(model, None, calibration, cache_dir)
-    return backend.load(model.network(), DEVICE, engine, precision, sizes, options=options)
+    return backend.load(model.network(), DEVICE, engine, precision, sizes, options=options).executable
 
 
 def measure(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -144,7 +144,7 @@ def case(given: argparse.Namespace, engine: str, precision: str, name: str) -> d
     options = CompileOptions(cache_dir=given.out / "cache")
     before_s = time.perf_counter()
     try:
-        executable = choice.backend.load(model.network(), device, engine, precision, sizes, options=options)
+        executable, report = choice.backend.load(model.network(), device, engine, precision, sizes, options=options)
     except EngineRefusedError as error:
         return {"refusal": str(error)}
     load_s = time.perf_counter() - before_s
@@ -153,7 +153,7 @@ def case(given: argparse.Namespace, engine: str, precision: str, name: str) -> d
     rates = {str(size): round(images_per_s(executable, pixels[:size], given.seconds), 1) for size in sizes}
     latencies = latency_ms(executable, pixels[: sizes[0]], given.seconds)
     result = {
-        "became": [executable.engine, executable.precision],
+        "became": [report.engine, report.precision],
         "load_s": round(load_s, 1),
         "largest_relative_error": max(error for error, _ in compared),
         "integers_equal": min(equal for _, equal in compared),
@@ -161,7 +161,7 @@ def case(given: argparse.Namespace, engine: str, precision: str, name: str) -> d
         "images_per_s": rates,
         "p50_ms": latencies[0],
         "p99_ms": latencies[1],
-        "operators": dict(executable.operators),
+        "operators": dict(report.operators),
     }
     executable.close()
     return result

@@ -161,7 +161,7 @@ class Ceiling:
         self._model = model
         self._batch = settings.ladder[-1]
         self._threads = settings.decode_threads or core_count()
-        self._executable = choice.backend.load(
+        self._executable, report = choice.backend.load(
             model.network(),
             choice.devices[0],
             settings.engine,
@@ -176,7 +176,7 @@ class Ceiling:
             ),
         )
         torch.set_num_threads(1)
-        self.engine, self.precision = self._executable.engine, self._executable.precision
+        self.engine, self.precision = report.engine, report.precision
 
     def __enter__(self) -> Ceiling:
         return self

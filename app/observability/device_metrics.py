@@ -103,11 +103,11 @@ class ServedStates:
                 if loaded is None:
                     continue
                 where = (model.name, worker.device)
-                served_by = (*where, loaded.engine, loaded.precision)
+                served_by = (*where, loaded.report.engine, loaded.report.precision)
                 info |= {(*served_by, model.weights): 1}
-                errors |= {(*where, measure): error for measure, error in loaded.measures.items()}
-                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.wrong}
-                if loaded.measures:
+                errors |= {(*where, measure): error for measure, error in loaded.report.measures.items()}
+                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.report.rejected}
+                if loaded.report.measures:
                     verdicts[served_by] = 1
         self._info.show(info)
         self._errors.show(errors)

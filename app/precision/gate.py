@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from app.precision.probes import Calibration
-from backends import DEFAULTS, CompileOptions, EngineCache, Executable, WrongAnswersError
+from backends import DEFAULTS, CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
 from models import Model, NormalisedModel, Options, PixelModel, TensorModel
 from models.accuracy import as_boxes, map50, top1
 
@@ -75,9 +75,9 @@ class Gate:
         self._cache = cache
         self._network: Any = None
 
-    def check(self, executable: Executable) -> Mapping[str, float]:
+    def check(self, executable: Executable, report: LoadReport) -> Mapping[str, float]:
         """The largest error of each measure over all batch sizes. Raises WrongAnswersError, BackendError."""
-        limits = LIMITS[self._model.task][executable.precision]
+        limits = LIMITS[self._model.task][report.precision]
         worst = dict.fromkeys(limits, 0.0)
         for size in executable.batch_sizes:
             outputs = _answers(executable.run, self._probes, size)
@@ -88,11 +88,11 @@ class Gate:
                 if not measured[name] <= limit:
                     raise WrongAnswersError(
                         f"its answers to batches of {size} are not the network's: the error {name} is "
-                        f"{measured[name]:.3g}, and {limit:g} is allowed in {executable.precision}"
+                        f"{measured[name]:.3g}, and {limit:g} is allowed in {report.precision}"
                     )
                 worst[name] = max(worst[name], measured[name])
-        if executable.precision == "int8" and self._calibration is not None:
-            worst.update(self._checked_loss(executable, self._calibration))
+        if report.precision == "int8" and self._calibration is not None:
+            worst.update(self._checked_loss(executable, report, self._calibration))
         return worst
 
     @cached_property
@@ -101,13 +101,13 @@ class Gate:
         parts = {"reference": "probes", "of": digest, **self._surroundings()}
         return self._kept(lambda: self._reference(self._probes), **parts)
 
-    def _checked_loss(self, executable: Executable, calibration: Calibration) -> dict[str, float]:
+    def _checked_loss(self, executable: Executable, report: LoadReport, calibration: Calibration) -> dict[str, float]:
         name, limit = LOSS_LIMITS[self._model.task]
         parts = {
             "loss": name,
             "of": calibration.key,
-            "engine": executable.engine,
-            "version": executable.version,
+            "engine": report.engine,
+            "version": report.version,
             **self._surroundings(),
         }
         (accuracies,) = self._kept(lambda: (self._accuracies(executable, calibration),), **parts)

@@ -189,7 +189,12 @@ def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
     }
     served_on = [
-        {"device": device, "engine": loaded.engine, "precision": loaded.precision, "errors": dict(loaded.measures)}
+        {
+            "device": device,
+            "engine": loaded.report.engine,
+            "precision": loaded.report.precision,
+            "errors": dict(loaded.report.measures),
+        }
         for device, loaded in service.dispatcher.loaded(served)
     ]
     parameters = {"task": model.task, "architecture": model.architecture, "weights": model.weights}

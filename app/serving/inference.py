@@ -95,7 +95,7 @@ async def infer(
     loaded = worker.ready.loaded[served.index]
     assert loaded is not None
     weights = worker.plan.load.models[served.index].weights
-    return TensorAnswer(collected, weights, worker.device, loaded.engine, loaded.precision)
+    return TensorAnswer(collected, weights, worker.device, loaded.report.engine, loaded.report.precision)
 
 
 @dataclass(frozen=True, slots=True)

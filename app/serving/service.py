@@ -369,7 +369,7 @@ class Service:
         assert worker.ready is not None
         loaded = worker.ready.loaded[served.index]
         assert loaded is not None
-        return Answer([finished], model.weights, worker.device, loaded.engine, loaded.precision)
+        return Answer([finished], model.weights, worker.device, loaded.report.engine, loaded.report.precision)
 
     async def _place(self, served: ServedModel, frame: Frame) -> tuple[int, Placement]:
         """Put a decoded image into a slot. Raises QUEUE_FULL."""

@@ -46,7 +46,7 @@ class Predictor:
             Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
             settings.cache_dir.expanduser(),
         )
-        self._executable = choice.backend.load(
+        self._executable, _ = choice.backend.load(
             Unbuilt(model.input_shape, model.network),
             choice.devices[0],
             settings.engine,

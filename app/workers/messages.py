@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 
 from app.logs import Style
 from app.workers.guard import Limits
+
+if TYPE_CHECKING:
+    from backends import LoadReport
 
 Array = npt.NDArray[Any]
 
@@ -85,18 +88,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `measures`: the
-    gate's errors against float32; `operators`: those the device lacks, and what runs in their place; `wrong`: engines
-    and precisions that the gate refused (backends.Executable).
-    """
+    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up."""
 
-    engine: str
-    precision: str
+    report: LoadReport
     latency_s: Mapping[int, float]
-    refusals: Mapping[str, str] = field(default_factory=dict)
-    measures: Mapping[str, float] = field(default_factory=dict)
-    operators: Mapping[str, str] = field(default_factory=dict)
-    wrong: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Worker:
         for index, model in self._models.items():
             sizes = model.batch_sizes(load.batch_sizes)
             network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
-            executable = self._backend.load(
+            executable, report = self._backend.load(
                 network, self._device, load.engine, load.precision, sizes,
                 options=compile_options(
                     model,
@@ -156,23 +156,18 @@ class Worker:
                     quick=load.quick,
                 ),
             )  # fmt: skip
-            staged = staged or executable.staged
+            staged = staged or report.staged
             self._executables[index] = executable
             # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
             rows = 2 * executable.batch_sizes[-1]
             self._buffers[index] = [executable.buffer(rows) for _ in range(executable.depth)]
             latency_s = self._latencies(executable, self._buffers[index][0])
             self._latency_s[index] = latency_s
-            loaded[index] = Loaded(
-                *(executable.engine, executable.precision, latency_s),
-                dict(executable.refusals),
-                dict(executable.measures),
-                *(dict(executable.operators), executable.wrong),
-            )
-            errors = ", ".join(f"{name} {error:.2g}" for name, error in executable.measures.items())
-            served = model.name, executable.engine, executable.precision, self._device, errors or "not measured"
+            loaded[index] = Loaded(report, latency_s)
+            errors = ", ".join(f"{name} {error:.2g}" for name, error in report.measures.items())
+            served = model.name, report.engine, report.precision, self._device, errors or "not measured"
             log.info("%s: %s %s on %s; errors against float32: %s", *served)
-            for operator, how in executable.operators.items():
+            for operator, how in report.operators.items():
                 if how != "replaced":
                     log.warning(
                         "%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, self._device, operator

@@ -32,7 +32,7 @@ class EagerEngine(Engine):
         """As the contract says; casts and moves `network` in place."""
         with translated_errors(device):
             placed(network, device, precision, self._channels_last)
-        return torch_executable(self.name, device, precision, batch_sizes, network)
+        return torch_executable(device, batch_sizes, network)
 
 
 def placed(network: Network, device: str, precision: str, channels_last: bool) -> nn.Module:
@@ -44,19 +44,15 @@ def placed(network: Network, device: str, precision: str, channels_last: bool) -
     return module
 
 
-def torch_executable(
-    engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
-) -> Executable:
+def torch_executable(device: str, batch_sizes: tuple[int, ...], network: Network) -> Executable:
     """What is called with tensors and answers with tensors as an executable; on devices, one that copies meanwhile."""
     kind = _HostExecutable if torch.device(device).type == "cpu" else StreamedExecutable
-    return kind(engine, device, precision, batch_sizes, network)
+    return kind(device, batch_sizes, network)
 
 
 class _HostExecutable(CheckedExecutable):
-    def __init__(
-        self, engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
-    ) -> None:
-        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network) -> None:
+        super().__init__(device, batch_sizes, network.input_shape)
         self._network: Network | None = network
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:

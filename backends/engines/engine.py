@@ -13,6 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -28,6 +29,8 @@ from backends.backend import (
     EngineRefusedError,
     Executable,
     Form,
+    LoadedNetwork,
+    LoadReport,
     Network,
     OutOfDeviceMemoryError,
     PackedTensor,
@@ -112,20 +115,20 @@ class Engine(ABC):
         """Whether `compile` would take seconds, and not minutes."""
         return self.takes == "seconds"
 
+    def version(self, precision: str) -> str:
+        """The compiler's version; empty where it is part of PyTorch. Asked of an engine that has compiled."""
+        return ""
+
 
 class CheckedExecutable(Executable):
     """An executable that checks its input and speaks the contract's errors; an engine adds `_execute`."""
 
     def __init__(
         self,
-        engine: str,
         device: str,
-        precision: str,
         batch_sizes: tuple[int, ...],
         input_shape: tuple[int, ...],
     ) -> None:
-        self.engine = engine
-        self.precision = precision
         self.batch_sizes = batch_sizes
         self.fastest_s: dict[int, float] = {}
         self._device = device
@@ -210,8 +213,8 @@ def compile_first(
     batch_sizes: Sequence[int],
     *,
     options: CompileOptions = DEFAULTS,
-    completed: Callable[[Callable[[], Executable]], Executable] = lambda attempt: attempt(),
-) -> Executable:
+    completed: Callable[[Callable[[], LoadedNetwork]], LoadedNetwork] = lambda attempt: attempt(),
+) -> LoadedNetwork:
     """The network on the first engine that takes it and passes the gate, which runs every batch size.
 
     `precisions`: the one that is wanted, and those to step up to when engines have it and answer wrongly in it.
@@ -222,7 +225,7 @@ def compile_first(
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
-    lied: list[tuple[str, str]] = []
+    rejected: list[tuple[str, str]] = []
     staged, form = False, form_of(network)
     for precision in precisions:
         # What a file holds may not compute in a precision that its file does not have: then a finer one is tried.
@@ -244,15 +247,17 @@ def compile_first(
             last = engine is able[-1] and precision == precisions[-1]
             given = network if engine.only_reads else built(network) if last else _copied(built(network))
             try:
-                executable = completed(partial(_ready, engine, given, device, precision, sizes, options=options))
-                executable.refusals, executable.wrong, executable.staged = refusals, tuple(lied), staged
-                return executable
+                executable, report = completed(
+                    partial(_ready, engine, given, device, precision, sizes, options=options)
+                )
+                report = replace(report, refusals=refusals, rejected=tuple(rejected), staged=staged)
+                return LoadedNetwork(executable, report)
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
                 if isinstance(error, WrongAnswersError):
                     wrong = True
-                    lied.append((engine.name, precision))
+                    rejected.append((engine.name, precision))
                 refusals[name] = str(error)
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
         if not wrong:
@@ -284,14 +289,14 @@ def _copied(network: Network) -> Network:
 
 def _ready(
     engine: Engine, network: Network, device: str, precision: str, sizes: tuple[int, ...], *, options: CompileOptions
-) -> Executable:
+) -> LoadedNetwork:
     executable = engine.compile(network, device, precision, sizes, options)
     try:
-        executable.measures = options.gate(executable)
+        report = LoadReport(engine.name, precision, engine.version(precision))
+        return LoadedNetwork(executable, replace(report, measures=options.gate(executable, report)))
     except BaseException:
         executable.close()
         raise
-    return executable
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class GraphEngine(Engine):
             raise
         except BackendError as error:
             raise EngineRefusedError(f"the network cannot be captured: {error}") from error
-        return StreamedExecutable(self.name, device, precision, batch_sizes, replayed)
+        return StreamedExecutable(device, batch_sizes, replayed)
 
 
 class _Replayed:

@@ -64,12 +64,12 @@ class InductorEngine(Engine):
             compiled = {
                 size: _compiled(module, device, (size, *network.input_shape), directory) for size in batch_sizes
             }
-        return torch_executable(self.name, device, precision, batch_sizes, _Ladder(network.input_shape, compiled))
+        return torch_executable(device, batch_sizes, _Ladder(network.input_shape, compiled))
 
     def _int8(self, network: Network, device: str, batch_sizes: tuple[int, ...], options: CompileOptions) -> Executable:
         """Found by what it is made of: to quantise again, only to see that it is the same, takes most of the time."""
         calibration = calibration_of(options)
-        version = f"{torch.__version__} {quantised.version()}"
+        version = self.version("int8")
         described: dict[str, object] = {
             "engine": self.name,
             "version": version,
@@ -102,9 +102,11 @@ class InductorEngine(Engine):
             with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
                 write(Path(temporary))
                 compiled = loaded(Path(temporary))
-        executable = torch_executable(self.name, device, "int8", batch_sizes, _Ladder(network.input_shape, compiled))
-        executable.version = version
-        return executable
+        return torch_executable(device, batch_sizes, _Ladder(network.input_shape, compiled))
+
+    def version(self, precision: str) -> str:
+        """PyTorch's own, and that of torchao for int8."""
+        return f"{torch.__version__} {quantised.version()}" if precision == "int8" else ""
 
 
 class _Ladder:

@@ -35,7 +35,7 @@ class MIGraphXEngine(Engine):
             placed(network, device, precision, channels_last=False).requires_grad_(False)
             # Importing the package has made the name known to torch.compile.
             compiled = by_torch_compile(network, device, batch_sizes, "migraphx")
-        return StreamedExecutable(self.name, device, precision, batch_sizes, compiled)
+        return StreamedExecutable(device, batch_sizes, compiled)
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Only in refusing."""

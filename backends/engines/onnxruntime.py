@@ -95,16 +95,15 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
-        about = (self.name, device, precision, batch_sizes)
-        executable: CheckedExecutable
         if packed is not None:
-            executable = _PackedExecutable(*about, network=packed, session=session)
-        elif any(isinstance(output.shape[0], int) for output in session.get_outputs()):
+            return _PackedExecutable(device, batch_sizes, packed, session)
+        if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
-        else:
-            executable = _OnnxRuntimeExecutable(*about, network=network, session=session)
-        executable.version = runtime.__version__
-        return executable
+        return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
+
+    def version(self, precision: str) -> str:
+        """ONNX Runtime's."""
+        return str(_runtime().__version__)
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Quantising takes its time, unless it has been done."""
@@ -118,17 +117,8 @@ class OnnxRuntimeEngine(Engine):
 
 
 class _OnnxRuntimeExecutable(CheckedExecutable):
-    def __init__(
-        self,
-        engine: str,
-        device: str,
-        precision: str,
-        batch_sizes: tuple[int, ...],
-        *,
-        network: Network,
-        session: Any,
-    ) -> None:
-        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network, session: Any) -> None:
+        super().__init__(device, batch_sizes, network.input_shape)
         self._session = session
         self._input = session.get_inputs()[0].name
 
@@ -149,8 +139,8 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
 class _PackedExecutable(_OnnxRuntimeExecutable):
     """A file's own graph, its inputs taken out of the items' bytes."""
 
-    def __init__(self, *about: Any, network: TensorNetwork, session: Any) -> None:
-        super().__init__(*about, network=network, session=session)
+    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: TensorNetwork, session: Any) -> None:
+        super().__init__(device, batch_sizes, network, session)
         self._inputs, self._batched = unpacking(network), network.batched
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:

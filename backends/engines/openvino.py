@@ -89,15 +89,14 @@ class OpenVINOEngine(Engine):
                 for streams in sorted(set(stream_counts.values()))
             }
             kind = _OpenVINOExecutable if packed is None else partial(_PackedExecutable, packed)
-            executable = kind(
-                self.name,
-                device,
-                precision,
-                network.input_shape,
-                {size: compiled[streams] for size, streams in stream_counts.items()},
-            )
-            executable.version = openvino.__version__
-            return executable
+            by_size = {size: compiled[streams] for size, streams in stream_counts.items()}
+            return kind(device, network.input_shape, by_size)
+
+    def version(self, precision: str) -> str:
+        """OpenVINO's."""
+        import openvino
+
+        return str(openvino.__version__)
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Quantising takes its time, unless it has been done."""
@@ -109,15 +108,13 @@ class OpenVINOEngine(Engine):
 class _OpenVINOExecutable(CheckedExecutable):
     def __init__(
         self,
-        engine: str,
         device: str,
-        precision: str,
         input_shape: tuple[int, ...],
         compiled: dict[int, Any],  # batch size -> compiled network, shared by sizes of as many streams
     ) -> None:
         from openvino import Tensor
 
-        super().__init__(engine, device, precision, tuple(compiled), input_shape)
+        super().__init__(device, tuple(compiled), input_shape)
         self._tensor = Tensor
         ports = compiled[self.batch_sizes[0]].outputs
         # Requests write side by side into these, so that no output is copied.
@@ -162,9 +159,11 @@ class _OpenVINOExecutable(CheckedExecutable):
 class _PackedExecutable(_OpenVINOExecutable):
     """Of several inputs, each where it lies in the item's bytes."""
 
-    def __init__(self, network: TensorNetwork, *args: Any) -> None:
+    def __init__(
+        self, network: TensorNetwork, device: str, input_shape: tuple[int, ...], compiled: dict[int, Any]
+    ) -> None:
         self._unpacking, self._batched = unpacking(network), network.batched
-        super().__init__(*args)
+        super().__init__(device, input_shape, compiled)
 
     def _item_shape(self, port: Any) -> list[int]:
         return list(port.shape)[1 if self._batched else 0 :]

@@ -39,10 +39,8 @@ class StreamedExecutable(CheckedExecutable):
 
     depth = 2
 
-    def __init__(
-        self, engine: str, device: str, precision: str, batch_sizes: tuple[int, ...], network: Network
-    ) -> None:
-        super().__init__(engine, device, precision, batch_sizes, network.input_shape)
+    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network) -> None:
+        super().__init__(device, batch_sizes, network.input_shape)
         self._network: Network | None = network
         self._module = torch.get_device_module(torch.device(device).type)
         self._copies = self._module.Stream()

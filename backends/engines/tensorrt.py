@@ -75,7 +75,7 @@ class TensorRTEngine(Engine):
         if not any("_run_on_acc" in name for name, _ in engines[batch_sizes[0]].named_modules()):
             raise EngineRefusedError("TensorRT takes no part of this network")
         by_size = {size: _FromBytes(engine) for size, engine in engines.items()}
-        return StreamedExecutable(self.name, device, precision, batch_sizes, Dispatched(network, by_size))
+        return StreamedExecutable(device, batch_sizes, Dispatched(network, by_size))
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Only in refusing."""

@@ -40,7 +40,7 @@ class TorchairEngine(Engine):
             backend = torchair.get_npu_backend(compiler_config=config)
             placed(network, device, precision, self._channels_last)
             compiled = by_torch_compile(network, device, batch_sizes, backend)
-        return StreamedExecutable(self.name, device, precision, batch_sizes, compiled)
+        return StreamedExecutable(device, batch_sizes, compiled)
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Only in refusing."""

@@ -53,7 +53,7 @@ class TorchScriptEngine(Engine):
             on_cpu = torch.device(device).type == "cpu"
             module.to(memory_format=torch.contiguous_format if on_cpu else torch.channels_last)
         if form_of(network) != "pixels":
-            return torch_executable(self.name, device, precision, batch_sizes, network)  # It is TorchScript.
+            return torch_executable(device, batch_sizes, network)  # It is TorchScript.
         # Of the largest size: a size of one might be taken for a dimension that never changes.
         examples = {size: torch.zeros((size, *network.input_shape), dtype=torch.uint8) for size in batch_sizes}
         try:
@@ -67,7 +67,7 @@ class TorchScriptEngine(Engine):
             raise
         except Exception as error:  # Whatever a network's Python does to the tracer.
             raise EngineRefusedError(f"TorchScript cannot trace the network: {first_line(error)}") from error
-        return torch_executable(self.name, device, precision, batch_sizes, _Traced(network.input_shape, graph))
+        return torch_executable(device, batch_sizes, _Traced(network.input_shape, graph))
 
 
 class _Traced:

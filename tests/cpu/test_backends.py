@@ -146,7 +146,7 @@ def reference(network: nn.Module, pixels: np.ndarray[Any, Any]) -> list[np.ndarr
 
 def load(case: Case, network: Any, batch_sizes: tuple[int, ...] = LADDER) -> Executable:
     options = COMPILED.get(case.engine, DEFAULTS)
-    return case.backend.load(network, case.device, case.engine, case.precision, batch_sizes, options=options)
+    return case.backend.load(network, case.device, case.engine, case.precision, batch_sizes, options=options).executable
 
 
 def ladder(case: Case) -> tuple[int, ...]:
@@ -199,10 +199,10 @@ def test_every_image_gets_its_own_answer(case: Case) -> None:
 
 
 def test_executable_says_what_it_became(case: Case) -> None:
-    executable = load(case, Brightness(), (8, 1, 2, 2))
-    assert (executable.engine, executable.precision) == (case.engine, case.precision)
+    executable, report = case.backend.load(Brightness(), case.device, case.engine, case.precision, (8, 1, 2, 2))
+    assert (report.engine, report.precision) == (case.engine, case.precision)
     assert executable.batch_sizes == (1, 2, 8)
-    assert executable.refusals == {}
+    assert (report.refusals, report.rejected) == ({}, ())
     executable.close()
 
 
@@ -281,15 +281,15 @@ class TestBackend:
     def test_auto_takes_the_first_engine_and_the_precision_of_the_device(self, backend: Backend) -> None:
         device = backend.devices()[0]
         assert device.auto_precision in backend.facts.precisions
-        executable = backend.load(Brightness(), device.id, "auto", "auto", (1,))
-        tried = [*executable.refusals, executable.engine]
+        executable, report = backend.load(Brightness(), device.id, "auto", "auto", (1,))
+        tried = [*report.refusals, report.engine]
         assert tried == list(backend.facts.engines[: len(tried)])
-        assert executable.precision == device.auto_precision
+        assert report.precision == device.auto_precision
         executable.close()
 
     def test_memory_and_telemetry_are_plausible(self, backend: Backend) -> None:
         device = backend.devices()[0]
-        executable = backend.load(Brightness(), device.id, "eager", "fp32", (1,))
+        executable, _ = backend.load(Brightness(), device.id, "eager", "fp32", (1,))
         memory = backend.memory(device.id)
         executable.close()
         assert 0 < memory.allocated <= memory.reserved <= memory.total == device.memory_bytes
@@ -321,9 +321,9 @@ class TestBackend:
 
 
 def test_eager_serves_where_openvino_is_not_installed(no_openvino: None) -> None:
-    executable = CpuBackend().load(Brightness(), DEVICE, "auto", "fp32", (1,))
-    assert executable.engine == "eager"
-    assert "anychip[cpu]" in executable.refusals["openvino"]
+    _, report = CpuBackend().load(Brightness(), DEVICE, "auto", "fp32", (1,))
+    assert report.engine == "eager"
+    assert "anychip[cpu]" in report.refusals["openvino"]
 
 
 def test_openvino_chosen_by_name_but_not_installed_says_how_to_get_it(no_openvino: None) -> None:
@@ -333,17 +333,17 @@ def test_openvino_chosen_by_name_but_not_installed_says_how_to_get_it(no_openvin
 
 def test_a_network_that_openvino_cannot_convert_goes_to_eager() -> None:
     pytest.importorskip("openvino")
-    executable = CpuBackend().load(Unconvertible(), DEVICE, "auto", "fp32", (1,))
-    assert executable.engine == "eager"
-    assert "cannot convert" in executable.refusals["openvino"]
-    assert executable.refusals["onnxruntime"]
+    _, report = CpuBackend().load(Unconvertible(), DEVICE, "auto", "fp32", (1,))
+    assert report.engine == "eager"
+    assert "cannot convert" in report.refusals["openvino"]
+    assert report.refusals["onnxruntime"]
 
 
 def test_openvino_frees_the_network_it_was_given() -> None:
     pytest.importorskip("openvino")
     network = classifier()
     weights = weakref.ref(network.core.fc.weight)
-    executable = CpuBackend().load(network, DEVICE, "openvino", "fp32", (1,))
+    executable, _ = CpuBackend().load(network, DEVICE, "openvino", "fp32", (1,))
     del network
     gc.collect()
     assert weights() is None
@@ -355,14 +355,14 @@ def test_openvino_reports_nothing_to_anybody(monkeypatch: pytest.MonkeyPatch, tm
     pytest.importorskip("openvino")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CI", raising=False)
-    CpuBackend().load(Brightness(), DEVICE, "openvino", "fp32", (1,)).close()
+    CpuBackend().load(Brightness(), DEVICE, "openvino", "fp32", (1,)).executable.close()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", [*CpuBackend.facts.engines, *CpuBackend.facts.by_name])
 def test_one_thread_means_one_thread(engine: str) -> None:
     _skip_without_packages(engine)
-    executable = CpuBackend(threads=1).load(classifier(), DEVICE, engine, "fp32", (8,))
+    executable, _ = CpuBackend(threads=1).load(classifier(), DEVICE, engine, "fp32", (8,))
     assert torch.get_num_threads() == 1
     pixels = images(8, (96, 96, 3))
     wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -384,7 +384,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "expected"), FAULTS, ids=lambda value: getattr(value, "__name__", None))
 def test_what_a_runtime_raises_is_translated(fault: Exception, expected: type[Exception]) -> None:
-    executable = CpuBackend().load(Brightness(fault, sound_calls=1), DEVICE, "eager", "fp32", (1,))
+    executable, _ = CpuBackend().load(Brightness(fault, sound_calls=1), DEVICE, "eager", "fp32", (1,))
     with pytest.raises(expected) as caught:
         executable.run(np.zeros((1, 8, 6, 3), np.uint8))
     assert type(caught.value) is expected

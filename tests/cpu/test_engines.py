@@ -77,7 +77,7 @@ def load(
     engine: str, network: Any = None, options: CompileOptions | None = None, sizes: tuple[int, ...] = (1, 3)
 ) -> Any:
     network = (network or Slope()).eval()
-    return CpuBackend(1).load(network, DEVICE, engine, "fp32", (1, 3), options=options or CompileOptions())
+    return CpuBackend(1).load(network, DEVICE, engine, "fp32", (1, 3), options=options or CompileOptions()).executable
 
 
 class TestByName:
@@ -85,9 +85,9 @@ class TestByName:
         facts = CpuBackend.facts
         assert not set(facts.engines) & set(facts.by_name)
         assert "inductor" in facts.by_name
-        executable = CpuBackend(1).load(Slope().eval(), DEVICE, "auto", "fp32", (1,))
-        assert executable.engine in facts.engines
-        assert not set(executable.refusals) & set(facts.by_name)
+        _, report = CpuBackend(1).load(Slope().eval(), DEVICE, "auto", "fp32", (1,))
+        assert report.engine in facts.engines
+        assert not set(report.refusals) & set(facts.by_name)
 
     def test_an_unknown_engine_is_told_all_that_may_be_named(self) -> None:
         message = refusal("warp")
@@ -104,9 +104,9 @@ class TestByName:
     def test_why_an_engine_refused_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
         engines = [OnnxRuntimeEngine(1), EagerEngine(("fp32",))]
-        executable = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
-        assert executable.engine == "eager"
-        assert "pip install 'anychip[onnx]'" in executable.refusals["onnxruntime"]
+        _, report = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
+        assert report.engine == "eager"
+        assert "pip install 'anychip[onnx]'" in report.refusals["onnxruntime"]
 
 
 class Chain(Slope):

@@ -20,7 +20,7 @@ from app.errors import ServiceError
 from app.precision.gate import Gate, compile_options, measures, weights_key
 from app.serving.inference import infer
 from app.serving.service import Request, Service
-from backends import EngineRefusedError, WrongAnswersError
+from backends import EngineRefusedError, LoadReport, WrongAnswersError
 from backends.cpu import CpuBackend
 from backends.engines.engine import CheckedExecutable
 from models import (
@@ -149,7 +149,7 @@ def test_without_a_batch_dimension_a_request_is_one_item(tmp_path):
     count, options = model.asked(inputs)
     assert count == 1
     for engine in ("eager", "openvino"):
-        executable = loaded(model, engine)
+        executable, _ = loaded(model, engine)
         items = np.zeros((1, *model.input_shape), np.uint8)
         model.pack(inputs, 0, items[0])
         answer = model.collect([model.reduce(executable.run(items), 0, options)], options)
@@ -324,8 +324,8 @@ def loaded(model, engine, precision="fp32", sizes=LADDER):
      (".ts", "eager"), (".ts", "torchscript")],
 )  # fmt: skip
 def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, engine):
-    model, executable = models[suffix], loaded(models[suffix], engine)
-    assert executable.engine == engine
+    model, (executable, report) = models[suffix], loaded(models[suffix], engine)
+    assert report.engine == engine
     for size in LADDER:
         inputs = arrays(size, seed=size)
         for output, wanted in zip(executable.run(packed(model, inputs, size)), expected(inputs).values(), strict=True):
@@ -335,9 +335,9 @@ def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, eng
 
 @pytest.mark.parametrize("suffix", [".pt2", ".ts"])
 def test_half_the_bits_are_enough_for_the_gate(models, suffix):
-    executable = loaded(models[suffix], "eager", "bf16")
-    assert executable.precision == "bf16"
-    assert 0 < executable.measures["error"] < 0.5
+    executable, report = loaded(models[suffix], "eager", "bf16")
+    assert report.precision == "bf16"
+    assert 0 < report.measures["error"] < 0.5
     executable.close()
 
 
@@ -352,9 +352,9 @@ def test_engines_say_what_they_do_not_read(models):
 
 
 def test_what_cannot_be_computed_in_a_precision_is_served_in_float32(models):
-    executable = loaded(models[".onnx"], "onnxruntime", "bf16")
-    assert executable.precision == "fp32"
-    assert "bf16" in executable.refusals["onnxruntime"]
+    executable, report = loaded(models[".onnx"], "onnxruntime", "bf16")
+    assert report.precision == "fp32"
+    assert "bf16" in report.refusals["onnxruntime"]
     executable.close()
 
 
@@ -363,7 +363,7 @@ def test_what_cannot_be_computed_in_a_precision_is_served_in_float32(models):
 
 class Lying(CheckedExecutable):
     def __init__(self, model, lie):
-        super().__init__("lying", "cpu:0", "fp32", (1, 4), model.input_shape)
+        super().__init__("cpu:0", (1, 4), model.input_shape)
         self._network, self._lie = model.network(), lie
 
     def _execute(self, pixels):
@@ -377,7 +377,7 @@ class Lying(CheckedExecutable):
 def test_who_lies_does_not_serve(models):
     model = models[".pt2"]
     gate = Gate(model, model.probes())
-    assert gate.check(Lying(model, lambda output: output))["error"] < 1e-6
+    assert gate.check(Lying(model, lambda output: output), LoadReport("lying", "fp32"))["error"] < 1e-6
 
     def one_number(output):
         output = output.copy()
@@ -398,7 +398,7 @@ def test_who_lies_does_not_serve(models):
         not_a_number,
     ):
         with pytest.raises(WrongAnswersError):
-            gate.check(Lying(model, lie))
+            gate.check(Lying(model, lie), LoadReport("lying", "fp32"))
 
 
 def test_infinity_in_the_same_places_is_right_and_whole_numbers_are_counted(models):

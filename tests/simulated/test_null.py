@@ -102,7 +102,7 @@ def _not_configured() -> Iterator[None]:
 
 def loaded(behaviour: str, sizes: tuple[int, ...] = (1, 2, 4, 8), backend: NullBackend | None = None) -> Executable:
     configure(behaviour)
-    return (backend or NullBackend()).load(Summary(), DEVICE, "auto", "auto", sizes)
+    return (backend or NullBackend()).load(Summary(), DEVICE, "auto", "auto", sizes).executable
 
 
 def batch(*colours: tuple[int, int, int], places: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -313,8 +313,8 @@ def test_models_get_answers_of_the_right_shape_and_nothing_is_computed(
     model = open_model(parse_spec(spec), tmp_path, allow_download=False)
     network, ran_on = model.network(), []
     network.register_forward_pre_hook(lambda _, pixels: ran_on.append(pixels[0].device.type))
-    executable = NullBackend().load(network, DEVICE, "null", "fp32", (4, 1))
-    assert (executable.engine, executable.precision, executable.batch_sizes) == ("null", "fp32", (1, 4))
+    executable, report = NullBackend().load(network, DEVICE, "null", "fp32", (4, 1))
+    assert (report.engine, report.precision, executable.batch_sizes) == ("null", "fp32", (1, 4))
     for size in (1, 4):
         outputs = executable.run(np.ones((size, *model.input_shape), dtype=np.uint8))
         assert [(output.shape, output.dtype) for output in outputs] == [((size, *s), np.dtype(t)) for s, t in shapes]
@@ -326,7 +326,7 @@ def test_models_get_answers_of_the_right_shape_and_nothing_is_computed(
 @pytest.mark.parametrize("network_type", [LooksAtValues, BringsItsOwnTensors])
 def test_a_network_that_needs_values_is_run_once_for_real(network_type: type[Summary]) -> None:
     network = network_type()
-    executable = NullBackend().load(network, DEVICE, "null", "fp32", (2, 8))
+    executable, _ = NullBackend().load(network, DEVICE, "null", "fp32", (2, 8))
     assert [(output.shape, output.dtype) for output in executable.run(batch(GREY, places=8))] == [
         ((8, 2), np.float32),
         ((8,), np.int32),
@@ -347,7 +347,7 @@ def test_a_network_that_no_device_could_serve_is_refused(network: Summary, reaso
 def test_other_pixels_are_refused_and_so_is_everything_once_closed() -> None:
     network = Summary()
     weights = weakref.ref(network.weight)
-    executable = NullBackend().load(network, DEVICE, "null", "fp32", (2,))
+    executable, _ = NullBackend().load(network, DEVICE, "null", "fp32", (2,))
     del network
     gc.collect()
     assert weights() is None  # It needs none.
@@ -363,7 +363,7 @@ def test_time_passes_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     configure("delay_ms=5,image_delay_ms=0.5,load_ms=2000")
-    executable = NullBackend().load(Summary(), DEVICE, "null", "fp32", (1, 8))
+    executable, _ = NullBackend().load(Summary(), DEVICE, "null", "fp32", (1, 8))
     assert slept == pytest.approx([2.0, 0.0055, 0.009])  # the start, then a run of every size
     slept.clear()
     executable.run(batch(GREY, places=8))
@@ -407,8 +407,8 @@ def test_batches_of_nothing_are_not_counted() -> None:
 def test_models_of_one_device_are_counted_together_and_devices_apart() -> None:
     configure("devices=2,fail=2")
     backend = NullBackend()
-    one, other = (backend.load(Summary(), DEVICE, "auto", "auto", (1,)) for _ in range(2))
-    elsewhere = backend.load(Summary(), "null:1", "auto", "auto", (1,))
+    one, other = (backend.load(Summary(), DEVICE, "auto", "auto", (1,)).executable for _ in range(2))
+    elsewhere = backend.load(Summary(), "null:1", "auto", "auto", (1,)).executable
     assert [outcome(each, batch(GREY)) for each in (one, elsewhere, other, one)] == [".", ".", "fail", "."]
 
 
@@ -519,7 +519,7 @@ def beat():
         print("beat", flush=True)
 
 atexit.register(print, "cleaned up", flush=True)
-executable = NullBackend().load(Mean(), "null:0", "auto", "auto", (1, 2))
+executable, _ = NullBackend().load(Mean(), "null:0", "auto", "auto", (1, 2))
 ended = threading.Event()
 heart = threading.Thread(target=beat, daemon=True)
 heart.start()

@@ -52,11 +52,11 @@ def test_engines_that_a_stub_cannot_have_refuse_and_eager_serves(stub: str) -> N
         "import json\nimport tests.support.stubs.plugin\nfrom backends import BACKENDS\n"
         "from tests.support.networks import Brightness, images\n"
         f"backend = next(each for each in BACKENDS if each.name == {stub!r})\n"
-        f"executable = backend.load(Brightness(), '{stub}:0', 'auto', 'fp32', (1, 2))\n"
+        f"executable, report = backend.load(Brightness(), '{stub}:0', 'auto', 'fp32', (1, 2))\n"
         "pixels = images(2, (8, 8, 3))[:, :, :6].copy()\n"
         "means = executable.run(pixels)[0]\n"
         "right = bool(abs(means - pixels.mean(axis=(1, 2, 3))).max() < 1e-2)\n"
-        "print(json.dumps([executable.engine, dict(executable.refusals), right]))\n"
+        "print(json.dumps([report.engine, dict(report.refusals), right]))\n"
     )
     done = child(*over(stub), "-c", code)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -123,7 +123,7 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_small_network_answers_as_on_the_cpu(device: str) -> None:
     before = DUT.kernels()
-    executable = BACKEND.load(Classifier(), device, "eager", "fp32", (1, 2))
+    executable, _ = BACKEND.load(Classifier(), device, "eager", "fp32", (1, 2))
     assert same(executable.run(images()), on_cpu(Classifier(), images()))
     assert before is None or DUT.kernels() > before
     executable.close()
@@ -133,10 +133,10 @@ def test_a_small_network_answers_as_on_the_cpu(device: str) -> None:
 @has_knobs
 def test_auto_goes_through_the_engines_to_eager_and_says_why() -> None:
     """Neither simulated devices nor stubs have any other; those that fail must leave a device on which eager runs."""
-    executable = BACKEND.load(Classifier(), DEVICES[0], "auto", "fp32", (1, 2))
-    assert executable.engine == "eager"
-    assert tuple(executable.refusals) == BACKEND.facts.engines[:-1]
-    assert all(executable.refusals.values())
+    executable, report = BACKEND.load(Classifier(), DEVICES[0], "auto", "fp32", (1, 2))
+    assert report.engine == "eager"
+    assert tuple(report.refusals) == BACKEND.facts.engines[:-1]
+    assert all(report.refusals.values())
     assert same(executable.run(images()), on_cpu(Classifier(), images()))
     executable.close()
 
@@ -152,7 +152,7 @@ def test_sample_weights_answer_on_photographs_as_on_the_cpu(tmp_path: Path, arch
         height, width, _ = photograph.shape
         model.preprocess(torch.from_numpy(photograph), row, width, height)
     before = DUT.kernels()
-    executable = BACKEND.load(model.network(), DEVICES[0], "eager", "fp32", (len(photographs),))
+    executable, _ = BACKEND.load(model.network(), DEVICES[0], "eager", "fp32", (len(photographs),))
     ours = executable.run(pixels.numpy())
     executable.close()
     assert before is None or DUT.kernels() > before + 100
@@ -167,7 +167,7 @@ def test_sample_weights_answer_on_photographs_as_on_the_cpu(tmp_path: Path, arch
 @computes
 def test_two_batches_under_way_get_their_own_answers() -> None:
     """The next is copied while the one before computes: a missing wait shows as an answer to other images."""
-    executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (1, 2, 4))
+    executable, _ = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (1, 2, 4))
     buffers = [executable.buffer(4) for _ in range(executable.depth)]
     DUT.set_knob("copy_us", 30_000)
     under_way: list[Any] = []
@@ -189,13 +189,13 @@ def test_two_batches_under_way_get_their_own_answers() -> None:
 @computes
 @has_knobs
 def test_out_of_memory_is_said_and_survived() -> None:
-    executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
+    executable, _ = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("memory", 40 * MB)
     with pytest.raises(OutOfDeviceMemoryError, match="too little memory"):
         BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("memory", 400 * MB)
     assert same(executable.run(images()), on_cpu(Classifier(), images()))
-    large = BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
+    large, _ = BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
     assert same(large.run(images()), on_cpu(Classifier(), images()))
     large.close()
     executable.close()
@@ -204,7 +204,7 @@ def test_out_of_memory_is_said_and_survived() -> None:
 @computes
 def test_memory_adds_up_and_what_is_released_is_counted_in_bytes() -> None:
     BACKEND.release_cache(DEVICES[0])
-    executable = BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
+    executable, _ = BACKEND.load(Classifier(60 * MB), DEVICES[0], "eager", "fp32", (2,))
     before = BACKEND.memory(DEVICES[0])
     assert 0 <= before.allocated <= before.reserved <= before.total
     assert before.used <= before.total
@@ -231,7 +231,7 @@ def test_telemetry_is_numbers_or_silence() -> None:
 @computes
 @has_knobs
 def test_a_fault_means_that_the_device_is_lost() -> None:
-    executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
+    executable, _ = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("fail", FAULT)
     with pytest.raises(DeviceLostError):
         executable.run(images())
@@ -249,7 +249,7 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
 
 @pytest.mark.skipif(not STUB, reason="only a stub's driver can say anything")
 def test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words() -> None:
-    executable = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
+    executable, _ = BACKEND.load(Classifier(), DEVICES[0], "eager", "fp32", (2,))
     DUT.set_knob("fail", UNKNOWN)
     with pytest.raises(DeviceLostError, match="nothing else computes there either"):
         executable.run(images())
@@ -259,7 +259,7 @@ def test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words() 
 @computes
 def test_an_error_of_one_batch_is_the_backends() -> None:
     network = Classifier()
-    executable = BACKEND.load(network, DEVICES[0], "eager", "fp32", (2,))
+    executable, _ = BACKEND.load(network, DEVICES[0], "eager", "fp32", (2,))
     network.classes = nn.Linear(7, 5).to(DEVICES[0].replace("rocm", "cuda").replace("dcu", "cuda"))
     with pytest.raises(BackendError) as caught:
         executable.run(images())

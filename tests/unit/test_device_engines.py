@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends import BACKENDS, EngineRefusedError, Executable, OutOfDeviceMemoryError
+from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError
 from backends.backend import CompileOptions
 from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first, graph
 from backends.torch_device import _ENGINES, TorchBackend
@@ -180,6 +180,10 @@ def _chip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> Executable:
+    return loaded(engine, network, precision, **options).executable
+
+
+def loaded(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> LoadedNetwork:
     made = engine(("fp16", "bf16", "fp32"), False)
     return compile_first([made], network or Network(), DEVICE, (precision,), SIZES, options=CompileOptions(**options))
 
@@ -192,9 +196,9 @@ def refusal(engine: Any, network: nn.Module | None = None) -> str:
 
 class TestGraph:
     def test_answers_as_the_network_at_every_size_and_with_two_batches_under_way(self) -> None:
-        executable = load(GraphEngine)
+        executable, report = loaded(GraphEngine)
         assert_answers(executable)
-        assert (executable.engine, executable.precision) == ("graph", "fp32")
+        assert (report.engine, report.precision) == ("graph", "fp32")
 
     def test_captures_the_largest_first_after_a_warm_up_on_a_side_stream_into_one_pool(self) -> None:
         calls: list[str] = []
@@ -276,10 +280,10 @@ class TestGraph:
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_runs_in_half_precision(self, precision: str) -> None:
-        executable = load(GraphEngine, precision=precision)
+        executable, report = loaded(GraphEngine, precision=precision)
         (scores, _), (expected, _) = executable.run(images(4)), on_cpu(images(4))
         np.testing.assert_allclose(scores, expected, rtol=0.05)
-        assert executable.precision == precision
+        assert report.precision == precision
 
     @pytest.mark.parametrize("device_type", ["cuda", "xpu"])
     def test_torch_has_what_it_calls(self, device_type: str) -> None:
@@ -474,7 +478,7 @@ class TestTorchair:
     def test_many_sizes_are_all_compiled(self, torchair: FakeTorchair) -> None:
         """By itself PyTorch gives up after eight and runs eagerly."""
         sizes = tuple(range(1, 12))
-        compile_first([TorchairEngine(("fp32",))], Network(), DEVICE, ("fp32",), sizes).run(images(11))
+        compile_first([TorchairEngine(("fp32",))], Network(), DEVICE, ("fp32",), sizes).executable.run(images(11))
         assert len(torchair.shapes) == 11
 
     def test_what_cannot_be_traced_in_one_piece_is_refused(self, torchair: FakeTorchair) -> None:
@@ -541,6 +545,6 @@ def test_a_staged_start_waits_for_no_compiler_that_is_not_there(
     for module, staged in ((None, False), (ModuleType(package), True)):
         monkeypatch.setitem(sys.modules, package, module)
         options = CompileOptions(quick=True)
-        executable = compile_first(engines, Network(), DEVICE, ("fp32",), SIZES, options=options)
-        assert (executable.engine, executable.staged) == ("graph", staged)
-        assert ("not installed" in executable.refusals[engines[0].name]) is not staged
+        _, report = compile_first(engines, Network(), DEVICE, ("fp32",), SIZES, options=options)
+        assert (report.engine, report.staged) == ("graph", staged)
+        assert ("not installed" in report.refusals[engines[0].name]) is not staged

@@ -84,12 +84,12 @@ class Lying(Engine):
     def compile(self, network, device, precision, batch_sizes, options):
         # In float32 whatever is asked: so only the lie is wrong.
         truth = EagerEngine(("fp32",)).compile(network, device, "fp32", batch_sizes, options)
-        return LyingExecutable(truth, self.lie, precision)
+        return LyingExecutable(truth, self.lie)
 
 
 class LyingExecutable(CheckedExecutable):
-    def __init__(self, truth, lie, precision):
-        super().__init__("lying", "cpu:0", precision, truth.batch_sizes, truth._input_shape)
+    def __init__(self, truth, lie):
+        super().__init__("cpu:0", truth.batch_sizes, truth._input_shape)
         self.truth, self.lie = truth, lie
 
     def _execute(self, pixels):
@@ -118,10 +118,10 @@ def test_an_engine_that_lies_never_serves(request, fixture, lie, precision):
     model, images = request.getfixturevalue(fixture)
     options = CompileOptions(gate=Gate(model, images).check)
     engines = [Lying(lie, (precision,)), EagerEngine(("fp32",))]
-    executable = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
-    assert (executable.engine, executable.precision) == ("eager", "fp32")
-    assert "its answers to batches of" in executable.refusals["lying"]
-    assert set(executable.measures) == set(LIMITS[model.task]["fp32"])
+    executable, report = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
+    assert (report.engine, report.precision) == ("eager", "fp32")
+    assert "its answers to batches of" in report.refusals["lying"]
+    assert set(report.measures) == set(LIMITS[model.task]["fp32"])
     executable.close()
 
 
@@ -183,18 +183,18 @@ def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
 
     engines = [Slow(lambda outputs, size: outputs, ("int8",)), EagerEngine(("fp32",))]
     for quick in (True, False):
-        executable = compile_first(
+        executable, report = compile_first(
             engines, model.network(), "cpu", ("int8", "fp32"), (1,), options=CompileOptions(quick=quick)
         )
-        assert executable.staged == quick
-        assert (executable.engine, executable.precision) == (("eager", "fp32") if quick else ("lying", "int8"))
+        assert report.staged == quick
+        assert (report.engine, report.precision) == (("eager", "fp32") if quick else ("lying", "int8"))
         executable.close()
 
 
 def test_a_gate_that_cannot_be_asked_is_a_refusal_too(classifier):
     model, _ = classifier
 
-    def broken(executable):
+    def broken(executable, report):
         raise BackendError("the device does not answer")
 
     with pytest.raises(EngineRefusedError, match="the device does not answer"):
@@ -275,10 +275,10 @@ def test_int8_is_measured_on_images_that_it_does_not_know(request, tmp_path, mon
     if not kept:  # Else the verdict of the first would hold for both: they say that they are the same.
         with pytest.raises(EngineRefusedError, match=f"points of {name} on images it was not calibrated on"):
             gated(Sudden(lie))
-    assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
+    assert gated(lambda outputs, size: outputs).report.measures[f"{name}_loss"] == 0
     if kept:
         monkeypatch.setattr(Calibration, "held_out", None)  # Not asked again.
-        assert gated(lambda outputs, size: outputs).measures[f"{name}_loss"] == 0
+        assert gated(lambda outputs, size: outputs).report.measures[f"{name}_loss"] == 0
 
 
 def test_without_truth_float32_is_right(classifier, detector, tmp_path):
@@ -290,7 +290,7 @@ def test_without_truth_float32_is_right(classifier, detector, tmp_path):
         gate = Gate(model, images, Calibration(model, str(tmp_path)))
         truth = EagerEngine(("fp32",)).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
         np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
-        before, after = gate._accuracies(LyingExecutable(truth, lie, "int8"), gate._calibration)
+        before, after = gate._accuracies(LyingExecutable(truth, lie), gate._calibration)
         assert before == 1
         assert after < 0.7
 

@@ -54,9 +54,9 @@ def test_engines_take_it(engine):
     items = form.items(np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8))
     with torch.inference_mode():
         [expected] = form.network()(torch.from_numpy(items))
-    executable = CpuBackend(1).load(form.network(), "cpu:0", engine, "fp32", (1, 2))
+    executable, report = CpuBackend(1).load(form.network(), "cpu:0", engine, "fp32", (1, 2))
     try:
-        assert executable.engine == engine
+        assert report.engine == engine
         [output] = executable.run(items)
         np.testing.assert_allclose(output, expected.numpy(), rtol=1e-3, atol=1e-3)
     finally:

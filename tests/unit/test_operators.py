@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from app.observability.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.workers.messages import Load, Stats
 from app.workers.worker import Worker
-from backends import BackendError, operators, register_operator_libraries
+from backends import BackendError, LoadedNetwork, operators, register_operator_libraries
 from backends.ascend import AscendBackend
 from backends.cpu import CpuBackend
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
@@ -237,15 +238,15 @@ def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
     load = CpuBackend.load
 
     def lacking(*args, **options):
-        executable = load(*args, **options)
-        executable.operators = {"aten::sin": "cpu", "aten::silu": "replaced", "aten::roll": "vendor-cpu"}
-        return executable
+        executable, report = load(*args, **options)
+        operators = {"aten::sin": "cpu", "aten::silu": "replaced", "aten::roll": "vendor-cpu"}
+        return LoadedNetwork(executable, replace(report, operators=operators))
 
     monkeypatch.setattr(CpuBackend, "load", lacking)
     model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
     worker = Worker(Load((model,), "cpu", "eager", "fp32", (1,)), None)
     worker.close()
-    assert worker.ready.loaded[0].operators == {
+    assert worker.ready.loaded[0].report.operators == {
         "aten::sin": "cpu",
         "aten::silu": "replaced",
         "aten::roll": "vendor-cpu",
@@ -334,7 +335,7 @@ pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint
 def load(net):
     operators = Operators("npu")
     engine = EagerEngine(("fp32",), channels_last=False)
-    return compile_first([engine], net, "npu:0", ("fp32",), (1, 2), completed=operators.completed), operators
+    return compile_first([engine], net, "npu:0", ("fp32",), (1, 2), completed=operators.completed).executable, operators
 
 def compared(*layers):
     net = Net(*layers)
@@ -472,10 +473,10 @@ def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
             pixels = np.random.default_rng(0).integers(0, 256, (1, *net.input_shape), dtype=np.uint8)
             with torch.inference_mode():
                 expected = [each.numpy() for each in net(torch.from_numpy(pixels))]
-            executable = backend.load(net, "npu:0", "auto", "fp32", (1,))
+            executable, report = backend.load(net, "npu:0", "auto", "fp32", (1,))
             close = [np.allclose(*both, rtol=1e-3, atol=1e-4) for both in zip(executable.run(pixels), expected)]
             pools = [type(each).__name__ for each in net.modules() if "Pool" in type(each).__name__]
-            results.append([close, dict(executable.operators), pools])
+            results.append([close, dict(report.operators), pools])
         print(json.dumps(results))
     """
     detector, classifier = said_by(script, built)

@@ -58,7 +58,7 @@ def test_it_loads_measures_and_answers():
         ready = talk.hear()
         assert isinstance(ready, Ready)
         assert ready.device == "cpu:0"
-        assert [loaded.engine for loaded in ready.loaded] == ["eager", "eager"]
+        assert [loaded.report.engine for loaded in ready.loaded] == ["eager", "eager"]
         assert all(set(loaded.latency_s) == {1, 2} for loaded in ready.loaded)
         assert all(seconds > 0 for loaded in ready.loaded for seconds in loaded.latency_s.values())
 

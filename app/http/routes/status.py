@@ -98,12 +98,12 @@ async def models(request: Request) -> Models:
                 served_on=[
                     ServedOn(
                         device=device,
-                        engine=loaded.engine,
-                        precision=loaded.precision,
+                        engine=loaded.report.engine,
+                        precision=loaded.report.precision,
                         batch_sizes=list(loaded.latency_s),
-                        refusals=dict(loaded.refusals),
-                        errors=dict(loaded.measures),
-                        operators=dict(loaded.operators),
+                        refusals=dict(loaded.report.refusals),
+                        errors=dict(loaded.report.measures),
+                        operators=dict(loaded.report.operators),
                     )
                     for device, loaded in service.dispatcher.loaded(served)
                 ],
