@@ -24,6 +24,7 @@ from models.unpickle import Archive, RefusedError, StandIn, StoredTensor
 SUFFIXES = (".safetensors", ".pt", ".pth")
 MAX_NAME_LENGTH = 512
 MAX_MODULES = 100_000
+MAX_ENTRIES = 200_000  # Of all modules together; YOLOv8x, the largest official file, has 2,000.
 
 _STATE_KEYS = ("ema", "model", "state_dict", "model_state_dict", "model_ema")
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
@@ -173,23 +174,36 @@ def _module_state(module: StandIn) -> dict[str, Any]:
     """What `state_dict()` of the pickled module would say."""
     state: dict[str, Any] = {}
     todo = [("", module)]
-    visited = 0
+    visited = entries = 0
     while todo:
         prefix, current = todo.pop()
-        visited += 1
         attributes = current.attributes
-        # A pickle can refer to itself: without bounds a small file could describe an endless module.
-        if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES:
+        parameters, buffers = _mapping(attributes.get("_parameters")), _mapping(attributes.get("_buffers"))
+        children = _mapping(attributes.get("_modules"))
+        hidden = attributes.get("_non_persistent_buffers_set")
+        hidden = hidden if isinstance(hidden, list) else []
+        visited += 1
+        entries += 1 + len(parameters) + len(buffers) + len(children) + len(hidden)
+        # A pickle can name the same object again and again, itself too: a small file could describe an endless module.
+        if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
             raise RefusedError("describes a network without end")
-        hidden = attributes.get("_non_persistent_buffers_set") or ()
-        for group in ("_parameters", "_buffers"):
-            for name, value in (attributes.get(group) or {}).items():
-                if name not in hidden:
-                    state[f"{prefix}{name}"] = value
-        for name, child in (attributes.get("_modules") or {}).items():
+        unsaved = {name for name in hidden if isinstance(name, str)}
+        for name, value in (*parameters.items(), *buffers.items()):
+            if isinstance(value, StoredTensor) and name not in unsaved:
+                state[f"{prefix}{name}"] = value
+        for name, child in children.items():
             if isinstance(child, StandIn):
                 todo.append((f"{prefix}{name}.", child))
     return state
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it maps names to something, else an empty mapping. Raises RefusedError for names without end."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return {}
+    if any(len(name) > MAX_NAME_LENGTH for name in value):
+        raise RefusedError("describes a network without end")
+    return value
 
 
 def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:

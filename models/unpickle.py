@@ -24,6 +24,9 @@ import torch
 from torch import Tensor
 
 MAX_PICKLE_BYTES = 8 << 20  # YOLOv8x, the largest official file, has 0.4 MB; every byte may cost 60 of memory
+MAX_COPIED = 1 << 20
+"""Entries that calls of the pickle may copy from one container to another. A pickle names the same container in two
+bytes as often as it likes, so copying must cost it something."""
 
 _DTYPES = {
     "DoubleStorage": torch.float64,
@@ -90,9 +93,10 @@ class StandIn:
 def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
     """The object a pickle describes, of lists, tuples, dicts, scalars, StoredTensor and StandIn; sets become lists.
 
-    `storage` turns a persistent id into a Storage. Raises RefusedError, and ValueError, TypeError or LookupError for
-    what makes no sense.
+    `storage` turns a persistent id into a Storage. Time and memory are linear in the length of the pickle. Raises
+    RefusedError, and ValueError, TypeError or LookupError for what makes no sense.
     """
+    calls = _Calls()
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -153,13 +157,16 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
                 stack.append(_admitted(str(argument).replace(" ", ".")))
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
+                if not isinstance(name, str) or not isinstance(module, str):
+                    # Never turned into text: that of nested tuples is exponentially longer than the pickle.
+                    raise RefusedError("names something by what is not text; nothing of the file has run")
                 stack.append(_admitted(f"{module}.{name}"))
             case "REDUCE" | "NEWOBJ":
                 arguments, called = stack.pop(), stack.pop()
-                stack.append(_made(called, arguments))
+                stack.append(calls.result(called, arguments))
             case "BUILD":
                 state = stack.pop()
-                _build(stack[-1], state)
+                calls.build(stack[-1], state)
             case "BINPERSID":
                 stack.append(storage(stack.pop()))
             case "STOP":
@@ -184,39 +191,56 @@ def _admitted(path: str) -> Name:
     return Name(path)
 
 
-def _made(called: Any, arguments: Any) -> Any:
-    """What takes the place of `called(*arguments)`."""
-    if not isinstance(called, Name) or not isinstance(arguments, tuple):
-        raise RefusedError("calls something that is not a plain name; nothing of the file has run")
-    path = called.path
-    if path in _REBUILD_TENSOR:
-        return _stored_tensor(*arguments[:4])
-    if path in _REBUILD_PARAMETER:
-        return arguments[0]
-    if path == "collections.OrderedDict":
-        made: dict[Any, Any] = {}
-        for pair in arguments[0] if arguments else ():
-            _set_items(made, list(pair))
-        return made
-    if path == "torch.Size":
-        return tuple(arguments[0])
-    if path.endswith((".set", ".frozenset")):
-        return list(arguments[0]) if arguments else []
-    if path.endswith(".getattr"):
-        # Some published YOLOv8 files hold a bound method of a module: an object and a name, which stays just that.
-        if len(arguments) != 2 or not isinstance(arguments[0], StandIn) or str(arguments[1]).startswith("_"):
-            raise RefusedError("calls getattr as no weights file does; nothing of the file has run")
-        return StandIn("getattr")
-    return StandIn(path)
+class _Calls:
+    """What takes the place of calls, within a bound on what they copy."""
 
+    def __init__(self) -> None:
+        self._left = MAX_COPIED
 
-def _build(target: Any, state: Any) -> None:
-    if isinstance(target, dict):
-        return  # the `_metadata` of a state dict: nothing that weights need
-    if not isinstance(target, StandIn):
-        raise RefusedError("sets the state of something that has none; nothing of the file has run")
-    if isinstance(state, dict):
-        target.attributes.update(state)
+    def _counted(self, container: Any) -> Any:
+        """`container`, whose entries are about to be copied. Raises RefusedError when that is too many in all."""
+        if not isinstance(container, list | tuple | dict):
+            raise RefusedError("makes a container of something that is none")
+        self._left -= len(container)
+        if self._left < 0:
+            raise RefusedError(f"copies more than {MAX_COPIED} entries, as no weights file does")
+        return container
+
+    def result(self, called: Any, arguments: Any) -> Any:
+        """What takes the place of `called(*arguments)`."""
+        if not isinstance(called, Name) or not isinstance(arguments, tuple):
+            raise RefusedError("calls something that is not a plain name; nothing of the file has run")
+        path = called.path
+        if path in _REBUILD_TENSOR:
+            return _stored_tensor(*arguments[:4])
+        if path in _REBUILD_PARAMETER:
+            return arguments[0]
+        if path == "collections.OrderedDict":
+            made: dict[Any, Any] = {}
+            for pair in self._counted(arguments[0]) if arguments else ():
+                _set_items(made, list(self._counted(pair)))
+            return made
+        if path == "torch.Size":
+            return tuple(self._counted(arguments[0]))
+        if path.endswith((".set", ".frozenset")):
+            return list(self._counted(arguments[0])) if arguments else []
+        if path.endswith(".getattr"):
+            # Some published YOLOv8 files hold a bound method of a module: an object and a name, which stays just that.
+            match arguments:
+                case (StandIn(), str(attribute)) if not attribute.startswith("_"):
+                    return StandIn("getattr")
+                case _:
+                    raise RefusedError("calls getattr as no weights file does; nothing of the file has run")
+        return StandIn(path)
+
+    def build(self, target: Any, state: Any) -> None:
+        """What takes the place of `target.__setstate__(state)`."""
+        if isinstance(target, dict):
+            return  # the `_metadata` of a state dict: nothing that weights need
+        if not isinstance(target, StandIn):
+            raise RefusedError("sets the state of something that has none; nothing of the file has run")
+        if isinstance(state, dict):
+            target.attributes.update(self._counted(state))
 
 
 def _list(target: Any) -> list[Any]:
@@ -238,11 +262,10 @@ def _set_items(target: Any, items: list[Any]) -> None:
 def _stored_tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> StoredTensor:
     if not isinstance(storage, Storage) or not isinstance(shape, tuple) or not isinstance(stride, tuple):
         raise RefusedError("has a tensor without storage, shape or stride")
-    numbers = (offset, *shape, *stride)
     if (
         len(shape) != len(stride)
         or len(shape) > 8
-        or not all(type(number) is int and 0 <= number < 1 << 48 for number in numbers)
+        or not all(type(number) is int and 0 <= number < 1 << 48 for number in (offset, *shape, *stride))
     ):
         raise RefusedError("has a tensor of impossible shape")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

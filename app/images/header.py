@@ -26,6 +26,9 @@ because this runs in the event loop and a hostile file of 20 MB holds millions."
 _MAX_BLOCKS = 20_000
 """The same for a GIF's blocks, of which a few hundred bytes of text each can make thousands."""
 
+_BMP_COMPRESSIONS = (0, 3, 6)
+"""None, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
+
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
@@ -195,8 +198,14 @@ def _webp_orientation(view: memoryview) -> int:
 
 
 def _read_bmp(view: memoryview) -> _Stored:
-    """BITMAPCOREHEADER (12 bytes) or one of BITMAPINFOHEADER's line; a negative height means top row first."""
+    """BITMAPCOREHEADER (12 bytes) or one of BITMAPINFOHEADER's line; a negative height means top row first.
+
+    Run-length coding is refused: Pillow decodes it in Python, so that a file of 1 KB occupies a decoder for seconds.
+    """
     (header_size,) = unpack_from("<I", view, 14)
+    compression = unpack_from("<I", view, 30)[0] if header_size >= 40 else 0
+    if compression not in _BMP_COMPRESSIONS:
+        raise InvalidImageError("the BMP is run-length coded or otherwise compressed, which is not read; save it plain")
     width, height = unpack_from("<HH" if header_size == 12 else "<Ii", view, 18)
     return width, abs(height), 1
 

@@ -1,6 +1,6 @@
-"""What a model is tried on before it serves: probes for the gate, calibration and held-out images for int8.
+"""The images a model is tried on before it serves: probes for the gate, calibration and held-out images for int8.
 
-Owns: where they come from, and that they reach the network exactly as images of requests do. Must not know engines.
+Owns: where these images come from. They take the same way to the network as those of requests. Must not know engines.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Pixels = npt.NDArray[np.uint8]
 _CALIBRATION = 128
 """Images for int8: more made no difference on the sample weights (docs/precision.md)."""
 _HELD_OUT = 256
-"""Images to measure it on: one is 0.4 points of top-1."""
-_SEEDS = {"calibration": 2029, "held out": 2039}  # Of the sample generator: training has neither's images.
+"""Images to measure int8's accuracy on: one of them is 0.4 points of top-1."""
+_SEEDS = {"calibration": 2029, "held out": 2039}  # Seeds of the sample generator that training does not use.
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
@@ -54,7 +54,7 @@ def calibration(model: Model, folder: str) -> Calibration | None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Images that int8 was not calibrated on. `truth`: each one's class or Boxes; empty where nobody knows it."""
+    """Images that int8 was not calibrated on. `truth`: the class or Boxes of each; empty if there are no labels."""
 
     pixels: Pixels  # uint8 [n, *model.input_shape]
     placements: tuple[Placement, ...]
@@ -62,10 +62,10 @@ class HeldOut:
 
 
 class Calibration:
-    """Images like those to come, decoded when they are asked for: picklable, so that a worker may ask."""
+    """Images that resemble those of requests, decoded on demand. Picklable: the worker decodes them, not the server."""
 
     def __init__(self, model: PixelModel, folder: str) -> None:
-        """`folder`: of images; empty: the generator's, where the model has the sample weights.
+        """`folder`: of image files. If empty, images are generated; only models with sample weights allow that.
 
         Raises CalibrationError.
         """
@@ -77,7 +77,7 @@ class Calibration:
             raise CalibrationError(
                 f"int8 needs images like those {model.name} will see: name a folder of them, --calibrate DIR."
             )
-        # Folders are often sorted by class: both are taken from all over it.
+        # Folders are often sorted by class, so both sets are spread over the whole folder.
         chosen = _spread(files, _CALIBRATION + _HELD_OUT)
         enough = len(chosen) >= 2 * _CALIBRATION
         held_out = [row % 3 != 0 if enough else row % 4 == 3 for row in range(len(chosen))]
@@ -86,7 +86,7 @@ class Calibration:
 
     @property
     def key(self) -> str:
-        """What tells these images from others, without reading them."""
+        """A key for caches: a hash of the files' names, sizes and times, without reading them."""
         facts = [(str(path), status.st_size, status.st_mtime_ns) for path in self._files for status in [path.stat()]]
         return hashlib.sha256(repr(facts or (_SEEDS, _CALIBRATION)).encode()).hexdigest()[:16]
 
@@ -110,7 +110,7 @@ class Calibration:
         for path in files:
             try:
                 yield *_seen(self._model, path.read_bytes()), None
-            except ImageError:  # One broken file among many is no reason to stop.
+            except ImageError:  # One broken file among many is skipped.
                 continue
 
     def _drawn(self, purpose: str, count: int) -> Iterator[tuple[Pixels, Placement, Any]]:
@@ -131,7 +131,7 @@ class Calibration:
 
 
 def _spread(files: Sequence[Path], count: int) -> list[Path]:
-    """At most `count` of them, evenly."""
+    """At most `count` of `files`, evenly spaced."""
     count = min(count, len(files))
     return [files[row * len(files) // count] for row in range(count)]
 

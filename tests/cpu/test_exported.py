@@ -17,7 +17,8 @@ from torch import nn
 
 from app.config import Settings
 from app.errors import ServiceError
-from app.precision.gate import Gate, compile_options, measures, weights_key
+from app.precision.gate import Gate, compile_options, weights_key
+from app.precision.measures import measures
 from app.serving.inference import infer
 from app.serving.service import Request, Service
 from backends import EngineRefusedError, LoadReport, WrongAnswersError
@@ -361,23 +362,23 @@ def test_what_cannot_be_computed_in_a_precision_is_served_in_float32(models):
 # The gate
 
 
-class Lying(CheckedExecutable):
-    def __init__(self, model, lie):
+class WrongExecutable(CheckedExecutable):
+    def __init__(self, model, distort):
         super().__init__("cpu:0", (1, 4), model.input_shape)
-        self._network, self._lie = model.network(), lie
+        self._network, self._distort = model.network(), distort
 
     def _execute(self, pixels):
         with torch.inference_mode():
-            return tuple(self._lie(output.numpy()) for output in self._network(torch.from_numpy(pixels)))
+            return tuple(self._distort(output.numpy()) for output in self._network(torch.from_numpy(pixels)))
 
     def _release(self):
         pass
 
 
-def test_who_lies_does_not_serve(models):
+def test_a_wrong_executable_does_not_serve(models):
     model = models[".pt2"]
     gate = Gate(model, model.probes())
-    assert gate.check(Lying(model, lambda output: output), LoadReport("lying", "fp32"))["error"] < 1e-6
+    assert gate.check(WrongExecutable(model, lambda output: output), LoadReport("wrong", "fp32"))["error"] < 1e-6
 
     def one_number(output):
         output = output.copy()
@@ -389,7 +390,7 @@ def test_who_lies_does_not_serve(models):
         output[0, 0] = np.nan
         return output
 
-    for lie in (
+    for distort in (
         lambda output: output * 1.05,
         lambda output: np.roll(output, 1, axis=-1),
         np.zeros_like,
@@ -398,7 +399,7 @@ def test_who_lies_does_not_serve(models):
         not_a_number,
     ):
         with pytest.raises(WrongAnswersError):
-            gate.check(Lying(model, lie), LoadReport("lying", "fp32"))
+            gate.check(WrongExecutable(model, distort), LoadReport("wrong", "fp32"))
 
 
 def test_infinity_in_the_same_places_is_right_and_whole_numbers_are_counted(models):
@@ -423,7 +424,7 @@ def test_an_owners_probes_are_used_and_checked(tmp_path):
 
 
 def test_only_what_a_file_holds_itself_identifies_it(models):
-    """An ONNX file's weights may lie beside it, and change while it stays the same."""
+    """An ONNX file's weights may be in a file beside it, and change while it stays the same."""
     assert [bool(weights_key(models[suffix])) for suffix in SUFFIXES] == [False, True, True]
     shorter = replace(models[".pt2"], inputs=models[".pt2"].inputs[:1])
     assert weights_key(shorter) != weights_key(models[".pt2"])

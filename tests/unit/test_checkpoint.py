@@ -13,6 +13,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,59 @@ HOSTILE_OPCODES = {
     "a list": opcodes(b"]"),
     "a number": opcodes(b"K\x01"),
 }
+
+
+DOUBLED = b")" + b"q\x000h\x00h\x00\x86" * 80  # A tuple of two of a tuple of two of …, 2^80 brackets as text.
+MANY = b"](" + b"K\x01" * 60_000 + b"eq\x010"  # A list of 60,000 entries, remembered as number 1.
+MANY_NAMES = b"}(" + b"".join(b"X\x05\x00\x00\x00%05dN" % number for number in range(60_000)) + b"uq\x010"
+ENDLESS = {
+    "a doubled tuple as name": b"\x80\x04" + DOUBLED + b"\x8c\x01a\x93.",
+    "a doubled tuple as module": b"\x80\x04\x8c\x01a" + DOUBLED + b"\x93.",
+    "a doubled tuple as attribute": opcodes(named("builtins", "getattr"), LINEAR, b")\x81", DOUBLED, b"\x86R"),
+    "a doubled tuple as persistent id": opcodes(DOUBLED, b"Q"),
+    "a doubled tuple as shape": opcodes(TENSOR, b"(K\x00K\x00", DOUBLED, b"h\x00tR"),
+    "a list made a set again and again": opcodes(
+        b"](", named("builtins", "set"), b"q\x020", MANY, b"h\x02h\x01\x85R" * 100_000, b"e"
+    ),
+    "a list made a shape again and again": opcodes(
+        b"](", named("torch", "Size"), b"q\x020", MANY, b"h\x02h\x01\x85R" * 100_000, b"e"
+    ),
+    "the state of many objects": opcodes(b"](", LINEAR, b"q\x020", MANY_NAMES, b"h\x02)\x81h\x01b" * 100_000, b"e"),
+    "a number of many digits": opcodes(b"L" + b"9" * 1_000_000 + b"L\n"),
+}
+
+
+def module_pickle(*parts: bytes) -> bytes:
+    """A module with `parts`: names and values of its attributes."""
+    return opcodes(LINEAR, b")\x81}(", *parts, b"ub")
+
+
+def text(name: str) -> bytes:
+    return b"X" + struct.pack("<I", len(name)) + name.encode()
+
+
+def shared_by_children(attribute: str, shared: bytes) -> bytes:
+    """10,000 children that share what `shared` puts into memo 1, as an attribute."""
+    child = LINEAR + b")\x81}" + text(attribute) + b"h\x01sb"
+    children = b"".join(text(str(number)) + child for number in range(10_000))
+    return module_pickle(text("kept"), shared.removesuffix(b"0"), text("_modules"), b"}(", children, b"u")
+
+
+ENDLESS |= {
+    "buffers that many modules share": shared_by_children("_buffers", MANY_NAMES),
+    "hidden names that many modules share": shared_by_children("_non_persistent_buffers_set", MANY),
+    "names without end": shared_by_children("_buffers", b"}" + text("x" * 1_000_000) + b"Nsq\x010"),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_small_file_costs_little(tmp_path: Path, name: str) -> None:
+    path = archive_of(tmp_path / "evil.pt", ENDLESS[name])
+    began = time.process_time()
+    for reader in (read, read_header):
+        with pytest.raises(WeightsError, match=r"^evil\.pt .*\.$"):
+            reader(path)
+    assert time.process_time() - began < 15  # About a second; without bounds minutes, hours or for ever.
 
 
 @pytest.mark.parametrize("name", HOSTILE_OPCODES)

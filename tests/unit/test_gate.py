@@ -1,4 +1,4 @@
-"""The precision gate: what it measures, that no engine that lies ever serves, and what happens instead."""
+"""The precision gate: what it measures, that no engine with wrong outputs serves, and what serves instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.precision.gate import LIMITS, Gate, measures
+from app.precision.gate import Gate
+from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration, CalibrationError, probes
 from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, WrongAnswersError
 from backends.backend import precisions_from
@@ -73,33 +74,33 @@ def another_images_answer(outputs, size):
     return tuple(np.roll(output, 1, axis=0) for output in outputs)
 
 
-class Lying(Engine):
-    """Eager, and then what `lie` makes of it."""
+class WrongEngine(Engine):
+    """Eager in float32, with `distort` applied to its outputs."""
 
-    name = "lying"
+    name = "wrong"
 
-    def __init__(self, lie, precisions=("bf16", "fp32")):
-        self.lie, self.precisions = lie, precisions
+    def __init__(self, distort, precisions=("bf16", "fp32")):
+        self.distort, self.precisions = distort, precisions
 
     def compile(self, network, device, precision, batch_sizes, options):
-        # In float32 whatever is asked: so only the lie is wrong.
+        # In float32 whatever is asked, so that only `distort` makes a difference.
         truth = EagerEngine(("fp32",)).compile(network, device, "fp32", batch_sizes, options)
-        return LyingExecutable(truth, self.lie)
+        return WrongExecutable(truth, self.distort)
 
 
-class LyingExecutable(CheckedExecutable):
-    def __init__(self, truth, lie):
+class WrongExecutable(CheckedExecutable):
+    def __init__(self, truth, distort):
         super().__init__("cpu:0", truth.batch_sizes, truth._input_shape)
-        self.truth, self.lie = truth, lie
+        self.truth, self.distort = truth, distort
 
     def _execute(self, pixels):
-        return self.lie(self.truth.run(pixels), len(pixels))
+        return self.distort(self.truth.run(pixels), len(pixels))
 
     def _release(self):
         self.truth.close()
 
 
-LIES = [
+DISTORTIONS = [
     ("classifier", exchanged_classes),
     ("classifier", five_percent_more),
     ("classifier", not_a_number_at_one_size),
@@ -112,15 +113,15 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize(("fixture", "lie"), LIES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("fixture", "distort"), DISTORTIONS, ids=lambda value: getattr(value, "__name__", value))
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_an_engine_that_lies_never_serves(request, fixture, lie, precision):
+def test_an_engine_with_wrong_outputs_never_serves(request, fixture, distort, precision):
     model, images = request.getfixturevalue(fixture)
     options = CompileOptions(gate=Gate(model, images).check)
-    engines = [Lying(lie, (precision,)), EagerEngine(("fp32",))]
+    engines = [WrongEngine(distort, (precision,)), EagerEngine(("fp32",))]
     executable, report = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
     assert (report.engine, report.precision) == ("eager", "fp32")
-    assert "its answers to batches of" in report.refusals["lying"]
+    assert "its answers to batches of" in report.refusals["wrong"]
     assert set(report.measures) == set(LIMITS[model.task]["fp32"])
     executable.close()
 
@@ -128,8 +129,10 @@ def test_an_engine_that_lies_never_serves(request, fixture, lie, precision):
 def test_with_nobody_else_to_serve_there_is_no_service(classifier):
     model, images = classifier
     options = CompileOptions(gate=Gate(model, images).check)
-    with pytest.raises(EngineRefusedError, match=r"lying: its answers .*; lying fp32: its answers"):
-        compile_first([Lying(five_percent_more)], model.network(), "cpu", ("bf16", "fp32"), LADDER, options=options)
+    with pytest.raises(EngineRefusedError, match=r"wrong: its answers .*; wrong fp32: its answers"):
+        compile_first(
+            [WrongEngine(five_percent_more)], model.network(), "cpu", ("bf16", "fp32"), LADDER, options=options
+        )
 
 
 @pytest.mark.parametrize("fixture", ["classifier", "detector"])
@@ -177,7 +180,7 @@ def test_a_precision_that_no_engine_has_is_refused_and_not_replaced(classifier):
 def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
     model, _ = classifier
 
-    class Slow(Lying):
+    class Slow(WrongEngine):
         def is_quick(self, network, precision, options):
             return False
 
@@ -187,7 +190,7 @@ def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
             engines, model.network(), "cpu", ("int8", "fp32"), (1,), options=CompileOptions(quick=quick)
         )
         assert report.staged == quick
-        assert (report.engine, report.precision) == (("eager", "fp32") if quick else ("lying", "int8"))
+        assert (report.engine, report.precision) == (("eager", "fp32") if quick else ("wrong", "int8"))
         executable.close()
 
 
@@ -246,35 +249,35 @@ def test_no_image_is_both_calibrated_on_and_held_out(tmp_path, classifier, files
 
 
 class Sudden:
-    """A lie that the probes do not meet: it begins with the batches after theirs."""
+    """Distorts the batches after the probes, so that the probes do not show it."""
 
-    def __init__(self, lie):
-        self.lie, self.batches = lie, 0
+    def __init__(self, distort):
+        self.distort, self.batches = distort, 0
 
     def __call__(self, outputs, size):
         self.batches += size == LADDER[-1]
-        return self.lie(outputs, size) if self.batches > 8 / LADDER[-1] else outputs
+        return self.distort(outputs, size) if self.batches > 8 / LADDER[-1] else outputs
 
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "lie", "name"),
+    ("kind", "distort", "name"),
     [("classifier", another_images_answer, "top1"), ("detector", boxes_moved, "map50")],
 )
-def test_int8_is_measured_on_images_that_it_does_not_know(request, tmp_path, monkeypatch, kind, lie, name, kept):
+def test_int8_is_measured_on_images_that_it_does_not_know(request, tmp_path, monkeypatch, kind, distort, name, kept):
     monkeypatch.setattr("app.precision.probes._HELD_OUT", 8)
     model, images = request.getfixturevalue(kind)
     calibration = Calibration(model, "")
     cache = EngineCache(tmp_path) if kept else None
 
-    def gated(lie):
+    def gated(distort):
         gate = Gate(model, images, calibration, cache).check
-        engine = Lying(lie, ("int8",))
+        engine = WrongEngine(distort, ("int8",))
         return compile_first([engine], model.network(), "cpu", ("int8",), LADDER, options=CompileOptions(gate=gate))
 
     if not kept:  # Else the verdict of the first would hold for both: they say that they are the same.
         with pytest.raises(EngineRefusedError, match=f"points of {name} on images it was not calibrated on"):
-            gated(Sudden(lie))
+            gated(Sudden(distort))
     assert gated(lambda outputs, size: outputs).report.measures[f"{name}_loss"] == 0
     if kept:
         monkeypatch.setattr(Calibration, "held_out", None)  # Not asked again.
@@ -286,11 +289,11 @@ def test_without_truth_float32_is_right(classifier, detector, tmp_path):
 
     for index, path in enumerate(sorted(IMAGES.glob("*.jpg")) * 2):
         (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
-    for (model, images), lie in ((classifier, another_images_answer), (detector, boxes_moved)):
+    for (model, images), distort in ((classifier, another_images_answer), (detector, boxes_moved)):
         gate = Gate(model, images, Calibration(model, str(tmp_path)))
         truth = EagerEngine(("fp32",)).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
         np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
-        before, after = gate._accuracies(LyingExecutable(truth, lie), gate._calibration)
+        before, after = gate._accuracies(WrongExecutable(truth, distort), gate._calibration)
         assert before == 1
         assert after < 0.7
 
