@@ -1,20 +1,25 @@
 """The threads that decode, and everything else that would hold up the event loop.
 
-Owns: how much work may wait, and that large images leave a thread free for small ones. Must not know what the work is.
+Owns: how much work may wait, how much memory large images take at a time, and that they leave a thread free for small
+ones. Must not know what the work is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 LARGE_PIXELS = 16_000_000
 """Images from this size on share all but one decode thread, so that they never hold up small ones. Above what phones
 and cameras commonly send (12 million): of ordinary images every thread may take one."""
+
+BYTES_PER_PIXEL = 16
+"""The most that decoding takes: WebP, whose decoder, Pillow's image and our array are there together."""
 
 _Result = TypeVar("_Result")
 
@@ -29,11 +34,13 @@ class DecodePool:
     def __init__(self, threads: int, limit: int) -> None:
         """At least two threads run, whatever `threads` says: one must stay free of large images.
 
-        `limit`: images that may be decoded or wait for it, of which an eighth may be large ones.
+        `limit`: images that may be decoded or wait for it, of which an eighth may be large ones. Large images take no
+        more memory together than ordinary ones do when every thread decodes one: 256 MB a thread. One that takes more
+        is decoded while no other large one is.
         """
         threads = max(2, threads)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        self._large = asyncio.Semaphore(threads - 1)
+        self._large = _LargeImages(threads - 1, threads * LARGE_PIXELS)
         self._limit = limit
         self._large_limit = max(1, limit // 8)
         self._here = 0
@@ -51,7 +58,7 @@ class DecodePool:
         try:
             if not large:
                 return await self.run(function, *args)
-            async with self._large:
+            async with self._large.decoding(pixels):
                 return await self.run(function, *args)
         finally:
             self._here -= 1
@@ -81,6 +88,43 @@ class DecodePool:
     async def close(self) -> None:
         """End the threads; work that has not begun is dropped, work that has is waited for."""
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+
+class _LargeImages:
+    """Admits large images in order, within a number of images and of pixels at a time."""
+
+    def __init__(self, images: int, pixels: int) -> None:
+        self._images, self._pixels = images, pixels
+        self._under_way: list[int] = []  # Pixels of each.
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def decoding(self, pixels: int) -> AsyncIterator[None]:
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((pixels, admitted))
+        self._admit()
+        try:
+            await admitted
+            yield
+        finally:
+            if admitted.done() and not admitted.cancelled():
+                self._under_way.remove(pixels)
+            else:
+                self._waiting.remove((pixels, admitted))
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            pixels, admitted = self._waiting[0]
+            if admitted.cancelled():  # Its owner removes it.
+                return
+            self._waiting.popleft()
+            self._under_way.append(pixels)
+            admitted.set_result(None)
+
+    def _fits(self, pixels: int) -> bool:
+        within = len(self._under_way) < self._images and sum(self._under_way) + pixels <= self._pixels
+        return within or not self._under_way
 
 
 async def _ended(work: Future[Any]) -> None:

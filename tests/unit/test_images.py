@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from app.images import decoding
 from app.images.header import ImageError, ImageTooLargeError, InvalidImageError, check_pixels, read_header
-from app.images.pool import LARGE_PIXELS, DecodePool, DecodeQueueFullError
+from app.images.pool import BYTES_PER_PIXEL, LARGE_PIXELS, DecodePool, DecodeQueueFullError
 from tests.support.photographs import FILES
 
 
@@ -59,6 +59,12 @@ def transparent(mode):
 def _adobe(jpeg, transform):
     at = jpeg.index(b"Adobe") + 11
     return jpeg[:at] + bytes([transform]) + jpeg[at + 1 :]
+
+
+def _run_length_coded(compression):
+    bmp = bytearray(encode(sample_image().quantize(16), "BMP"))
+    struct.pack_into("<I", bmp, 30, compression)
+    return bytes(bmp)
 
 
 def _flipped(bmp):
@@ -227,6 +233,8 @@ OTHERS = {
     "HTML after blanks": (b"\n  <html></html>", "an HTML page"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "an SVG drawing"),
     "PDF": (b"%PDF-1.7 ...", "a PDF document"),
+    "run-length coded BMP": (_run_length_coded(1), "run-length coded"),
+    "run-length coded BMP of 4 bits": (_run_length_coded(2), "run-length coded"),
     "TIFF": (encode(sample_image(), "TIFF"), "a TIFF image"),
     "AVIF": (b"\0\0\0\x20ftypavif\0\0\0\0avifmif1", "an AVIF image"),
     "HEIC": (b"\0\0\0\x20ftypheic\0\0\0\0heicmif1", "a HEIC image"),
@@ -399,6 +407,28 @@ async def test_large_images_leave_a_thread_to_small_ones(pool):
     assert not any(task.done() for task in large)
     release.set()
     assert await asyncio.gather(*large) == [True] * 5
+
+
+async def test_large_images_are_decoded_within_a_bound_of_memory():
+    pool = DecodePool(8, 8 * 100)
+    release, under_way, most = threading.Event(), [], []
+
+    def work(pixels):
+        under_way.append(pixels)
+        most.append(sum(under_way) * BYTES_PER_PIXEL if len(under_way) > 1 else 0)
+        release.wait()
+        under_way.remove(pixels)
+
+    sizes = [50_000_000, 50_000_000, 40_000_000, 200_000_000, 16_000_000, 16_000_000]
+    large = [asyncio.ensure_future(pool.decode(work, pixels, pixels=pixels)) for pixels in sizes]
+    large[1].cancel()  # While it waits, or runs: both must give back what they took.
+    assert await asyncio.wait_for(pool.run(lambda: "small"), 10) == "small"
+    release.set()
+    await asyncio.wait(large)
+    assert max(most) <= 8 * (256 << 20)
+    assert not under_way
+    await asyncio.wait_for(pool.decode(lambda: None, pixels=200_000_000), 10)
+    await pool.close()
 
 
 async def test_the_queue_is_bounded_exactly_and_large_images_may_not_fill_it():
