@@ -355,8 +355,8 @@ def _only_our_errors(encoded):
     try:
         header = read_header(encoded)
         check_pixels(header, 100_000)
-        decode(encoded, header, (8, 8))
-        assert decode(encoded, header).shape == (header.height, header.width, 3)
+        decoding.decode(encoded, header, (8, 8))
+        assert decoding.decode(encoded, header).shape == (header.height, header.width, 3)
     except ImageError as error:
         sentence = str(error)
     else:
