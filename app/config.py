@@ -149,6 +149,7 @@ class Settings(BaseSettings):
         False, description="Whether image models also take normalised float tensors; loads each a second time"
     )
     metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
+    playground: bool = Field(True, description="Offer the page at /, to try the models in a browser")
     triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")
     trace_endpoint: str = Field(
         "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs anychip[traces]"

@@ -49,6 +49,26 @@ STATUS: dict[Code, int] = {
     "DEADLINE_EXCEEDED": 504,
 }
 
+MEANINGS: dict[Code, str] = {
+    "INVALID_REQUEST": "The JSON, tensor, parameter or form cannot be read as it is.",
+    "UNAUTHORIZED": "API keys are on, and none that fits was sent.",
+    "MODEL_NOT_FOUND": "No model of this name is served.",
+    "NOT_FOUND": "There is nothing at this address.",
+    "METHOD_NOT_ALLOWED": "This address takes another method.",
+    "BODY_TOO_LARGE": "The request has more bytes than the service reads.",
+    "IMAGE_TOO_LARGE": "The image has more pixels than the service decodes.",
+    "UNSUPPORTED_MEDIA_TYPE": "The Content-Type or Content-Encoding is none that is read.",
+    "INVALID_IMAGE": "The file is no image, is truncated, or is of a kind that is not read.",
+    "QUEUE_FULL": "As much is waiting as may wait. Try again after Retry-After.",
+    "INFERENCE_FAILED": "The model could not answer. The log has the reason under the request id.",
+    "INTERNAL": "Something went wrong in the service. The log has the reason under the request id.",
+    "NOT_READY": "No worker is ready for this model. Try again after Retry-After.",
+    "DRAINING": "The service is shutting down. Another replica may answer.",
+    "DEADLINE_UNREACHABLE": "The answer could not be ready before the deadline, so nothing was begun.",
+    "DEADLINE_EXCEEDED": "The request was accepted, and its deadline passed before the answer was ready.",
+}
+"""When each code is answered, in a sentence for people; the playground and the API description show it."""
+
 GRPC_STATUS: dict[Code, str] = {
     "INVALID_REQUEST": "INVALID_ARGUMENT",
     "UNAUTHORIZED": "UNAUTHENTICATED",

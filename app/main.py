@@ -28,7 +28,8 @@ from app.http.body import BodyBudget
 from app.http.connection import OnePieceProtocol
 from app.http.docs_page import mount_docs
 from app.http.edge import Edge
-from app.http.routes import devices, infer, predict, repository, status, torchserve, v2
+from app.http.playground import mount_playground
+from app.http.routes import devices, infer, predict, repository, stats_stream, status, torchserve, v2
 from app.observability.tracing import Tracing, from_settings, untraced
 from app.observability.watchdog import LoopWatchdog
 from app.serving.repository import Repository
@@ -80,6 +81,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     app.state.repository = Repository(service)
     app.state.bodies = BodyBudget(service.settings.max_buffered_bytes)
+    app.state.stats_feed = stats_stream.StatsFeed(service)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.include_router(predict.router)
@@ -89,7 +91,10 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(repository.router)
     app.include_router(devices.router)
     app.include_router(torchserve.router)
+    app.include_router(stats_stream.router)
     mount_docs(app)
+    if service.settings.playground:
+        mount_playground(app)
     app.add_middleware(Edge, service=service)
     return app
 

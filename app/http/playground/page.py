@@ -1,0 +1,120 @@
+"""`GET /` and the files it loads, all of them read once and answered from memory.
+
+Owns: which files there are, their types, their compression and the headers that keep the page to this host. Must not
+read a path that a client names: only names that were found at the start are answered.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from app.errors import MEANINGS, STATUS, ServiceError
+
+if TYPE_CHECKING:
+    from app.serving.service import Service
+
+PREFIX = "/playground"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "jpg": "image/jpeg",
+}
+_COMPRESSED = ("html", "css", "js", "svg")
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing from another host, nothing inline. `blob:` is what a user has dropped or the camera has seen."""
+
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "permissions-policy": "camera=(self), microphone=(), geolocation=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    # Asked again each time, and mostly answered with 304: after an update nobody has half of an old page.
+    "cache-control": "no-cache",
+    "vary": "accept-encoding",
+}
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """A file as it is sent. `compressed` is gzip, None where that makes it no smaller."""
+
+    content_type: str
+    content: bytes
+    compressed: bytes | None
+    etag: str
+
+    def response(self, request: Request) -> Response:
+        """The answer to a request for it: the file, compressed where the client takes that, or 304."""
+        headers = {**_HEADERS, "etag": self.etag}
+        if request.headers.get("if-none-match") == self.etag:
+            return Response(status_code=304, headers=headers)
+        content = self.content
+        if self.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            content = self.compressed
+            headers["content-encoding"] = "gzip"
+        return Response(content, headers={**headers, "content-type": self.content_type})
+
+
+def page_files() -> dict[str, PageFile]:
+    """Every file of the page by its name, and the sample images as `samples/NAME`."""
+    found = {file.name: file.read_bytes() for file in (files("app.http.playground") / "static").iterdir()}
+    for file in (files("models.sample") / "images").iterdir():
+        if file.name.endswith(".jpg"):
+            found[f"samples/{file.name}"] = file.read_bytes()
+    return {name: _page_file(name, content) for name, content in found.items()}
+
+
+def _page_file(name: str, content: bytes) -> PageFile:
+    suffix = name.rpartition(".")[2]
+    # The time stamp is left out, so that every process of a service sends the same bytes.
+    compressed = gzip.compress(content, 9, mtime=0) if suffix in _COMPRESSED else None
+    digest = hashlib.sha256(content).hexdigest()[:20]
+    return PageFile(_TYPES[suffix], content, compressed, f'"{digest}"')
+
+
+def page_facts(service: Service, samples: list[str]) -> dict[str, Any]:
+    """What the page must know of the service that no other route says."""
+    settings = service.settings
+    return {
+        "samples": [{"name": name, "task": name.partition("_")[0]} for name in samples],
+        "max_body_bytes": settings.max_body_bytes,
+        "max_image_pixels": settings.max_image_pixels,
+        "max_images": settings.max_images,
+        "metrics": settings.metrics,
+        "errors": {code: {"status": STATUS[code], "meaning": MEANINGS[code]} for code in STATUS},
+    }
+
+
+def mount_playground(app: FastAPI) -> None:
+    """Add the page and its files to an application."""
+    known = page_files()
+    samples = sorted(name.partition("/")[2] for name in known if name.startswith("samples/"))
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def page(request: Request) -> Response:
+        return known["index.html"].response(request)
+
+    @router.get(PREFIX + "/facts.json")
+    async def facts(request: Request) -> dict[str, Any]:
+        return page_facts(request.app.state.service, samples)
+
+    @router.get(PREFIX + "/{name:path}")
+    async def file(request: Request, name: str) -> Response:
+        if name not in known:
+            raise ServiceError("NOT_FOUND", f"the playground has no file {name!r}")
+        return known[name].response(request)
+
+    app.include_router(router)

@@ -1,0 +1,63 @@
+// The request on the page as a program. Owns: its text in each language. Knows no element.
+import { base, hasKey, predictPath } from "./api.js";
+
+export const LANGUAGES = ["curl", "Python", "JavaScript", "tritonclient"];
+
+// `request`: {model, query, file, type, task}.
+export function snippet(language, request) {
+  const url = new URL(predictPath(request.model, request.query), base).href;
+  const header = hasKey() ? "Authorization: Bearer YOUR_KEY" : "";
+  return { curl, Python: python, JavaScript: javascript, tritonclient: triton }[language](request, url, header);
+}
+
+function curl({ file, type }, url, header) {
+  return [`curl -H 'Content-Type: ${type}' --data-binary @${shell(file)}`, ...(header ? [`-H '${header}'`] : []), `'${url}'`].join(" \\\n  ");
+}
+
+function python({ file, type, task }, url, header) {
+  const key = header ? ', "Authorization": "Bearer YOUR_KEY"' : "";
+  const loop = task === "detect"
+    ? 'for found in answer.json()["predictions"][0]["detections"]:\n    print(found["label"], found["score"], found["box"])'
+    : 'for found in answer.json()["predictions"][0]["classes"]:\n    print(found["label"], found["score"])';
+  return `import httpx
+
+with open(${JSON.stringify(file)}, "rb") as image:
+    answer = httpx.post(
+        ${JSON.stringify(url)},
+        content=image.read(),
+        headers={"Content-Type": "${type}"${key}},
+    )
+answer.raise_for_status()
+${loop}`;
+}
+
+function javascript({ file, type }, url, header) {
+  const key = header ? ', "Authorization": "Bearer YOUR_KEY"' : "";
+  return `import { readFile } from "node:fs/promises";
+
+const response = await fetch(${JSON.stringify(url)}, {
+  method: "POST",
+  headers: { "Content-Type": "${type}"${key} },
+  body: await readFile(${JSON.stringify(file)}),
+});
+const answer = await response.json();
+if (!response.ok) throw new Error(answer.error);
+console.log(answer.predictions[0]);`;
+}
+
+function triton({ file, model, task, query }, url, header) {
+  const output = task === "classify" ? "probabilities" : "boxes";
+  const options = task === "detect" ? `, parameters={"score_threshold": ${query.score_threshold}}` : "";
+  const key = header ? `, headers={"Authorization": "Bearer YOUR_KEY"}` : "";
+  return `import numpy as np
+import tritonclient.http as triton
+
+client = triton.InferenceServerClient("${base.host}")
+with open(${JSON.stringify(file)}, "rb") as image:
+    tensor = triton.InferInput("image", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([image.read()], dtype=np.object_))
+answer = client.infer("${model}", [tensor]${options}${key})
+print(answer.as_numpy("${output}"))`;
+}
+
+const shell = (file) => /^[\w./-]+$/.test(file) ? file : `'${file.replaceAll("'", "'\\''")}'`;

@@ -1,0 +1,77 @@
+// The list beside the image. Owns: boxes and classes as text, the stages of a request as a bar. Knows no request.
+import { colour } from "./draw.js";
+
+export const element = (name, className = "", text = "") => {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== "") made.textContent = text;
+  return made;
+};
+
+const STAGES = [["network", "network and upload", "--c-upload"], ["decode", "decode", "--c-decode"], ["queue", "queue", "--c-queue"],
+  ["infer", "device", "--c-infer"], ["post", "postprocess", "--c-post"]];
+
+// Fill the list; `onLight(index)` is called when an entry is pointed at or focused, with -1 when no longer.
+export function showFound(list, entries, coloured, onLight) {
+  list.replaceChildren(...entries.map((found, index) => {
+    const button = element("button");
+    button.type = "button";
+    const swatch = element("span", "swatch");
+    swatch.style.background = coloured ? colour(found.class_id ?? 0) : "var(--accent)";
+    const track = element("span", "track");
+    const fill = element("span", "fill");
+    fill.style.width = `${Math.max(1, found.score * 100)}%`;
+    if (coloured) fill.style.background = colour(found.class_id ?? 0);
+    track.append(fill);
+    button.append(swatch, element("span", "name", found.label), track, element("span", "score", percent(found.score)));
+    button.addEventListener("pointerenter", () => onLight(index));
+    button.addEventListener("pointerleave", () => onLight(-1));
+    button.addEventListener("focus", () => onLight(index));
+    button.addEventListener("blur", () => onLight(-1));
+    const entry = element("li");
+    entry.append(button);
+    return entry;
+  }));
+}
+
+export function lightEntry(list, index) {
+  [...list.querySelectorAll("button")].forEach((button, number) => button.classList.toggle("on", number === index));
+}
+
+// "3 objects: 2 star, 1 ring".
+export function summarise(prediction, shown) {
+  if (prediction.classes) {
+    const best = prediction.classes[0];
+    return best ? `${best.label}, ${percent(best.score)}` : "no class";
+  }
+  if (!shown.length) return "nothing above this score";
+  const counts = new Map();
+  for (const found of shown) counts.set(found.label, (counts.get(found.label) || 0) + 1);
+  const parts = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([name, count]) => `${count} ${name}`);
+  return `${shown.length} ${shown.length === 1 ? "object" : "objects"}: ${parts.join(", ")}${counts.size > 6 ? ", …" : ""}`;
+}
+
+export const duration = (ms) => ms < 1000 ? `${ms.toFixed(ms < 100 ? 1 : 0)} ms` : `${(ms / 1000).toFixed(2)} s`;
+
+export const percent = (share) => `${(share * 100).toFixed(share >= 0.0995 || share === 0 ? 0 : 1)} %`;
+
+// The request as a bar of its stages. What the service does not account for is the way there and back.
+export function showTiming(bar, legend, timing, totalMs) {
+  const known = Object.values(timing).reduce((sum, each) => sum + each, 0);
+  const ms = { ...timing, network: Math.max(0, totalMs - known) };
+  const parts = STAGES.filter(([name]) => ms[name] !== undefined);
+  bar.replaceChildren(...parts.map(([name, , variable]) => {
+    const part = element("span");
+    part.style.flexGrow = ms[name];
+    part.style.flexBasis = "0";
+    part.style.background = `var(${variable})`;
+    return part;
+  }));
+  legend.replaceChildren(...parts.map(([name, text, variable]) => {
+    const row = element("div");
+    const term = element("dt", "", text);
+    term.style.setProperty("--swatch", `var(${variable})`);
+    row.append(term, element("dd", "", duration(ms[name])));
+    return row;
+  }));
+}

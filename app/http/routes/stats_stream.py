@@ -1,0 +1,102 @@
+"""`GET /v1/stats/stream`: the answer of `/v1/stats`, sent again and again as server-sent events.
+
+Owns: how many may listen, and that the numbers are collected once for all of them. Must not collect in the event loop:
+that takes milliseconds, so a thread does it, and only while somebody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.errors import ServiceError
+from app.serving.service import Service
+from app.serving.stats import snapshot
+
+INTERVAL_S = 0.5
+MAX_LISTENERS = 16
+
+router = APIRouter(tags=["status"])
+
+
+class StatsFeed:
+    """The numbers of a service, collected twice a second for everybody who listens. Belongs to one event loop."""
+
+    def __init__(self, service: Service, interval_s: float = INTERVAL_S, max_listeners: int = MAX_LISTENERS) -> None:
+        self._service = service
+        self._interval_s = interval_s
+        self._max_listeners = max_listeners
+        self._next: asyncio.Task[bytes] | None = None
+        self._collected_s = 0.0
+        self.listeners = 0
+
+    def join(self) -> None:
+        """Become a listener; `leave` must follow. Raises QUEUE_FULL when as many listen as may."""
+        if self.listeners >= self._max_listeners:
+            message = f"{self.listeners} clients follow the numbers already, and no more may; ask /v1/stats instead"
+            raise ServiceError("QUEUE_FULL", message, retry_after_s=10)
+        self.listeners += 1
+
+    def leave(self) -> None:
+        """Listen no longer."""
+        self.listeners -= 1
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent events, each with the JSON of `/v1/stats`. A slow listener misses some and is never behind.
+
+        Ends when the service shuts down.
+        """
+        yield b"retry: 2000\n\n"
+        while not self._service.draining:
+            text = await asyncio.shield(self._following())
+            yield b"event: stats\ndata: " + text + b"\n\n"
+
+    def _following(self) -> asyncio.Task[bytes]:
+        """What is collected next, for everybody who waits for it."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._collect(), name="stats-feed")
+        return self._next
+
+    async def _collect(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(max(0.0, self._collected_s + self._interval_s - loop.time()))
+            self._collected_s = loop.time()
+            return await asyncio.to_thread(_collected_json, self._service)
+        finally:
+            self._next = None
+
+
+def _collected_json(service: Service) -> bytes:
+    return orjson.dumps(snapshot(service).model_dump())
+
+
+class _EventStream(StreamingResponse):
+    """A stream that leaves its feed however it ends, also when not one event was sent."""
+
+    def __init__(self, feed: StatsFeed) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(feed.events(), media_type="text/event-stream", headers=headers)
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.leave()
+
+
+@router.get("/v1/stats/stream", response_class=Response, responses={404: {"description": "Nothing is counted here"}})
+async def stats_stream(request: Request) -> Response:
+    """The answer of `/v1/stats` twice a second, as server-sent events of the name `stats`."""
+    state = request.app.state
+    if not state.service.metrics.enabled:
+        raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
+    feed: StatsFeed = state.stats_feed
+    feed.join()
+    return _EventStream(feed)

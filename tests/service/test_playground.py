@@ -1,0 +1,339 @@
+"""The page at `/` in a real browser: what people drop, see, turn and are told."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zlib
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.sample import IMAGES
+from tests.support.browser import axe_violations, chromium, drop
+from tests.support.service_process import running
+
+ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
+"""A folder where screenshots of the page are kept, for people to look at."""
+
+DETECT = IMAGES / "detect_1.jpg"
+MAX_BODY_BYTES = 1_000_000
+NULL = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    options = ("--models", "resnet50,yolov8n", "--weights", "sample", "--max-body-bytes", str(MAX_BODY_BYTES))
+    with running(tmp_path_factory.mktemp("service"), *options, "--max-image-pixels", "4000000") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def null_service(tmp_path_factory):
+    """Computes nothing, 20 ms a batch: for what is about time."""
+    options = ("--models", "yolov8n,resnet50", *NULL, "--null", "delay_ms=20,power_w=75")
+    with running(tmp_path_factory.mktemp("null"), *options) as service:
+        yield service
+
+
+def pixels(page, x, y):
+    """Colours of the canvas at a pixel of the image and around it, int [3, 3, 3]: a line may lie between two."""
+    block = page.evaluate(
+        """([x, y]) => {
+          const canvas = document.getElementById("canvas");
+          const scale = canvas.width / JSON.parse(canvas.dataset.size)[0];
+          const [left, top] = [Math.round(x * scale) - 1, Math.round(y * scale) - 1];
+          return [...canvas.getContext("2d").getImageData(left, top, 3, 3).data];
+        }""",
+        [x, y],
+    )
+    return np.array(block).reshape(3, 3, 4)[..., :3]
+
+
+def answered(page, times=1):
+    """Until the page has shown so many answers.
+
+    Playwright's own wait_for_function evaluates text in the page, which the page's policy forbids.
+    """
+    for _ in range(6000):
+        if page.evaluate("() => Number(document.getElementById('canvas').dataset.answers || 0)") >= times:
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("no answer was shown")
+
+
+def expected(service, threshold):
+    answer = httpx.post(
+        f"{service.url}/v1/models/yolov8n:predict?score_threshold={threshold}",
+        content=DETECT.read_bytes(),
+        headers={"Content-Type": "image/jpeg"},
+        timeout=60,
+    )
+    return answer.json()["predictions"][0]["detections"]
+
+
+def test_a_dropped_image_has_its_boxes_at_the_right_pixels(browser, service):
+    boxes = expected(service, 0.25)
+    assert len(boxes) >= 3
+    with Image.open(DETECT) as image:
+        original = np.asarray(image.convert("RGB")).astype(int)
+    with browser.page(service.url) as (page, seen):
+        drop(page, DETECT)
+        answered(page)
+        assert page.locator("#found li").count() == len(boxes)
+        assert page.locator("#canvas").get_attribute("aria-label").startswith(f"detect_1.jpg: {len(boxes)} objects")
+        swatches = (
+            "() => [...document.querySelectorAll('.swatch')].map((each) => getComputedStyle(each).backgroundColor)"
+        )
+        colours = page.evaluate(swatches)
+        places = [found["box"] for found in boxes]
+        for found, css in zip(boxes, colours, strict=True):
+            ink = [int(part) for part in css[4:-1].split(",")]
+            box = found["box"]
+            # In the middle of the left and the lower edge, where no label lies.
+            for x, y in ((box["x1"], (box["y1"] + box["y2"]) / 2), ((box["x1"] + box["x2"]) / 2, box["y2"])):
+                if 2 < x < original.shape[1] - 2 and 2 < y < original.shape[0] - 2:
+                    assert np.abs(pixels(page, x, y) - ink).max(-1).min() <= 12, (found, css)
+        # Away from every box the image is as it was.
+        x, y = 320, 20
+        assert not any(box["x1"] - 9 < x < box["x2"] + 9 and box["y1"] - 40 < y < box["y2"] + 9 for box in places)
+        assert np.abs(pixels(page, x, y)[1, 1] - original[y, x]).max() <= 24
+        assert seen.failures == seen.errors == []
+        assert seen.hosts == {service.url.removeprefix("http://")}
+
+
+def test_the_threshold_acts_at_once_and_without_a_request(browser, service):
+    with browser.page(service.url) as (page, _):
+        page.click("#samples button:first-child")
+        answered(page)
+        requests = []
+        page.on("request", lambda request: requests.append(request.url))
+        for threshold in (0.9, 0.5, 0.05):
+            page.evaluate(
+                """(value) => { const slider = document.getElementById("threshold");
+                slider.value = value; slider.dispatchEvent(new Event("input")); }""",
+                threshold,
+            )
+            assert page.locator("#found li").count() == len(expected(service, threshold))
+            assert f"score_threshold={threshold}" in page.inner_text("#snippet")
+        assert not [url for url in requests if ":predict" in url]
+
+
+def test_classes_are_bars_and_pointing_at_a_box_brings_it_out(browser, service):
+    with browser.page(service.url) as (page, _):
+        drop(page, DETECT)
+        answered(page)
+        found = expected(service, 0.25)[0]["box"]
+        x, y = (found["x1"] + found["x2"]) / 2, (found["y1"] + found["y2"]) / 2
+        shape = page.locator("#canvas").bounding_box()
+        page.mouse.move(shape["x"] + x / 640 * shape["width"], shape["y"] + y / 480 * shape["height"])
+        assert page.locator("#found button.on").count() == 1
+        dimmed = pixels(page, 320, 20).sum()
+        page.mouse.move(1, 1)
+        assert page.locator("#found button.on").count() == 0
+        assert dimmed < 0.6 * pixels(page, 320, 20).sum()
+        page.check("input[value=resnet50]", force=True)
+        answered(page, 2)
+        assert page.locator("#found li").count() == 5
+        assert page.locator("#threshold-box").is_hidden()
+        assert "device" in page.inner_text("#legend")
+
+
+def test_errors_are_explained_in_the_words_of_the_error_table(browser, service):
+    noise = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), np.uint8)).save(noise, "PNG")
+    assert len(noise.getvalue()) > MAX_BODY_BYTES
+    wide = io.BytesIO()
+    Image.new("L", (5000, 1000)).save(wide, "PNG")
+    with browser.page(service.url) as (page, _):
+        drop(page, Path("noise.png"), noise.getvalue())
+        page.wait_for_selector("#error:not([hidden])")
+        assert "413 BODY_TOO_LARGE" in page.inner_text("#error")
+        assert "more bytes than the service reads" in page.inner_text("#error")
+        drop(page, Path("wide.png"), wide.getvalue())
+        page.wait_for_selector("#error:has-text('IMAGE_TOO_LARGE')")
+        assert "more pixels than the service decodes" in page.inner_text("#error")
+        drop(page, Path("text.jpg"), b"no image")
+        page.wait_for_selector("#error:has-text('INVALID_IMAGE')")
+        assert "request id" in page.inner_text("#error").lower()
+        drop(page, DETECT)
+        answered(page)
+        assert page.locator("#error").is_hidden()
+
+
+def test_what_is_saved_is_what_is_shown(browser, service):
+    with browser.page(service.url) as (page, _):
+        drop(page, DETECT)
+        answered(page)
+        with page.expect_download() as json_file:
+            page.click("#save-json")
+        saved = json.loads(Path(json_file.value.path()).read_text())
+        assert json_file.value.suggested_filename == "detect_1.anychip.json"
+        assert saved["predictions"][0]["detections"] == expected(service, 0.25)
+        with page.expect_download() as image_file:
+            page.click("#save-image")
+        with Image.open(image_file.value.path()) as image:
+            assert (image.format, image.size) == ("PNG", (640, 480))
+
+
+def test_a_load_fills_batches_and_says_so(browser, null_service):
+    with browser.page(null_service.url) as (page, seen):
+        page.evaluate("() => { document.getElementById('load-seconds').value = 3; }")
+        page.evaluate("() => document.getElementById('load-seconds').dispatchEvent(new Event('input'))")
+        page.click("#load-start")
+        page.wait_for_selector("#load-summary:not(:empty)")
+        summary = page.inner_text("#load-summary")
+        batch = float(summary.partition("batches of up to ")[2].split()[0])
+        assert batch > 1, summary
+        assert int(summary.split()[0]) > 20
+        assert page.evaluate("() => document.getElementById('chart-rate').width") > 100
+        assert seen.failures == seen.errors == []
+    stats = httpx.get(f"{null_service.url}/v1/stats").json()["models"][0]
+    assert stats["images_computed"] > 1.5 * stats["batches"]
+
+
+def test_the_camera_is_answered_continuously_and_its_last_frame_stays(browser, null_service):
+    with browser.page(null_service.url) as (page, seen):
+        page.click("#camera")
+        answered(page, 10)
+        assert "images/s" in page.inner_text("#camera-facts")
+        assert page.inner_text("#camera") == "Stop"
+        page.click("#camera")
+        page.wait_for_selector("#samples button")
+        page.wait_for_selector("#busy", state="hidden")
+        assert page.locator("#camera-facts").is_hidden()
+        assert page.locator("#canvas").is_visible()
+        assert "frame.jpg" in page.inner_text("#snippet")
+        assert seen.failures == []
+
+
+def test_the_live_panel_shows_the_numbers_of_the_service(browser, null_service):
+    with browser.page(null_service.url) as (page, _):
+        page.wait_for_selector(".device")
+        text = page.inner_text("#devices")
+        assert "null:0" in text
+        assert "75 W" in text
+        assert "restarts 0" in text
+        assert page.locator("#live-models tbody tr").count() == 2
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_and_every_width_fits(browser, service, theme):
+    for width in (360, 768, 1440):
+        with browser.page(service.url, width=width, theme=theme) as (page, seen):
+            drop(page, DETECT)
+            answered(page)
+            page.wait_for_selector(".device")
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+            assert axe_violations(page) == []
+            if ARTEFACTS:
+                page.screenshot(path=Path(ARTEFACTS) / f"playground-{theme}-{width}.png", full_page=True)
+            assert seen.failures == []
+
+
+def test_everything_works_from_the_keyboard(browser, service):
+    with browser.page(service.url) as (page, _):
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("() => document.activeElement.closest('#samples') !== null"):
+                break
+        else:
+            raise AssertionError("the samples cannot be reached")
+        page.keyboard.press("Enter")
+        answered(page)
+        page.focus("#threshold")
+        before = page.inner_text("#threshold-value")
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text("#threshold-value") != before
+        page.focus("#tab-curl")
+        page.keyboard.press("ArrowRight")
+        assert "import httpx" in page.inner_text("#snippet")
+        page.focus("#found li:first-child button")
+        assert page.locator("#found button.on").count() == 1
+
+
+def test_a_key_is_sent_and_kept_nowhere(browser, null_service):
+    with browser.page(null_service.url) as (page, _):
+        page.click("#key-box summary")
+        page.fill("#key", "secret-key")
+        with page.expect_request(lambda request: request.url.endswith("/v1/models")) as asked:
+            page.keyboard.press("Enter")
+        assert asked.value.headers["authorization"] == "Bearer secret-key"
+        assert "YOUR_KEY" in page.inner_text("#snippet")
+        kept = page.evaluate("() => [localStorage.length, sessionStorage.length, document.cookie]")
+        assert kept == [0, 0, ""]
+        assert "secret-key" not in page.content()
+
+
+def test_the_page_keeps_to_its_host_and_is_small(null_service):
+    with null_service.client() as client:
+        page = client.get("/")
+        policy = page.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
+        assert "http" not in policy
+        names = ["", "style.css", "icon.svg", "main.js"]
+        for name in names:  # Modules name each other.
+            path = f"/playground/{name}" if name else "/"
+            answer = client.get(path)
+            assert answer.status_code == 200, path
+            assert answer.headers["content-security-policy"] == policy
+            assert answer.headers["content-encoding"] == "gzip"
+            if name.endswith(".js"):
+                found = [part.split('"')[0] for part in answer.text.split('from "./')[1:]]
+                names += [module for module in found if module not in names]
+        assert len(names) > 8
+        raw = [client.get(f"/playground/{name}" if name else "/").content for name in names]
+        assert sum(len(zlib.compress(content, 9)) for content in raw) <= 60 * 1024
+        again = client.get("/", headers={"If-None-Match": page.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get("/playground/../app/main.py").status_code == 404
+        assert client.get("/playground/none.js").json()["code"] == "NOT_FOUND"
+
+
+def test_as_many_follow_the_numbers_as_may_and_no_more(null_service):
+    streams = []
+    with null_service.client() as client:
+        try:
+            while True:
+                request = client.build_request("GET", "/v1/stats/stream")
+                streams.append(client.send(request, stream=True))
+                if streams[-1].status_code != 200:
+                    break
+            refused = streams.pop()
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+            refused.close()
+            assert len(streams) == 16
+            for stream in (streams[0], streams[-1]):
+                lines = stream.iter_lines()
+                data = next(line for line in lines if line.startswith("data: "))
+                assert json.loads(data[6:])["models"][0]["model"] == "yolov8n"
+        finally:
+            for stream in streams:
+                stream.close()
+        for _ in range(200):  # The service hears of it when the connections have closed.
+            with client.stream("GET", "/v1/stats/stream") as stream:
+                if stream.status_code == 200:
+                    break
+        assert stream.status_code == 200
+
+
+def test_the_page_can_be_turned_off(tmp_path):
+    off = {"ANYCHIP_PLAYGROUND": "0"}
+    with (
+        running(tmp_path, "--models", "resnet18", *NULL, environment=off) as service,
+        service.client() as client,
+    ):
+        assert client.get("/").status_code == 404
+        assert client.get("/playground/main.js").status_code == 404
+        assert client.get("/v2/health/live").status_code == 200
