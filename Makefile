@@ -10,9 +10,12 @@ TRITON_VENV := .venv-triton
 DEPLOY_VENV := .venv-deploy
 BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n logical --maxprocesses 8 --dist loadgroup
+NO_TESTS := 5
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install test test-deploy lint format npu-environment triton-environment deploy-environment bench clean
+.PHONY: help demo serve install check test soak test-deploy lint format npu-environment triton-environment deploy-environment bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -26,8 +29,18 @@ serve: $(VENV)/.installed  ## start the service, e.g. make serve ARGS="--models 
 
 install: $(VENV)/.installed  ## make .venv with the torch build for the accelerator that is here
 
-test: lint  ## lint, types and tests, e.g. make test ARGS="-k scheduler"
-	$(BIN)/python -m pytest $(ARGS)
+check: lint  ## lint, types and every test that starts no process: three minutes
+	$(PYTEST) $(PARALLEL) tests/unit $(ARGS)
+
+# First what may share the processors, then one by one what measures time. A choice (ARGS) may leave either empty.
+test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
+	@$(PYTEST) $(PARALLEL) -m "not alone and not soak and not deploy" $(ARGS); first=$$?; \
+	    [ $$first = 0 ] || [ $$first = $(NO_TESTS) ] || exit $$first; \
+	    $(PYTEST) -m "alone and not soak and not deploy" $(ARGS); second=$$?; \
+	    [ $$second = $(NO_TESTS) ] && exit $$first || exit $$second
+
+soak: lint  ## the long tests: leaks and load for an hour
+	$(PYTEST) -m soak $(ARGS)
 
 test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for real; apt-get install buildah debootstrap for images
 	$(DEPLOY_VENV)/bin/python -m pytest -m deploy $(ARGS)

@@ -29,7 +29,7 @@ from app.images.header import read_header
 from app.serving.service import decode_into
 from backends import BackendUnavailableError, EngineRefusedError, Executable, choose
 from backends.backend import Array, CompileOptions, Pixels
-from models import Model, open_model, parse_spec
+from models import PixelModel, open_model, parse_spec
 from models.sample import IMAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,6 +135,7 @@ def case(given: argparse.Namespace, engine: str, precision: str, name: str) -> d
     """One engine in one precision: time to load, answers, images a second over batch sizes."""
     sizes = sorted({int(size) for size in given.sizes.split(",")})
     model = open_model(parse_spec(name, "sample"), Path())
+    assert isinstance(model, PixelModel)
     pixels = sample_pixels(model, sizes[-1])
     few = [size for size in sizes if size <= 8] or sizes[:1]
     with torch.inference_mode():
@@ -167,7 +168,7 @@ def case(given: argparse.Namespace, engine: str, precision: str, name: str) -> d
     return result
 
 
-def sample_pixels(model: Model, count: int) -> Pixels:
+def sample_pixels(model: PixelModel, count: int) -> Pixels:
     """The sample images as the network takes them, over and over."""
     files = sorted(IMAGES.glob("*.jpg"))
     pixels = torch.zeros((count, *model.input_shape), dtype=torch.uint8)

@@ -1,9 +1,14 @@
-"""What every test shares: a header that says what is under test, and a running service for those that talk HTTP."""
+"""What every test shares: no network and no settings of the user's, a header that says what is under test, groups."""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
+import re
+from pathlib import Path
+
+import pytest
 
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -25,3 +30,19 @@ def pytest_report_header() -> list[str]:
             versions.append(f"{package} missing")
     rows = [f"{row.device}: {'PASS' if row.ok else 'FAIL'} {row.detail}" for row in report()]
     return [", ".join(versions), *rows]
+
+
+@functools.cache
+def _shares_fixtures(path: Path) -> bool:
+    return re.search(r'scope="(module|session)"', path.read_text(encoding="utf-8")) is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process of pytest-xdist has all tests of a file that starts a service or a compiler once for all of them.
+
+    Every other test goes where there is room. A file may name a group of its own.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and _shares_fixtures(item.path):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

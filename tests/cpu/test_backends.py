@@ -72,15 +72,22 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=lambda case: "-".join((case.backend.name, case.engine, case.precision)))
+def _parameter(case: Case) -> Any:
+    """In a process of pytest-xdist with the others of its engine: what has been compiled is kept there."""
+    name = "-".join((case.backend.name, case.engine, case.precision))
+    return pytest.param(case, id=name, marks=pytest.mark.xdist_group(f"engine {case.engine}"))
+
+
+@pytest.fixture(params=map(_parameter, CASES))
 def case(request: pytest.FixtureRequest) -> Case:
-    engine = request.param.engine
+    chosen: Case = request.param
+    engine = chosen.engine
     if engine != "eager" and "STUB_DEVICE" in os.environ:
         pytest.skip("a stub driver has eager only: tests/simulated/test_stub_drivers.py sees the others refuse")
     _skip_without_packages(engine)
-    if request.param[2:] == ("onnxruntime", "bf16"):
+    if chosen[2:] == ("onnxruntime", "bf16"):
         pytest.skip("ONNX Runtime's CPU kernels have no bf16")
-    return request.param
+    return chosen
 
 
 def _skip_without_packages(engine: str) -> None:
@@ -342,7 +349,7 @@ def test_a_network_that_openvino_cannot_convert_goes_to_eager() -> None:
 def test_openvino_frees_the_network_it_was_given() -> None:
     pytest.importorskip("openvino")
     network = classifier()
-    weights = weakref.ref(network.core.fc.weight)
+    weights = weakref.ref(network.core.get_parameter("fc.weight"))
     executable, _ = CpuBackend().load(network, DEVICE, "openvino", "fp32", (1,))
     del network
     gc.collect()

@@ -227,6 +227,7 @@ class TestInductor:
             np.testing.assert_allclose(again.run(PIXELS)[0], expected[0], rtol=1e-4)
             # Other weights are another network, whatever else is alike.
             other = Slope()
+            assert other.core.bias is not None
             other.core.bias.data += 1
             assert "must not compile" in refusal("inductor", other, options=options)
 

@@ -7,6 +7,7 @@ import pickle
 import time
 import zipfile
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ from tests.support.service_process import running
 
 SUFFIXES = (".onnx", ".pt2", ".ts")
 FORMS = {".onnx": "onnx", ".pt2": "program", ".ts": "script"}
-NOTHING = {"inputs": {}, "outputs": [], "dimensions": {}, "batched": None, "probes": None}
+NOTHING: dict[str, Any] = {"inputs": {}, "outputs": [], "dimensions": {}, "batched": None, "probes": None}
 LADDER = (1, 2, 4)
 
 

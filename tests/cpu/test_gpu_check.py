@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_check
-from models import open_model, parse_spec
+from models import PixelModel, open_model, parse_spec
 
 ROOT = Path(__file__).parents[2]
 ROW = {
@@ -25,7 +25,7 @@ ROW = {
     "p50_ms": 2.0,
     "images_per_s": {"1": 10.0, "8": 70.0},
 }
-REPORT = {
+REPORT: dict[str, Any] = {
     "device": "cuda:0",
     "name": "Chip",
     "torch": "2",
@@ -54,7 +54,8 @@ def test_answers_are_compared_relative_to_the_largest_number() -> None:
     theirs = [np.array([[1.0, -4.0]], np.float32), np.array([1, 2, 3, 4])]
     ours = (np.array([[1.2, -4.0]], np.float32), np.array([1, 2, 3, 5]))
     error, equal = gpu_check.compare(ours, theirs)
-    assert (error, equal) == (pytest.approx(0.05), 0.75)
+    assert error == pytest.approx(0.05)
+    assert equal == 0.75
     assert gpu_check.compare((np.array([[np.nan, 0]], np.float32),), theirs[:1])[0] == np.inf
 
 
@@ -67,6 +68,7 @@ def test_the_table_has_a_row_for_each_engine() -> None:
 
 def test_pixels_are_the_sample_images() -> None:
     model = open_model(parse_spec("yolov8n", "sample"), Path())
+    assert isinstance(model, PixelModel)
     pixels = gpu_check.sample_pixels(model, 7)
     assert pixels.shape == (7, *model.input_shape)
     assert np.array_equal(pixels[0], pixels[6])  # There are six.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import pytest
 
 from tests.support import container
 from tests.support.container import BASE, Builder
+from tests.support.service_process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
@@ -75,7 +75,7 @@ def builder() -> Iterator[Builder]:
         yield made
 
 
-def on_torchs_disk() -> Path:
+def on_torchs_disk():
     """Where torch can be linked, not copied: in the folder for temporary files, else in `build`."""
     for folder in (Path(tempfile.gettempdir()), ROOT / "build"):
         folder.mkdir(exist_ok=True)
@@ -85,12 +85,12 @@ def on_torchs_disk() -> Path:
 
 
 @pytest.fixture(scope="module")
-def context(builder) -> Path:
+def context(builder):
     return builder.make_context()
 
 
 @pytest.fixture(scope="module")
-def image(builder, context) -> str:
+def image(builder, context):
     return builder.build("cpu", context, "--build-arg", "REVISION=abc123")
 
 
@@ -100,13 +100,8 @@ def answer_of(url, image, model="resnet50"):
     ).raise_for_status()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.fixture
-def cache(tmp_path) -> Path:
+def cache(tmp_path):
     """A volume as an orchestrator gives it: for the image's user alone."""
     folder = tmp_path / "cache"
     folder.mkdir()

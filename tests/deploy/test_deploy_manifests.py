@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from app.config import Settings
 from app.observability.metrics import Metrics
@@ -66,7 +65,7 @@ def pod_specs(document):
 
 
 def metric_names():
-    registry: CollectorRegistry = Metrics().registry
+    registry = Metrics().registry
     names = {sample.name for family in registry.collect() for sample in family.samples}
     families = {family.name for family in registry.collect()}
     return names | families | {f"{name}{end}" for name in families for end in ("_total", "_bucket", "_sum", "_count")}

@@ -230,7 +230,7 @@ def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
 
 async def lifespan(application, during):
     """What a host does: start, serve, stop."""
-    inbox: asyncio.Queue = asyncio.Queue()
+    inbox = asyncio.Queue()
     said = []
 
     async def send(message):

@@ -71,6 +71,7 @@ async def test_two_devices_share_the_work_and_one_of_them_may_fail(tmp_path):
         assert [device["device"] for device in devices] == ["null:0", "null:1"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("fault", "reason", "limits"),
     [
@@ -125,6 +126,7 @@ async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(tmp_path
         assert_nothing_left(service)
 
 
+@pytest.mark.alone
 async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
     clients = 500
     patience = ("--timeout-ms", "10000000")
@@ -151,6 +153,7 @@ async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
         assert post(service) == (200, "OK")
 
 
+@pytest.mark.alone
 async def test_a_client_that_leaves_harms_nobody_in_its_batch(tmp_path):
     with serving(tmp_path, "delay_ms=4000", "--batch-sizes", "1,8") as service:
         first = asyncio.create_task(gathered(service, [GREY]))
@@ -250,6 +253,7 @@ def test_bodies_in_memory_are_bounded(tmp_path):
         assert post(service, GREY + bytes(99_000)) == (200, "OK")
 
 
+@pytest.mark.alone
 async def test_deadlines_end_to_end(tmp_path):
     with serving(tmp_path, "delay_ms=400,hang=#00ff00", "--batch-timeout-s", "3", "--batch-sizes", "1") as service:
         # At the door: one image takes longer than that.
@@ -278,6 +282,7 @@ async def test_deadlines_end_to_end(tmp_path):
         assert_nothing_left(service)
 
 
+@pytest.mark.alone
 async def test_higher_priority_overtakes(tmp_path):
     with serving(tmp_path, "delay_ms=300", "--batch-sizes", "1") as service:
         order = []
@@ -294,6 +299,7 @@ async def test_higher_priority_overtakes(tmp_path):
         assert order.index("urgent") <= 5
 
 
+@pytest.mark.alone
 async def test_a_large_image_does_not_hold_up_a_small_one(tmp_path):
     large = png(size=(7000, 7000))
     with serving(tmp_path, "fail=*1000000", "--decode-threads", "2") as service:

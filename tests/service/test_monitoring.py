@@ -20,7 +20,11 @@ from tests.support.null_service import is_ready, metric
 from tests.support.prometheus import DEPLOY, MISSING, Prometheus, alerts, prometheus
 from tests.support.service_process import ServiceProcess, running
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+]
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
@@ -69,13 +73,16 @@ class Story:
         """A service that is scraped, at least once before anything happens to it."""
         place = folder / job
         place.mkdir()
-        with running(place, "--models", model, "--weights", "random", "--timeout-ms", "200000", *options) as service:
+        common = ("--models", model, "--weights", "random", "--timeout-ms", "200000")
+        starting = running(place, *common, *options)
+        service = await asyncio.to_thread(starting.__enter__)  # It takes seconds, in which another story goes on.
+        try:
             self.server.watch(job, service.url)
-            try:
-                await until(lambda: self.server.now(f'anychip_ready{{job="{job}"}} == 1'))
-                yield service
-            finally:
-                self.server.forget(job)
+            await until(lambda: self.server.now(f'anychip_ready{{job="{job}"}} == 1'))
+            yield service
+        finally:
+            self.server.forget(job)
+            await asyncio.to_thread(starting.__exit__, None, None, None)
 
 
 NULL = ("--device", "null", "--engine", "auto", "--precision", "auto")
@@ -150,8 +157,12 @@ def story(tmp_path_factory):
     folder = tmp_path_factory.mktemp("monitoring")
 
     async def told(story: Story) -> Story:
-        for chapter in (steady, killed, overload, leak, lost, surprise):
-            await chapter(story, folder)
+        async def one_after_another(*chapters):
+            for chapter in chapters:
+                await chapter(story, folder)
+
+        await steady(story, folder)  # By itself: nothing may be slow here.
+        await asyncio.gather(one_after_another(killed, overload), one_after_another(leak, lost, surprise))
         return story
 
     with prometheus(folder) as server:

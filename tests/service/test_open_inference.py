@@ -20,25 +20,12 @@ from pydantic import BaseModel, ConfigDict
 from models import open_model, parse_spec
 from tests.support.answers import assert_error, binary, infer_images, outputs_of
 from tests.support.photographs import FILES
-from tests.support.service_process import running
 
 PHOTO, OTHER = FILES[0].read_bytes(), FILES[1].read_bytes()
 RESNET, YOLO = "/v2/models/resnet18", "/v2/models/yolov8n"
 JPEG = {"Content-Type": "image/jpeg"}
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2,4", "--max-images", "8")
-    environment = {"ANYCHIP_TRITON_METRICS": "1"}
-    with running(tmp_path_factory.mktemp("service"), *options, environment=environment) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def client(service):
-    with service.client() as client:
-        yield client
+pytestmark = pytest.mark.xdist_group("shared service")
 
 
 # The protocol's own description, open_inference_rest.yaml of kserve/open-inference-protocol (18d5991): its paths, and

@@ -22,33 +22,16 @@ from tests.support.answers import element, infer_images, outputs_of
 from tests.support.grpc_client import arrays_of, call, image_request, infer, method, texts_of
 from tests.support.load import WAIT_S, until
 from tests.support.photographs import FILES
-from tests.support.service_process import free_port, running
 
 PHOTO, OTHER = FILES[0].read_bytes(), FILES[1].read_bytes()
 
-
-@pytest.fixture(scope="module")
-def port():
-    return free_port()
+pytestmark = pytest.mark.xdist_group("shared service")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory, port):
-    options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2", "--max-images", "8")
-    with running(tmp_path_factory.mktemp("service"), *options, "--grpc-port", str(port)) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def client(service):
-    with service.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def channel(service, port):
+def channel(service, grpc_port):
     unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=unlimited) as channel:
         yield channel
 
 
@@ -67,7 +50,7 @@ def test_health_and_metadata(channel, client):
             tensors = [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in ours]
             assert tensors == theirs
         config = call(channel, "ModelConfig", name=name).config
-        assert (config.max_batch_size, config.dynamic_batching.preferred_batch_size) == (8, [1, 2])
+        assert (config.max_batch_size, config.dynamic_batching.preferred_batch_size) == (8, [1, 2, 4])
 
 
 @pytest.mark.parametrize("model", ["resnet18", "yolov8n"])
@@ -240,11 +223,11 @@ def test_repository_over_grpc(channel, client):
     assert refused(wrong)[0] == "INVALID_ARGUMENT"
 
 
-async def test_a_client_that_leaves_gives_its_reservation_up(service, port, client):
+async def test_a_client_that_leaves_gives_its_reservation_up(service, grpc_port, client):
     def idle():
         return 'anychip_images_in_flight{model="yolov8n"} 0.0' in client.get("/metrics").text
 
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
         infer_ = channel.unary_unary(
             f"/{SERVICE}/ModelInfer",
             request_serializer=lambda request: request.SerializeToString(),
@@ -260,13 +243,13 @@ async def test_a_client_that_leaves_gives_its_reservation_up(service, port, clie
     assert 'anychip_requests_total{code="CANCELLED",model="yolov8n"}' in client.get("/metrics").text
 
 
-def test_a_port_that_is_taken_is_said_at_the_start(port, service):
+def test_a_port_that_is_taken_is_said_at_the_start(grpc_port, service):
     command = [sys.executable, "-m", "app", "serve", "--device", "null", "--models", "resnet18:random"]
-    command += ["--port", "0", "--grpc-port", str(port)]
+    command += ["--port", "0", "--grpc-port", str(grpc_port)]
     root = Path(__file__).parents[2]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert ran.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port} for gRPC" in ran.stderr
+    assert f"cannot listen on 127.0.0.1:{grpc_port} for gRPC" in ran.stderr
 
 
 def test_the_descriptor_is_that_of_the_proto_file(tmp_path):

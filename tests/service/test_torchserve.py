@@ -8,17 +8,11 @@ import pytest
 
 from tests.support.answers import assert_error
 from tests.support.photographs import FILES
-from tests.support.service_process import running
 
 PHOTO, OTHER = FILES[0].read_bytes(), FILES[2].read_bytes()
 JPEG = {"Content-Type": "image/jpeg"}
 
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2")
-    with running(tmp_path_factory.mktemp("service"), *options) as service, service.client() as client:
-        yield client
+pytestmark = pytest.mark.xdist_group("shared service")
 
 
 def expected(client, model, photo=PHOTO):

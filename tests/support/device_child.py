@@ -50,9 +50,9 @@ def over(stub: str) -> tuple[str | Path, dict[str, str]]:
     return python, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
 
 
-def passed(done: subprocess.CompletedProcess[str]) -> int:
-    """How many tests a child passed; fails unless it passed all that it ran."""
+def passed(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """The tests that a child passed, told to report them (-rp); fails unless it passed all that it ran."""
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    found = re.search(r"(\d+) passed", done.stdout.splitlines()[-1])
+    found = set(re.findall(r"^PASSED \S+::(\w+)", done.stdout, re.MULTILINE))
     assert found, done.stdout[-2000:]
-    return int(found[1])
+    return found

@@ -32,7 +32,7 @@ from backends import (  # noqa: E402
     choose,
     report,
 )
-from models import open_model, parse_spec  # noqa: E402
+from models import PixelModel, open_model, parse_spec  # noqa: E402
 
 BACKEND: Backend = next(backend for backend in BACKENDS if backend.name == DUT.DEVICE_TYPE)
 DEVICES = [device.id for device in BACKEND.devices()]
@@ -147,6 +147,7 @@ def test_sample_weights_answer_on_photographs_as_on_the_cpu(tmp_path: Path, arch
     model = open_model(parse_spec(f"{architecture}:sample"), tmp_path, allow_download=False)
     with np.load(os.environ["PHOTOGRAPHS"]) as file:
         photographs = [file[name] for name in sorted(file)]
+    assert isinstance(model, PixelModel)
     pixels = torch.zeros((len(photographs), *model.input_shape), dtype=torch.uint8)
     for photograph, row in zip(photographs, pixels, strict=True):
         height, width, _ = photograph.shape

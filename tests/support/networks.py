@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from models.detection import INPUT_SHAPE, Detector
+from models.model import Placement
 
 
 class Brightness(nn.Module):
@@ -36,3 +40,9 @@ def images(count: int, shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[
     generator = np.random.default_rng(count)
     blocks = generator.integers(0, 220, (count, 4, 4, 3)).repeat(shape[0] // 4, axis=1).repeat(shape[1] // 4, axis=2)
     return (blocks + generator.integers(0, 36, (count, *shape))).astype(np.uint8)
+
+
+def letterboxed(detector: Detector, image: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
+    out = torch.full(INPUT_SHAPE, 7, dtype=torch.uint8)
+    height, width = image.shape[:2]
+    return out, detector.preprocess(torch.from_numpy(image), out, width, height)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def perturbed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif ".dfl." in name:
             filled[name] = torch.arange(16, dtype=torch.float32).view(shape)
         elif len(shape) == 4:
-            filled[name] = values * (2 / shape[1:].numel()) ** 0.5
+            filled[name] = values * (2 / math.prod(shape[1:])) ** 0.5
         elif name.endswith(("bn.weight", "running_var")):
             filled[name] = 1 + 0.1 * values.clamp(-3, 3)
         else:
@@ -97,7 +98,7 @@ def _main(out: Path, task: dict[str, Any]) -> None:
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)
     arrays = _networks(task["networks"]) if "networks" in task else _predictions(task)
-    np.savez(out, **arrays)
+    np.savez(out, allow_pickle=False, **arrays)
 
 
 def _networks(cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
@@ -125,12 +126,13 @@ def _networks(cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
 
 
 def _predictions(task: dict[str, Any]) -> dict[str, Array]:
-    from ultralytics import YOLO
+    from ultralytics.models import YOLO
     from ultralytics.nn.tasks import DetectionModel
 
-    yolo = YOLO("yolov8n.yaml")
-    yolo.model = DetectionModel("yolov8n.yaml", nc=task["class_count"], verbose=False)
-    missing, unexpected = yolo.model.load_state_dict(
+    yolo: Any = YOLO("yolov8n.yaml")
+    model: Any = DetectionModel("yolov8n.yaml", nc=task["class_count"], verbose=False)
+    yolo.model = model
+    missing, unexpected = model.load_state_dict(
         {name: tensor.float() for name, tensor in load_file(task["weights"]).items()}, strict=False
     )
     assert not unexpected
@@ -138,7 +140,8 @@ def _predictions(task: dict[str, Any]) -> dict[str, Array]:
     arrays = {}
     for index, (file, threshold) in enumerate(zip(task["images"], task["thresholds"], strict=True)):
         bgr = np.ascontiguousarray(np.load(file)[..., ::-1])
-        found = yolo.predict(bgr, rect=False, imgsz=640, device="cpu", conf=threshold, iou=0.7, verbose=False)[0].boxes
+        results: Any = yolo.predict(bgr, rect=False, imgsz=640, device="cpu", conf=threshold, iou=0.7, verbose=False)
+        found = results[0].boxes
         for what in ("xyxy", "conf", "cls"):
             arrays[f"{index}/{what}"] = getattr(found, what).numpy()
     return arrays

@@ -32,7 +32,8 @@ class ServiceProcess:
 
     def children(self) -> list[psutil.Process]:
         """Everything the service has started."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
 
     def workers(self) -> list[psutil.Process]:
         """The worker processes."""

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 LIVE_S = 0.25
@@ -41,7 +42,7 @@ class Answering:
 
 
 @contextlib.contextmanager
-def answering(service, live_s: float = LIVE_S, stall_s: float = STALL_S) -> Iterator[Answering]:
+def answering(service: Any, live_s: float = LIVE_S, stall_s: float = STALL_S) -> Iterator[Answering]:
     """Measure a ServiceProcess, or whatever has `url` and `process`, for the length of the block; then assert."""
     measured = Answering()
     command = [sys.executable, "-I", __file__, service.url, str(service.process.pid)]
@@ -73,7 +74,7 @@ def _waited_s(pid: int) -> float:
 class _Client:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._address = parts.hostname, parts.port
+        self._address = parts.hostname, parts.port or 80
         self._socket: socket.socket | None = None
 
     def get(self, path: str) -> bytes:

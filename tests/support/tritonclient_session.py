@@ -92,7 +92,7 @@ def main() -> None:
     client.load_model("yolov8n")
     report["loaded"] = client.is_model_ready("yolov8n")
 
-    errors = {}
+    errors: dict[str, list[str] | None] = {}
     for what, run in {
         "model": lambda: infer("image", images, "BYTES", model="nobody"),
         "input": lambda: infer("photo", images, "BYTES"),

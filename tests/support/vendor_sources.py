@@ -203,7 +203,7 @@ def _dotted(node: ast.expr) -> str:
         return f"{_dotted(node.value)}.{node.attr}"
     if isinstance(node, ast.Call) and _dotted(node.func) == "torch.get_device_module":
         argument = node.args[0] if node.args else None
-        device = argument.value if isinstance(argument, ast.Constant) else "*"
+        device = str(argument.value) if isinstance(argument, ast.Constant) else "*"
         return f"torch.{device}"
     return node.id if isinstance(node, ast.Name) else "?"
 

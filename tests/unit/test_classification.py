@@ -58,6 +58,8 @@ def torchvision_network(architecture: str, classes: int = len(LABELS)) -> nn.Mod
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 1.5)
                 module.weight.uniform_(0.5, 1.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,30 +19,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from models.checkpoint import read_header
 from models.coco import COCO_CLASSES
 from models.detection import (
     ARCHITECTURES,
     INPUT_SHAPE,
-    DetectionNetwork,
     Detector,
     class_count,
     default_labels,
 )
 from models.model import Options, Placement, UnknownModelError, WeightsError
-from models.yolov8 import BOX_CHANNELS, YOLOv8, anchors
+from models.yolov8 import YOLOv8, anchors
 from tests.support import reference_yolov8
-from tests.support.photographs import PHOTOGRAPHS
+from tests.support.networks import letterboxed
 
-SAMPLE = Path(__file__).parents[2] / "models" / "sample" / "yolov8n.safetensors"
 LABELS = tuple(f"class {index}" for index in range(12))
 RANDOM = Detector("random", "yolov8n", LABELS, "random", None)
 CENTRES, STRIDES = (tensor.numpy() for tensor in anchors(640, 640))
-
-needs_photographs = pytest.mark.skipif(
-    any(importlib.util.find_spec(package) is None for package in ("sklearn", "ultralytics")),
-    reason="the photographs come with scikit-learn and ultralytics",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +43,6 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
-
-
-def letterboxed(detector: Detector, image: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
-    out = torch.full(INPUT_SHAPE, 7, dtype=torch.uint8)
-    height, width = image.shape[:2]
-    return out, detector.preprocess(torch.from_numpy(image), out, width, height)
 
 
 # Labels and weights
@@ -310,138 +295,4 @@ def test_nothing_found_is_an_empty_answer() -> None:
 # Against the reference
 
 
-def matched(detections: list[dict[str, Any]], reference: tuple[Any, Any, Any]) -> tuple[float, float]:
-    """Every box has its own partner of the same class: the lowest IoU, the largest score difference."""
-    boxes, scores, classes = (torch.from_numpy(array) for array in reference)
-    ours = torch.tensor([list(detection["box"].values()) for detection in detections])
-    assert len(ours) == len(boxes)
-    overlap = box_iou(ours, boxes)
-    overlap[torch.tensor([d["class_id"] for d in detections])[:, None] != classes[None]] = 0
-    best, partner = overlap.max(dim=1)
-    assert len(partner.unique()) == len(boxes)
-    difference = torch.tensor([detection["score"] for detection in detections]) - scores[partner]
-    return float(best.min()), float(difference.abs().max())
-
-
-def outputs_and_placements(
-    detector: Detector, images: list[npt.NDArray[np.uint8]]
-) -> tuple[list[npt.NDArray[Any]], list[Placement]]:
-    placed = [letterboxed(detector, image) for image in images]
-    with torch.inference_mode():
-        outputs = detector.network()(torch.stack([pixels for pixels, _ in placed]))
-    return [tensor.numpy() for tensor in outputs], [placement for _, placement in placed]
-
-
-def write_lively_weights(file: Path, pixels: Tensor) -> None:
-    """Random weights whose BatchNorm suits these images, with scores that are not all at one end."""
-    core = YOLOv8("n", len(LABELS))
-    core.load_state_dict(reference_yolov8.perturbed(core.state_dict()))
-    for module in core.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = 1.0
-    state = core.state_dict()
-    with torch.no_grad():
-        inputs = pixels.permute(0, 3, 1, 2) / 255
-        core.train().raw(inputs)
-        for level, raw in enumerate(core.eval().raw(inputs)):
-            # In place: the state dict shares its tensors with the network.
-            state[f"model.22.cv3.{level}.2.bias"] -= raw[:, BOX_CHANNELS:].amax(dim=1).mean() + 2
-    save_file(state, file)
-
-
-@needs_photographs
-def test_predictions_on_photographs_are_those_of_the_reference(tmp_path: Path) -> None:
-    images = [read() for read in PHOTOGRAPHS.values()]
-    file = tmp_path / "lively.safetensors"
-    write_lively_weights(file, torch.stack([letterboxed(RANDOM, image)[0] for image in images]))
-    detector = Detector("lively", "yolov8n", LABELS, file.name, str(file))
-    outputs, placements = outputs_and_placements(detector, images)
-    # About 150 candidates in each image, the threshold well between two of them.
-    best = np.sort(outputs[1], axis=1)[:, ::-1]
-    gaps = best[:, 140:160] - best[:, 141:161]
-    at = 140 + gaps.argmax(axis=1)
-    thresholds = [float(row[i] + row[i + 1]) / 2 for row, i in zip(best, at, strict=True)]
-    expected = reference_yolov8.predictions(tmp_path / "found.npz", file, len(LABELS), images, thresholds)
-    for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
-        options = Options(score_threshold=thresholds[index])
-        found = detector.postprocess(detector.reduce(outputs, index, options), placement, options)["detections"]
-        assert 5 <= len(theirs[0]) <= 200
-        iou, difference = matched(found, theirs)
-        assert iou >= 0.99
-        assert difference <= 1e-3
-
-
-@needs_photographs
-@pytest.mark.skipif(not SAMPLE.is_file(), reason="the sample weights are not trained yet")
-def test_sample_weights_predict_as_in_the_reference(tmp_path: Path) -> None:
-    header = read_header(SAMPLE)
-    labels = header.labels
-    assert labels is not None
-    detector = Detector("sample", "yolov8n", labels, "sample", str(SAMPLE))
-    images = [read() for read in PHOTOGRAPHS.values()]
-    expected = reference_yolov8.predictions(tmp_path / "found.npz", SAMPLE, len(labels), images, [0.25] * 4)
-    assert class_count("yolov8n", header.state) == len(labels)
-    outputs, placements = outputs_and_placements(detector, images)
-    for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
-        reduced = detector.reduce(outputs, index, Options())
-        found = detector.postprocess(reduced, placement, Options())["detections"]
-        if len(theirs[0]):
-            iou, difference = matched(found, theirs)
-            assert iou >= 0.99
-            assert difference <= 1e-3
-        else:
-            assert not found
-
-
 # Engines
-
-
-@pytest.fixture(scope="module")
-def small() -> tuple[DetectionNetwork, Tensor, tuple[Tensor, ...]]:
-    network = replace(RANDOM, input_shape=(96, 128, 3)).network()
-    pixels = torch.randint(256, (2, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        return network, pixels, network(pixels)
-
-
-def assert_same(found: tuple[Any, ...], expected: tuple[Tensor, ...]) -> None:
-    distances, scores, classes = (torch.as_tensor(array) for array in found)
-    assert (distances.dtype, scores.dtype, classes.dtype) == (torch.float32, torch.float32, torch.int32)
-    torch.testing.assert_close(distances, expected[0], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(scores, expected[1], rtol=1e-3, atol=1e-3)
-    assert (classes == expected[2]).float().mean() > 0.99  # two classes may tie within rounding
-
-
-def test_exported_program_answers_the_same(small: Any) -> None:
-    network, pixels, expected = small
-    with torch.no_grad():
-        program = torch.export.export(network, (pixels,))
-        assert_same(program.module()(pixels), expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_traced_network_answers_the_same(small: Any) -> None:
-    network, pixels, expected = small
-    with torch.no_grad():
-        traced = torch.jit.trace(network, (pixels,))
-        assert_same(traced(pixels), expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_openvino_answers_the_same(small: Any) -> None:
-    openvino = pytest.importorskip("openvino")
-    network, pixels, expected = small
-    with torch.no_grad():
-        model = openvino.convert_model(network, example_input=pixels)
-    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2})
-    assert_same(tuple(compiled(pixels.numpy()).values()), expected)
-
-
-def test_bfloat16_core_keeps_float32_outputs(small: Any) -> None:
-    _, pixels, expected = small
-    network = replace(RANDOM, input_shape=(96, 128, 3)).network().cast(torch.bfloat16)
-    with torch.inference_mode():
-        distances, scores, _ = network(pixels)
-    assert distances.dtype == scores.dtype == torch.float32
-    assert float((distances - expected[0]).abs().mean()) < 0.2
-    assert float((scores - expected[1]).abs().mean()) < 0.05

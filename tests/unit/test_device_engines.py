@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -184,8 +184,8 @@ def load(engine: Any, network: nn.Module | None = None, precision: str = "fp32",
 
 
 def loaded(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> LoadedNetwork:
-    made = engine(("fp16", "bf16", "fp32"), False)
-    return compile_first([made], network or Network(), DEVICE, (precision,), SIZES, options=CompileOptions(**options))
+    made, served = engine(("fp16", "bf16", "fp32"), False), cast(Any, network or Network())
+    return compile_first([made], served, DEVICE, (precision,), SIZES, options=CompileOptions(**options))
 
 
 def refusal(engine: Any, network: nn.Module | None = None) -> str:
@@ -243,7 +243,7 @@ class TestGraph:
             with graph.recording:
                 yield
 
-        MODULE.graph = capture  # As torch.xpu's.
+        cast(Any, MODULE).graph = capture  # As torch.xpu's.
         assert_answers(load(GraphEngine))
 
     def test_what_a_graph_does_not_hold_is_found_by_comparing(self) -> None:

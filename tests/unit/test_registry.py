@@ -44,7 +44,7 @@ class Accelerator(Backend):
         return [Device(f"{self.name}:{index}", "Chip", 2**30, "fp32") for index in range(self._count)]
 
     def load(
-        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int]
+        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int], **_: Any
     ) -> LoadedNetwork:
         if self._answer is None:
             raise OutOfDeviceMemoryError("Somebody else has it all.")

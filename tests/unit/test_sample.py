@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,12 +57,12 @@ def test_an_image_depends_on_seed_index_and_size_alone() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda index: detection_image(3, index, (120, 90)), reversed(range(4))))[::-1]
     for first, second in zip(wanted, found, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+        assert all(np.array_equal(first[part], second[part]) for part in range(3))
     assert np.array_equal(classification_image(3, 0, (64, 64))[0], classification_image(3, 0, (64, 64))[0])
 
 
 @pytest.mark.parametrize("draw", [classification_image, detection_image])
-def test_other_seeds_and_indices_give_other_images(draw) -> None:
+def test_other_seeds_and_indices_give_other_images(draw: Any) -> None:
     drawn = [draw(seed, index, (64, 64))[0].tobytes() for seed in range(3) for index in range(3)]
     assert len(set(drawn)) == 9
 
@@ -77,7 +78,7 @@ def test_every_kind_is_drawn_about_as_often() -> None:
 def test_boxes_lie_inside_the_image(seed: int, index: int, size: tuple[int, int]) -> None:
     rgb, boxes, classes = detection_image(seed, index, size)
     assert rgb.shape == (size[1], size[0], 3)
-    assert (rgb.dtype, boxes.dtype, classes.dtype) == (np.uint8, np.float32, np.int64)
+    assert [array.dtype.name for array in (rgb, boxes, classes)] == ["uint8", "float32", "int64"]
     assert 1 <= len(boxes) == len(classes) <= 8
     assert (boxes[:, :2] >= 0).all()
     assert (boxes[:, :2] < boxes[:, 2:]).all()
@@ -278,11 +279,11 @@ def test_a_class_that_is_not_there_has_no_average_precision() -> None:
 # The shipped weights
 
 
-def _expected() -> dict[str, dict]:
+def _expected() -> Any:
     return json.loads((sample.IMAGES / "expected.json").read_text())
 
 
-def _quality() -> dict[str, dict]:
+def _quality() -> Any:
     return json.loads((DIRECTORY / "quality.json").read_text())
 
 

@@ -1,0 +1,37 @@
+"""One service for the tests that only ask: a start costs ten seconds, and their questions take none.
+
+Files that use it are of pytest-xdist's group "shared service", so that one of its processes has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.service_process import ServiceProcess, free_port, running
+
+
+@pytest.fixture(scope="session")
+def grpc_port() -> int:
+    """The shared service's."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, grpc_port: int) -> Iterator[ServiceProcess]:
+    """resnet18 and yolov8n with untrained weights on the CPU, over HTTP and gRPC. Leave it as it was."""
+    options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2,4", "--max-images", "8")
+    folder: Path = tmp_path_factory.mktemp("shared-service")
+    variables = {"ANYCHIP_TRITON_METRICS": "1"}
+    with running(folder, *options, "--grpc-port", str(grpc_port), environment=variables) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def client(service: ServiceProcess) -> Iterator[httpx.Client]:
+    """A client of the shared service."""
+    with service.client() as client:
+        yield client

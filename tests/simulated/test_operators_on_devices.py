@@ -1,0 +1,236 @@
+"""Operators that a simulated device lacks: replaced, run on the CPU, or served by a library."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+DOCS = ROOT / "docs" / "operators.md"
+
+
+# Everything that depends on how the simulated device is reached.
+_DEVICE = """
+import sys
+from pathlib import Path
+from backends.simulated import configure
+configure("npu:1", Path(sys.argv[1]))
+from backends.simulated.device import count, deny, install
+install("npu")
+"""
+
+
+_BEGIN = """
+import json, torch
+import numpy as np
+from torch import nn
+from backends.engines import EagerEngine, compile_first
+from backends.operators import Operators, fallback_counts, load_operator_libraries
+
+class Net(nn.Module):
+    input_shape = (16, 16, 3)
+
+    def __init__(self, *layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), *layers)
+
+    def cast(self, dtype):
+        return self
+
+    def forward(self, pixels):
+        return (self.layers(pixels.permute(0, 3, 1, 2).float() / 255),)
+
+class Of(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
+
+def load(net):
+    operators = Operators("npu")
+    engine = EagerEngine(("fp32",), channels_last=False)
+    return compile_first([engine], net, "npu:0", ("fp32",), (1, 2), completed=operators.completed).executable, operators
+
+def compared(*layers):
+    net = Net(*layers)
+    with torch.inference_mode():
+        [expected] = net(torch.from_numpy(pixels))
+    executable, operators = load(net)
+    before = sum(fallback_counts().values())
+    [answer] = executable.run(pixels)
+    runs = sum(fallback_counts().values()) - before
+    difference = float(np.abs(answer - expected.numpy()).max())
+    return {"difference": difference, "found": operators.found(), "runs": runs}
+"""
+
+
+on_a_device = pytest.mark.skipif(
+    importlib.util.find_spec("backends.simulated") is None or shutil.which("g++") is None,
+    reason="no simulated device, or no compiler for it",
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return tmp_path_factory.mktemp("simulated")  # Compiled once for all.
+
+
+def said_by(script, built, *args):
+    """What a process of its own prints last: PyTorch has one slot for such a device."""
+    program = _DEVICE + _BEGIN + textwrap.dedent(script)
+    command = [sys.executable, "-W", "error", "-c", program, str(built), *map(str, args)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@on_a_device
+def test_a_missing_operator_with_a_replacement_is_replaced(built):
+    script = """
+        deny("aten::silu")
+        print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), fallback_counts()]))
+    """
+    out_of_place, in_place, counts = said_by(script, built)
+    assert max(out_of_place["difference"], in_place["difference"]) < 1e-6
+    for each in (out_of_place, in_place):
+        assert set(each["found"].values()) == {"replaced"}
+        assert all(name.startswith("aten::silu") for name in each["found"])
+    assert counts == {}
+
+
+@on_a_device
+def test_a_missing_operator_without_one_runs_on_the_cpu_and_is_counted(built):
+    script = """
+        for name in ("aten::sin", "aten::max", "aten::cat", "aten::sort", "aten::max_pool2d_with_indices"):
+            deny(name)
+        results = [
+            compared(Of(torch.sin)),
+            compared(Of(lambda x: x.sin_())),
+            compared(Of(lambda x: torch.cat([x, x * 2], 1))),
+            compared(Of(lambda x: x.sort(dim=2)[0]), Of(torch.sin)),
+            compared(nn.MaxPool2d(2)),
+            compared(nn.ReLU()),
+        ]
+        print(json.dumps([results, fallback_counts()]))
+    """
+    results, counts = said_by(script, built)
+    assert [each["difference"] for each in results] == [0] * 6
+    assert [each["runs"] for each in results] == [1, 1, 1, 2, 1, 0]
+    assert [set(each["found"].values()) for each in results] == [{"cpu"}] * 5 + [set()]
+    assert counts.keys() == {name for each in results for name in each["found"]}
+    assert all(count >= 3 for count in counts.values())  # Both warm-ups, and the batch.
+
+
+@on_a_device
+def test_a_fallback_keeps_what_its_callers_rely_on(built):
+    script = """
+        operators = Operators("npu")
+        for name in ("aten::sin", "aten::addcmul", "aten::max", "aten::linspace", "aten::nonzero", "aten::stack"):
+            deny(name)
+        x, said = torch.randn(3, 4).to("npu"), {}
+        def check(what, function):
+            said[what] = bool(operators.completed(function))
+        def in_place():
+            y, z = x.clone(), None
+            z = y.sin_()
+            return z is y and torch.equal(y.cpu(), x.cpu().sin())
+        def half_of_it():
+            y = x.clone()
+            y[:, 1:3].sin_()
+            wanted = x.cpu()
+            wanted[:, 1:3].sin_()
+            return torch.equal(y.cpu(), wanted)
+        def out():
+            y = torch.empty(0, device="npu")
+            return torch.sin(x, out=y) is y and torch.equal(y.cpu(), x.cpu().sin())
+        def outs():
+            values, places = torch.empty(3, device="npu"), torch.empty(3, dtype=torch.long, device="npu")
+            torch.max(x, 1, out=(values, places))
+            return torch.equal(values.cpu(), x.cpu().max(1)[0]) and torch.equal(places.cpu(), x.cpu().max(1)[1])
+        check("in place", in_place)
+        check("through a view", half_of_it)
+        check("out", out)
+        # The kernel itself: PyTorch may put its own argument in the place of what a kernel returns.
+        from backends.operators import _kernel
+        def itself():
+            y, sin_ = x.clone(), _kernel("test::sin_", torch.ops.aten.sin_.default, None)
+            return sin_(y) is y and torch.equal(y.cpu(), x.cpu().sin())
+        check("the kernel", itself)
+        check("two outs", outs)
+        h = x.cpu()
+        check("scalars", lambda: torch.equal(x.addcmul(x, x, value=2).cpu(), h.addcmul(h, h, value=2)))
+        check("a device", lambda: torch.linspace(0, 1, 5, device="npu:0").device == x.device)
+        check("a size that depends", lambda: torch.equal((x > 0).nonzero().cpu(), (x.cpu() > 0).nonzero()))
+        check("a list", lambda: torch.stack([x, x]).device == x.device)
+        print(json.dumps([said, operators.found()]))
+    """
+    said, found = said_by(script, built)
+    assert said == dict.fromkeys(said, True)
+    assert len(said) == 9
+    assert {"aten::sin", "aten::max", "aten::linspace", "aten::nonzero"} <= {name.partition(".")[0] for name in found}
+
+
+@on_a_device
+def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
+    script = """
+        from pathlib import Path
+        from backends import detect
+        from backends.ascend import AscendBackend
+        from models import open_model, parse_spec
+
+        detect.found = lambda *_: detect.Found(devices=({"name": "Chip", "memory_bytes": 2**34, "arch": ""},))
+        detect.installed = lambda *_: True
+        for name in ("aten::silu", "aten::upsample_nearest2d", "aten::_softmax", "aten::max_pool2d_with_indices"):
+            deny(name)
+        backend, results = AscendBackend(), []
+        for spec in ("yolov8n:sample", "resnet50:sample"):
+            torch.manual_seed(0)
+            net = open_model(parse_spec(spec), Path("nowhere")).network()
+            pixels = np.random.default_rng(0).integers(0, 256, (1, *net.input_shape), dtype=np.uint8)
+            with torch.inference_mode():
+                expected = [each.numpy() for each in net(torch.from_numpy(pixels))]
+            executable, report = backend.load(net, "npu:0", "auto", "fp32", (1,))
+            close = [np.allclose(*both, rtol=1e-3, atol=1e-4) for both in zip(executable.run(pixels), expected)]
+            pools = [type(each).__name__ for each in net.modules() if "Pool" in type(each).__name__]
+            results.append([close, dict(report.operators), pools])
+        print(json.dumps(results))
+    """
+    detector, classifier = said_by(script, built)
+    assert all(detector[0])
+    assert all(classifier[0])
+    replaced = dict.fromkeys(("aten::silu", "aten::upsample_nearest2d", "aten::_softmax"), "replaced")
+    assert detector[1] == replaced | {"aten::max_pool2d_with_indices": "cpu"}
+    assert classifier[1] == {"aten::max_pool2d_with_indices": "cpu"}  # Provided for the other one, and used again.
+    assert classifier[2] == ["MaxPool2d", "AvgPool2d"]
+
+
+def documented(language):
+    return re.search(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)[1]
+
+
+@on_a_device
+def test_the_documented_library_serves_what_the_device_lacks(built, tmp_path):
+    (tmp_path / "silu.cpp").write_text(documented("cpp"))
+    command = documented("sh").replace("python", sys.executable)
+    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, timeout=240)
+    script = """
+        deny("aten::silu")
+        load_operator_libraries([sys.argv[2], sys.argv[2]])
+        print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), count("aten::sigmoid")]))
+    """
+    out_of_place, in_place, sigmoids = said_by(script, built, tmp_path / "silu.so")
+    assert max(out_of_place["difference"], in_place["difference"]) < 1e-6
+    assert out_of_place["found"] == in_place["found"] == {}
+    assert sigmoids > 0  # The library's arithmetic, on the device.

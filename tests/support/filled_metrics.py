@@ -1,0 +1,22 @@
+"""Metrics of one model on one device, all of them with values."""
+
+from __future__ import annotations
+
+from app.observability.device_metrics import DeviceMetrics
+from app.observability.metrics import Metrics, ModelMetrics
+from app.workers.messages import Stats
+
+
+def filled():
+    """Metrics of a model on a device, all of them with values."""
+    metrics = Metrics()
+    model = ModelMetrics(metrics, "m")
+    model.answered("OK", 0.1, None)
+    model.batch("npu:0")[0].observe(3)
+    for stage in model.stage_seconds.values():
+        stage.observe(0.01)
+    DeviceMetrics(metrics, "npu:0", "ascend").report("w", Stats(1, 2, 3, 4, 5, 0.5, 100, 10, 50, {"aten::roll": 1}))
+    metrics.model_info.labels("m", "npu:0", "eager", "fp32", "official").set(1)
+    metrics.precision_error.labels("m", "npu:0", "top1").set(0)
+    metrics.precision_gate.labels("m", "npu:0", "eager", "fp32").set(1)
+    return metrics
