@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,11 +50,13 @@ class Seen:
 class Browser:
     """A running Chromium with an empty profile."""
 
-    def __init__(self, context: object) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
 
     @contextlib.contextmanager
-    def page(self, url: str, *, width: int = 1440, height: int = 900, theme: str = "light"):
+    def page(
+        self, url: str, *, width: int = 1440, height: int = 900, theme: str = "light"
+    ) -> Iterator[tuple[Any, Seen]]:
         """A new page at `url`, loaded, and what it has done so far."""
         page = self._context.new_page()
         seen = Seen()
@@ -88,14 +91,14 @@ def chromium(profile: Path) -> Iterator[Browser]:
             context.close()
 
 
-def drop(page, path: Path, content: bytes | None = None) -> None:
+def drop(page: Any, path: Path, content: bytes | None = None) -> None:
     """Drop a file on the page, as a user would; `content` in place of what the path holds."""
     kind = "image/png" if path.suffix == ".png" else "image/jpeg"
     data = base64.b64encode(path.read_bytes() if content is None else content).decode()
     page.evaluate(_DROP, [path.name, kind, data])
 
 
-def axe_violations(page) -> list[str]:
+def axe_violations(page: Any) -> list[str]:
     """What axe-core finds wrong with the page as it is now, a line each."""
     package = pytest.importorskip("axe_playwright_python")
     source = next(Path(package.__file__).parent.glob("axe.min.js")).read_text(encoding="utf-8")
