@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from backends import vendors
 from backends.telemetry import (
-    READERS,
     Tool,
     ToolError,
     ascend,
@@ -67,7 +67,9 @@ def test_ascend_asks_for_every_card(fake: Fake) -> None:
     }
 
 
-@pytest.mark.parametrize("vendor", [vendor for vendor in READERS if vendor != "nvidia"])
+@pytest.mark.parametrize(
+    "vendor", [row.telemetry for row in vendors.ACCELERATORS if row.telemetry not in ("", "nvidia")]
+)
 def test_a_missing_tool_leaves_everything_unknown(
     vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
