@@ -58,7 +58,7 @@ def test_a_device_that_is_here(photographs: str, name: str) -> None:
 @pytest.mark.parametrize("device_type", device_types())
 def test_a_simulated_device(photographs: str, device_type: str) -> None:
     """ResNet-50 on the first of them only: the others differ in names, not in how they compute."""
-    options = () if device_type == DEVICE_TYPES[0] else LESS
+    options = () if device_type == device_types()[0] else LESS
     assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *options) >= KNOBS
 
 
