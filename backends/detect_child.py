@@ -14,6 +14,15 @@ import sys
 from typing import Any
 
 
+def pci_address(properties: Any) -> str:
+    """As `lspci -D` writes it, where PyTorch says it (torch.cuda from 2.8 on: pci_bus_id and its neighbours)."""
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    domain, bus, device = numbers
+    if domain is None or bus is None or device is None:
+        return ""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
 def ask(package: str, device_type: str) -> dict[str, Any]:
     """What `device_type` offers after `package` (empty: none) is imported. Memory in bytes. Raises anything."""
     import torch
@@ -36,6 +45,8 @@ def ask(package: str, device_type: str) -> dict[str, Any]:
                     "name": str(getattr(properties, "name", "") or module.get_device_name(index)),
                     "memory_bytes": int(getattr(properties, "total_memory", 0) or 0),
                     "arch": str(getattr(properties, "gcnArchName", "") or ""),
+                    "uuid": str(getattr(properties, "uuid", "") or ""),
+                    "pci": pci_address(properties),
                 }
             )
     return answer

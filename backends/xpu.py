@@ -1,6 +1,6 @@
 """Intel through torch.xpu.
 
-Owns: Intel's switches. Unverified on hardware.
+Owns: what is different about Intel. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -9,18 +9,29 @@ from typing import Any
 
 import torch
 
-from backends import vendors
+from backends.backend import Facts
 from backends.torch_device import TorchBackend
 
 
 class XpuBackend(TorchBackend):
-    """`xpu`: Intel GPUs."""
+    """`xpu`: Intel devices."""
 
-    facts = vendors.INTEL
+    name = "xpu"
+    facts = Facts(
+        vendor="intel",
+        device_type="xpu",
+        engines=("graph", "eager"),
+        precisions=("fp16", "bf16", "fp32"),
+        visibility_variable="ZE_AFFINITY_MASK",
+    )
+    _title = "Intel"
+    _install = "pip install torch from PyTorch's index for XPU"
+    _nodes = ("/dev/dri/renderD*",)
 
     def _not_installed(self) -> str:
-        built = getattr(torch.version, "xpu", None)
-        return "" if built else f"This torch is not built for Intel GPUs: {self.facts.install}."
+        return (
+            "" if getattr(torch.version, "xpu", None) else f"This torch is not built for Intel GPUs: {self._install}."
+        )
 
     def _configure(self, module: Any) -> None:
         onednn: Any = torch.backends.mkldnn

@@ -1,8 +1,7 @@
 """Make or renew a virtual environment: the torch build for the accelerator that is here, then anychip.
 
-Owns: which torch build fits this machine and where it comes from; what is known of vendors it reads in
-backends/vendors.py. Must not need anything but the standard library and pip, must not load torch, and must not replace
-the torch that a vendor's image brings.
+Owns: which torch build fits this machine and where it comes from. Must not need anything but the standard library and
+pip, must not load torch, and must not replace the torch that a vendor's image brings.
 
     look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install anychip
 
@@ -14,6 +13,7 @@ ANYCHIP_EXTRAS = further extras of anychip, such as onnx. pip's own variables (P
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import re
@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -41,22 +41,8 @@ CANN_PAIRS = {
     "8.2": ("2.6.0", "2.6.0"),
     "8.1": ("2.5.1", "2.5.1"),
 }
-
-
-def _vendors() -> Any:
-    """backends/vendors.py, by its path: importing the package would import torch."""
-    spec = importlib.util.spec_from_file_location("anychip_vendors", ROOT / "backends" / "vendors.py")
-    assert spec
-    assert spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ROWS = _vendors().ACCELERATORS
-VENDOR_PLUGINS = {package.replace("_", "-") for row in ROWS for package in row.packages}
-# The local versions of vendors' builds of torch; `nv26.05` is that of NVIDIA's images.
-VENDOR_BUILD = re.compile(rf"\+.*({'|'.join(tag for row in ROWS for tag in row.build_tags)}|\bnv\d)")
+VENDOR_PLUGINS = {"torch-npu", "torch-mlu", "torch-br", "torch-supa", "torch-musa", "torch-gcu"}
+VENDOR_BUILD = re.compile(r"\+.*(das|dtk|metax|corex|musa|rocm|\bnv\d)")
 
 
 class InstallError(Exception):
@@ -283,9 +269,35 @@ def installed_torch(python: Path) -> str:
     return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def install(folder: Path, developer: bool, environ: Mapping[str, str], copy: bool = False) -> None:
-    """Fill the environment in `folder`; with `copy` it needs these sources no longer. Raises InstallError; pip has then
-    said more.
+def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
+    """What a project needs with these of its extras, without itself. An extra may name others of the project."""
+    optional: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
+    found = list(project["dependencies"])
+    waiting = [extra for extra in extras if extra]
+    while waiting:
+        extra = waiting.pop(0)
+        if extra not in optional:
+            raise InstallError(f"There is no extra '{extra}': there is {', '.join(sorted(optional))}.")
+        for line in optional[extra]:
+            own = re.fullmatch(rf"{re.escape(project['name'])}\[([\w,\s-]+)\]", line)
+            waiting += re.split(r"\s*,\s*", own[1]) if own else []
+            found += [] if own else [line]
+    return list(dict.fromkeys(found))
+
+
+def read_project() -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    # Python 3.10 has no tomllib; pip brings a copy.
+    module = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
+    found: dict[str, Any] = module.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def install(
+    folder: Path, developer: bool, environ: Mapping[str, str], copy: bool = False, dependencies: bool = False
+) -> None:
+    """Fill the environment in `folder`; with `copy` it needs these sources no longer; with `dependencies` it gets all
+    but anychip itself. Raises InstallError; pip has then said more.
     """
     constraints = (ROOT / "constraints.txt").read_text()
     kind = environ.get("ANYCHIP_TORCH") or "auto"
@@ -321,6 +333,10 @@ def install(folder: Path, developer: bool, environ: Mapping[str, str], copy: boo
     named = [extra for extra in re.split(r"[\s,]+", environ.get("ANYCHIP_EXTRAS") or "") if extra]
     extras = ",".join(dict.fromkeys((*choice.extras, *named, *(["dev"] if developer else []))))
     link = [] if copy else ["--editable"]
+    if dependencies:
+        # An image says itself which extras it has: what a kind of torch has beside it on a host is not added.
+        run_pip([*pip, *requirements(read_project(), named)])
+        return
     run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT)])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.
@@ -346,9 +362,10 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv", help="the environment (default: .venv)")
     parser.add_argument("--dev", action="store_true", help="add what lint, types and tests need")
     parser.add_argument("--copy", action="store_true", help="copy anychip into it instead of linking these sources")
+    parser.add_argument("--dependencies", action="store_true", help="only what anychip needs, for a layer of its own")
     options = parser.parse_args()
     try:
-        install(options.folder, options.dev, os.environ, options.copy)
+        install(options.folder, options.dev, os.environ, options.copy, options.dependencies)
     except InstallError as error:
         sys.exit(f"anychip: {error}")
 

@@ -46,6 +46,11 @@ class DecodePool:
         self._here = 0
         self._large_here = 0
 
+    @property
+    def depth(self) -> int:
+        """Images that are being decoded or wait for it."""
+        return self._here
+
     async def decode(self, function: Callable[..., _Result], *args: Any, pixels: int) -> _Result:
         """As `run`, for a function that decodes so many pixels. Raises DecodeQueueFullError at once."""
         large = pixels >= LARGE_PIXELS

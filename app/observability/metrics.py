@@ -88,7 +88,10 @@ class Metrics:
         for code in MODELLESS:
             self.requests.labels("", code)
         self.request_seconds = histogram(
-            "anychip_request_seconds", "Time from a request's first byte to its answer", _SECONDS, "model"
+            "anychip_request_seconds",
+            "Time from a request's first byte to its answer; only of requests that were answered",
+            _SECONDS,
+            "model",
         )
         self.stage_seconds = histogram(
             "anychip_stage_seconds",
@@ -103,9 +106,17 @@ class Metrics:
             "model",
         )
         self.batch_size = histogram("anychip_batch_size", "Images in a batch", _BATCH_SIZES, "model", "device")
+        self.batch_seconds = histogram(
+            "anychip_batch_seconds", "Time a device takes for a batch", _STAGE_SECONDS, "model", "device"
+        )
         self.batch_padding = counter(
             "anychip_batch_padding_total", "Places in batches that no image filled", "model", "device"
         )
+        self.decode_depth = gauge(
+            "anychip_decode_depth", "Images that are being decoded or wait for a decoder, of all models"
+        )
+        self.decode_limit = gauge("anychip_decode_limit", "Images that may be decoded or wait for it")
+        self.cache_free = gauge("anychip_cache_dir_free_bytes", "Free space where --cache-dir lies; NaN if unknown")
         self.queue_depth = gauge("anychip_queue_depth", "Images waiting for a worker", "model")
         self.queue_reserved = gauge(
             "anychip_queue_reserved", "Images being decoded for which room in the queue is reserved", "model"
@@ -128,6 +139,11 @@ class Metrics:
             "anychip_out_of_memory_total", "Batches cut because the device had no memory for them", "model", "device"
         )
 
+        self.device_info = gauge(
+            "anychip_device_info",
+            "Which card a device is; always 1. Empty is what the vendor's software does not say",
+            *("device", "vendor", "name", "uuid", "pci"),
+        )
         self.worker_up = gauge("anychip_worker_up", "1 while a worker serves the device", "device")
         self.worker_restarts = counter("anychip_worker_restarts_total", "Workers started again", "device", "reason")
         self.worker_resident = gauge("anychip_worker_resident_bytes", "Host memory of a device's workers", "device")
@@ -195,11 +211,13 @@ class ModelMetrics:
         self._metrics = metrics
         self._model = model
         self._batches: dict[str, tuple[Series, Counter]] = {}
+        self._batch_seconds: dict[str, Series] = {}
 
     def answered(self, code: str, seconds: float, exemplar: Exemplar | None) -> None:
         """Count a request that ended with `code`, "OK" or an error's; `exemplar` names its trace."""
         (self._requests.get(code) or self._metrics.requests.labels(self._model, code)).inc()
-        self.request_seconds.observe(seconds, exemplar)
+        if code == "OK":  # Refusals take microseconds: with them latency would look best when most is refused.
+            self.request_seconds.observe(seconds, exemplar)
 
     def batch(self, device: str) -> tuple[Series, Counter]:
         """Batch sizes and padding on a device."""
@@ -211,6 +229,12 @@ class ModelMetrics:
                 self._metrics.batch_padding.labels(*labels),
             )
         return self._batches[device]
+
+    def batch_seconds(self, device: str) -> Series:
+        """Time of batches on a device."""
+        if device not in self._batch_seconds:
+            self._batch_seconds[device] = self._metrics.batch_seconds.labels(self._model, device)
+        return self._batch_seconds[device]
 
 
 class States:

@@ -40,6 +40,7 @@ class BatchRecords:
         """A batch is done. Returns its span, where one of its requests is traced."""
         try:
             served.statistics.batch(len(batch.items), done.infer_s)
+            served.metrics.batch_seconds(worker.device).observe(done.infer_s)
             if done.fitted:
                 self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
             return self._span(batch, served, worker, done) if self._tracing else None

@@ -25,6 +25,7 @@ from app.images.decoding import decode
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from app.images.pool import DecodePool, DecodeQueueFullError
 from app.observability.metrics import Exemplar, Metrics
+from app.observability.surroundings import show_surroundings
 from app.observability.tracing import RequestTrace, Tracing
 from app.observability.triton_metrics import TritonMetrics
 from app.scheduling.dispatcher import Dispatcher
@@ -146,6 +147,9 @@ class Service:
         self._watchers: set[asyncio.Event] = set()  # Set whenever a request has ended.
         threads = settings.decode_threads or host.core_count()
         self._decode_pool = DecodePool(threads, settings.decode_queue_size)
+        self.metrics.decode_depth.set_function(lambda: self._decode_pool.depth)
+        self.metrics.decode_limit.set(settings.decode_queue_size)
+        show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""

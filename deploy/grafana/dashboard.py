@@ -17,15 +17,20 @@ SCHEMA = 39
 _WIDTH = 24
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-MODEL = 'instance=~"$instance",model=~"$model"'
-DEVICE = 'instance=~"$instance",device=~"$device"'
+SERVICE = 'namespace=~"$namespace",job=~"$job",instance=~"$instance"'
+MODEL = f'{SERVICE},model=~"$model"'
+DEVICE = f'{SERVICE},device=~"$device"'
 BOTH = f'{MODEL},device=~"$device"'
+DECODE, COMPUTE = f'{MODEL},stage="decode"', f'{MODEL},stage=~"queue|infer"'
 ERRORS = 'code=~"INTERNAL|INFERENCE_FAILED|NOT_READY|QUEUE_FULL|DRAINING|DEADLINE_.*"'
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: what it asks and how it shows the answer. `queries`: legend to expression."""
+    """One panel: what it asks and how it shows the answer. `queries`: legend to expression.
+
+    `alarm`: orange and red from these values on; `floor`: red below the first, green from the second on.
+    """
 
     title: str
     queries: dict[str, str]
@@ -36,13 +41,22 @@ class Panel:
     height: int = 8
     stacked: bool = False
     alarm: tuple[float, float] | None = None
+    floor: tuple[float, float] | None = None
     instant: bool = False
     limits: dict[str, float] = field(default_factory=dict)
 
 
-def stat(title: str, query: str, unit: str, text: str, alarm: tuple[float, float] | None = None) -> Panel:
+def stat(
+    title: str,
+    query: str,
+    unit: str,
+    text: str,
+    *,
+    alarm: tuple[float, float] | None = None,
+    floor: tuple[float, float] | None = None,
+) -> Panel:
     """A number."""
-    return Panel(title, {"": query}, unit, text, kind="stat", width=4, height=4, alarm=alarm, instant=True)
+    return Panel(title, {"": query}, unit, text, "stat", width=4, height=4, alarm=alarm, floor=floor, instant=True)
 
 
 def table(title: str, query: str, text: str, width: int = 12) -> Panel:
@@ -74,9 +88,11 @@ ROWS: dict[str, list[Panel]] = {
     "Overview": [
         stat(
             "Ready",
-            'sum(anychip_ready{instance=~"$instance"}) / count(anychip_ready{instance=~"$instance"})',
+            f"(sum(anychip_ready{{{SERVICE}}}) or vector(0)) / count(up{{{SERVICE}}} and on (namespace, job) "
+            "group by (namespace, job) (last_over_time(anychip_build_info[6h])))",
             "percentunit",
-            "Share of services in which every model has a worker.",
+            "Services that are ready, of all that Prometheus expects: those that are down count as not ready.",
+            floor=(0.5, 1),
         ),
         stat("Requests", f"sum(rate(anychip_requests_total{{{MODEL}}}[$__rate_interval]))", "reqps", "All outcomes."),
         stat(
@@ -91,14 +107,14 @@ ROWS: dict[str, list[Panel]] = {
             f'/ (sum(rate(anychip_requests_total{{{MODEL},code!="CANCELLED"}}[$__rate_interval])) > 0)',
             "percentunit",
             "Requests that the service owes an answer, refusals under overload included.",
-            (0.001, 0.0144),
+            alarm=(0.001, 0.0144),
         ),
         stat(
             "p99",
             f"histogram_quantile(0.99, {rate('anychip_request_seconds_bucket', MODEL, 'le')})",
             "s",
-            "Of all requests.",
-            (0.5, 1),
+            "Of requests that were answered: refusals are quick and would hide an overload.",
+            alarm=(0.5, 1),
         ),
         stat(
             "Fullest queue",
@@ -106,7 +122,7 @@ ROWS: dict[str, list[Panel]] = {
             f"/ anychip_queue_limit{{{MODEL}}})",
             "percentunit",
             "At 100 % requests get 429.",
-            (0.5, 0.8),
+            alarm=(0.5, 0.8),
         ),
         Panel(
             "Requests by outcome",
@@ -118,7 +134,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         table(
             "Alerts",
-            'ALERTS{alertname=~"Anychip.*",instance=~"$instance|",model=~"$model|",device=~"$device|"}',
+            'ALERTS{alertname=~"Anychip.*",namespace=~"$namespace|",job=~"$job|",instance=~"$instance|"}',
             "Those that fire or are about to.",
         ),
         table(
@@ -128,7 +144,7 @@ ROWS: dict[str, list[Panel]] = {
         ),
         table(
             "Versions",
-            'max by (instance, version, python, torch) (anychip_build_info{instance=~"$instance"})',
+            f"max by (instance, version, python, torch) (anychip_build_info{{{SERVICE}}})",
             "What is installed where.",
         ),
     ],
@@ -175,6 +191,33 @@ ROWS: dict[str, list[Panel]] = {
             "s",
             "When an image was done. One in a hundred had less than p1.",
             width=12,
+        ),
+    ],
+    "Decoding": [
+        Panel(
+            "Decoding",
+            {
+                "{{instance}} images": f"max by (instance) (anychip_decode_depth{{{SERVICE}}})",
+                "{{instance}} limit": f"max by (instance) (anychip_decode_limit{{{SERVICE}}})",
+            },
+            text="Images that are being decoded or wait for a decoder. Beyond the limit requests get 429.",
+        ),
+        Panel(
+            "Decode time",
+            {
+                f"{{{{model}}}} p{share * 100:g}": quantile(share, "anychip_stage_seconds", f'{MODEL},stage="decode"')
+                for share in (0.5, 0.99)
+            },
+            "s",
+            "Waiting for a decoder included.",
+        ),
+        Panel(
+            "Decoding against the device",
+            {
+                "{{instance}} {{model}}": f"{rate('anychip_stage_seconds_sum', DECODE, 'instance, model')} "
+                f"/ ({rate('anychip_stage_seconds_sum', COMPUTE, 'instance, model')} > 0)"
+            },
+            text="Time in decoding by time in queue and device. Above 1 the processor is the limit.",
         ),
     ],
     "Batching": [
@@ -231,6 +274,38 @@ ROWS: dict[str, list[Panel]] = {
         ),
     ],
     "Devices": [
+        Panel(
+            "Device time for an image",
+            {
+                "{{instance}} {{device}} {{model}}": (
+                    f"{rate('anychip_batch_seconds_sum', BOTH, 'instance, device, model')}"
+                    f" / ({rate('anychip_batch_size_sum', BOTH, 'instance, device, model')} > 0)"
+                )
+            },
+            "s",
+            "Devices of one kind should lie on one line; one that lies above the others is slow.",
+        ),
+        Panel(
+            "Batch time p99",
+            {
+                "{{instance}} {{device}}": f"histogram_quantile(0.99, "
+                f"{rate('anychip_batch_seconds_bucket', DEVICE, 'instance, device, le')})"
+            },
+            "s",
+            "Of a batch on a device.",
+        ),
+        Panel(
+            "Images by device",
+            {"{{instance}} {{device}}": rate("anychip_batch_size_sum", DEVICE, "instance, device")},
+            "ops",
+            "Images computed a second.",
+        ),
+        table(
+            "Cards",
+            gauge("anychip_device_info", DEVICE, "instance, device, vendor, name, uuid, pci"),
+            "Which card a device is.",
+            24,
+        ),
         Panel(
             "Utilisation",
             {"{{instance}} {{device}}": gauge("anychip_device_utilization_ratio", DEVICE, "instance, device")},
@@ -309,8 +384,9 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Workers",
             {"{{instance}} {{device}}": gauge("anychip_worker_up", DEVICE, "instance, device")},
-            text="1 while a worker serves the device.",
+            text="Whether a worker serves the device.",
             kind="state-timeline",
+            floor=(1, 1),
         ),
         Panel(
             "Restarts",
@@ -354,21 +430,28 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Processor time of the server",
             {
-                "{{instance}}": 'sum by (instance) (rate(process_cpu_seconds_total{instance=~"$instance"}'
+                "{{instance}}": f"sum by (instance) (rate(process_cpu_seconds_total{{{SERVICE}}}"
                 "[$__rate_interval]) and on (instance, job) anychip_build_info)"
             },
             text="Cores, without the workers.",
-            width=12,
+            width=8,
         ),
         Panel(
             "Memory of the server",
             {
-                "{{instance}}": 'sum by (instance) (process_resident_memory_bytes{instance=~"$instance"} '
+                "{{instance}}": f"sum by (instance) (process_resident_memory_bytes{{{SERVICE}}} "
                 "and on (instance, job) anychip_build_info)"
             },
             "bytes",
             "Resident, without the workers.",
-            width=12,
+            width=8,
+        ),
+        Panel(
+            "Free space of the cache",
+            {"{{instance}}": f"min by (instance) (anychip_cache_dir_free_bytes{{{SERVICE}}})"},
+            "bytes",
+            "Where --cache-dir lies: weights and compiled engines.",
+            floor=(1e9, 5e9),
         ),
     ],
 }
@@ -413,7 +496,17 @@ def _panel(panel: Panel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.alarm:
         steps += [{"color": color, "value": value} for color, value in zip(("orange", "red"), panel.alarm, strict=True)]
+    if panel.floor:
+        low, good = panel.floor
+        steps = [{"color": "red", "value": None}]
+        steps += [{"color": "orange", "value": low}] if low < good else []
+        steps += [{"color": "green", "value": good}]
     defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}, **panel.limits}
+    if panel.kind in ("stat", "state-timeline"):
+        defaults["color"] = {"mode": "thresholds"}  # Else Grafana colours by the series' own range: up is red then.
+    if panel.kind == "state-timeline":
+        named = {"0": {"text": "down", "index": 0}, "1": {"text": "up", "index": 1}}
+        defaults["mappings"] = [{"type": "value", "options": named}]
     if panel.kind == "timeseries":
         defaults["custom"] = {
             "drawStyle": "line", "fillOpacity": 25 if panel.stacked else 5, "showPoints": "never", "spanNulls": False,
@@ -489,6 +582,8 @@ def _variables() -> list[dict[str, Any]]:
     }  # fmt: skip
     return [
         datasource,
+        of("namespace", "anychip_build_info"),
+        of("job", "anychip_build_info"),
         of("model", "anychip_queue_limit"),
         of("device", "anychip_worker_up"),
         of("instance", "anychip_build_info"),

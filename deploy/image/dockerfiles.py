@@ -10,12 +10,15 @@ builder of these years understands: no heredocs, no `COPY --link`, no cache moun
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+DIGESTS = Path(__file__).with_name("digests.json")
+"""Digests of base images by their names, kept by digests.py."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,15 @@ FLAVOURS = {
         about="NVIDIA's build of torch, with torch_tensorrt. Other bases that have torch: pytorch/pytorch.",
         extras="cuda,grpc",
     ),
+    "cuda-slim": Flavour(
+        title="NVIDIA GPUs, small",
+        base="python:3.12-slim-bookworm",
+        about="Plain Python with the registry's torch, which brings CUDA's libraries as wheels. Without TensorRT.",
+        torch="cuda",
+        extras="nvml,grpc",
+        # What NVIDIA's runtime is to mount of the driver; NVIDIA's own images say so themselves.
+        environment=("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+    ),
     "rocm": Flavour(
         title="AMD GPUs",
         base="rocm/pytorch:rocm7.2.4_ubuntu24.04_py3.12_pytorch_release_2.10.0",
@@ -58,6 +70,8 @@ FLAVOURS = {
         environment=(
             "LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64:/usr/local/Ascend/driver/lib64/common"
             ":/usr/local/Ascend/driver/lib64/driver${LD_LIBRARY_PATH:+:${LD_LIBRARY_PATH}}",
+            # Folders of the host in which npu-smi may lie, where the chart mounts them.
+            "PATH=${PATH}:/opt/host/sbin:/opt/host/bin",
         ),
     ),
     "mlu": Flavour(
@@ -92,7 +106,8 @@ TEMPLATE = """\
 # {about}
 ARG BASE_IMAGE={base}
 
-FROM ${{BASE_IMAGE}} AS build
+# What anychip needs. It changes with pyproject.toml and constraints.txt, and is a layer of its own in the image.
+FROM ${{BASE_IMAGE}} AS dependencies
 ARG PYTHON={python}
 ARG TORCH={torch}
 ARG EXTRAS={extras}
@@ -106,8 +121,18 @@ ARG ANYCHIP_TORCH_INDEX
 # hadolint ignore=DL3002
 USER 0
 WORKDIR /src
+COPY pyproject.toml constraints.txt ./
+COPY deploy/install.py deploy/
+COPY deploy/image/build.sh deploy/image/
+# For builds without a network (docs/deploy.md). The folder need not be there: the other file keeps the line valid.
+COPY constraints.txt wheelhous[e] wheelhouse/
+RUN STEP=dependencies PYTHON="${{PYTHON}}" ANYCHIP_TORCH="${{TORCH}}" ANYCHIP_EXTRAS="${{EXTRAS}}" \\
+    bash deploy/image/build.sh
+
+# anychip itself: a few megabytes, all that an edit of the sources changes.
+FROM dependencies AS code
 COPY . .
-RUN PYTHON="${{PYTHON}}" ANYCHIP_TORCH="${{TORCH}}" ANYCHIP_EXTRAS="${{EXTRAS}}" bash deploy/image/build.sh
+RUN STEP=code CODE=/opt/code bash deploy/image/build.sh
 
 FROM ${{BASE_IMAGE}}
 ARG BASE_IMAGE
@@ -119,7 +144,8 @@ LABEL org.opencontainers.image.title="anychip" \\
       org.opencontainers.image.revision="${{REVISION}}" \\
       org.opencontainers.image.base.name="${{BASE_IMAGE}}"
 USER 0
-COPY --from=build /opt/anychip /opt/anychip
+COPY --from=dependencies /opt/anychip /opt/anychip
+COPY --from=code /opt/code /opt/anychip
 RUN bash /opt/anychip/libexec/prepare.sh
 # One volume holds everything that is written: weights, compiled engines, MIOpen's database, temporary files.
 ENV ANYCHIP_HOST=0.0.0.0 \\
@@ -148,8 +174,10 @@ def dockerfile(name: str) -> str:
     flavour = FLAVOURS[name]
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
+    digest = json.loads(DIGESTS.read_text(encoding="utf-8")).get(flavour.base)
+    base = f"{flavour.base}@{digest}" if digest else flavour.base
     return TEMPLATE.format(
-        **{**vars(flavour), "environment": "".join(f"ENV {line}\n" for line in flavour.environment)},
+        **{**vars(flavour), "base": base, "environment": "".join(f"ENV {line}\n" for line in flavour.environment)},
         version=version[1],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parents[2]
+[VERSION] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
 PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for flavour in FLAVOURS}
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
@@ -49,24 +51,91 @@ def test_every_install_page_has_the_same_sections():
     assert {tuple(headings(page)) for page in PAGES.values()} == {tuple(headings(PAGES["cpu"]))}
 
 
+def compose_of(flavour):
+    return yaml.safe_load((ROOT / "deploy" / "compose" / f"compose.{flavour}.yaml").read_text())["services"]["anychip"]
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_devices_and_mounts_are_the_same_in_page_table_compose_and_chart(flavour):
-    compose = yaml.safe_load((ROOT / "deploy" / "compose" / "compose.yaml").read_text())
-    service = compose["services"][f"anychip-{flavour}"]
+    service = compose_of(flavour)
     values = yaml.safe_load((ROOT / "deploy" / "helm" / "anychip" / f"values-{flavour}.yaml").read_text())
-    devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())}
-    mounts = {re.sub(r"\$\{\w+:-(.+?)\}", r"\1", mount) for mount in service["volumes"]} - {"cache:/cache"}
-    [row] = [line for line in DEPLOY.splitlines() if "docker run $COMMON" in line and f"anychip:{flavour}`" in line]
+    devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())} - {"/dev/null"}
+    # A file that is missing must be an error: Docker's short form would make a folder of root's of it.
+    assert all(mount["bind"] == {"create_host_path": False} for mount in service.get("volumes", ()))
+    mounts = {
+        (re.sub(r"\$\{\w+:-(.+)\}", r"\1", mount["source"]), mount["target"]) for mount in service.get("volumes", ())
+    }
+    image = f"anychip:{VERSION}-{flavour}"
+    [row] = [line for line in DEPLOY.splitlines() if "docker run $COMMON" in line and f"{image}`" in line]
     [command] = [
         line for line in PAGES[flavour].splitlines() if line.startswith("docker run --rm --init") and "/cache" in line
     ]
     for text in (row, command):
         assert set(re.findall(r"--device (\S+)", text)) == devices
-        named = set(re.findall(r"--volume (\S+)", text)) - {"anychip:/cache"}
-        assert {mount for mount in named if not mount.startswith("cache")} == mounts
+        assert set(re.findall(r"--mount type=bind,source=(\S+),target=(\S+),readonly", text)) == mounts
+        assert set(re.findall(r"--volume (\S+)", text)) <= {"anychip:/cache"}
         assert ("--gpus all" in text) == (flavour == "cuda")
-        assert ("--group-add" in text) == ("group_add" in service)
-    assert {path["path"] for path in values.get("hostPaths", ())} == {mount.split(":")[1] for mount in mounts}
+        assert ("--group-add" in text) == ("group_add" in service) == bool(values.get("deviceFiles"))
+    # Of the vendor's tool the chart mounts folders: a file that a node lacks would keep the pod from starting.
+    tools = {source for source, _ in mounts if source.endswith(("npu-smi", "cnmon"))}
+    chart = {entry["path"] for entry in values.get("hostPaths", ())}
+    assert chart - {"/usr/local/sbin", "/usr/local/bin"} == {source for source, _ in mounts} - tools
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_preflight_knows_the_devices_and_mounts_of_the_pages(flavour):
+    from deploy.preflight import NEEDS
+
+    needs, service = NEEDS[flavour], compose_of(flavour)
+    devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())} - {"/dev/null"}
+    assert {device.replace("[0-9]*", "0") for device in needs.devices} == devices
+    sources = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", mount["source"]) for mount in service.get("volumes", ())}
+    assert sources == {*needs.mounts, *needs.one_of[:1]}
+    named = set(re.findall(r"\$\{(\w+):\?", " ".join(service.get("group_add", ()))))
+    assert named == set(needs.group_variables)
+    assert all("stat -c %g" in group for group in service.get("group_add", ())), "an error that says how to find it"
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_what_an_install_page_builds_is_what_it_pushes_and_what_compose_chart_and_kserve_pull(flavour):
+    page, image = PAGES[flavour], f"anychip:{VERSION}-{flavour}"
+    [built] = re.findall(r"^docker build -f (\S+) -t (\S+)", page, re.MULTILINE)
+    assert built == (f"Dockerfile.{flavour}", image)
+    [(source, pushed)] = re.findall(r"^docker tag (\S+) (\S+)$", page, re.MULTILINE)
+    assert (source, pushed) == (image, f"registry.example.com/{image}")
+    assert f"docker push {pushed}\n" in page
+    assert compose_of(flavour)["image"] == f"${{ANYCHIP_IMAGE:-{image}}}"
+    overlay = yaml.safe_load((ROOT / "deploy" / "kserve" / flavour / "kustomization.yaml").read_text())
+    [pulled] = overlay["images"]
+    assert f"{pulled['newName']}:{pulled['newTag']}" == image
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--tag $(IMAGE):$(VERSION)-$*" in makefile
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_the_chart_installed_as_the_page_says_pulls_the_image_that_was_pushed(flavour):
+    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
+    page = PAGES[flavour]
+    [command] = re.findall(r"^helm install anychip (.+)$", page, re.MULTILINE)
+    chart, *words = shlex.split(command)
+    values = {}
+    while words:
+        word = words.pop(0)
+        if word == "-f":
+            values.update(yaml.safe_load((ROOT / words.pop(0)).read_text()))
+        elif word == "--set":
+            name, _, value = words.pop(0).partition("=")
+            parsed = [int(each) for each in value[1:-1].split(",")] if value.startswith("{") else value
+            outer, _, inner = name.partition(".")
+            values[outer] = {**values.get(outer, {}), inner: parsed} if inner else parsed
+        else:
+            assert word == "--wait"
+    rendered = helm.Chart.load(str(ROOT / chart)).render(values, name="anychip", namespace="default")
+    [text] = [text for path, text in rendered.items() if path.endswith("/deployment.yaml")]
+    [container] = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    [pushed] = re.findall(r"^docker push (\S+)$", page, re.MULTILINE)
+    assert container["image"] == pushed
 
 
 @pytest.mark.parametrize("page", [*PAGES.values(), DEPLOY], ids=[*PAGES, "deploy"])

@@ -5,6 +5,7 @@ What only a vendor's base has (its torch, its compilers) is not there: those ima
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from tests.support.container import BASE, Builder
 from tests.support.service_process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
+FLAVOURS = ("ascend", "cpu", "cuda", "cuda-slim", "dcu", "mlu", "rocm")
 IMAGES = ROOT / "models" / "sample" / "images"
 JPEG = {"Content-Type": "image/jpeg"}
 WAIT_S = 300
@@ -53,6 +55,81 @@ def test_every_image_ends_alike(flavour):
     assert "<<" not in text(flavour), "no heredocs: not every builder knows them"
     assert "--link" not in text(flavour)
     assert "--mount" not in text(flavour)
+
+
+def test_bake_builds_every_dockerfile_under_the_name_that_is_pulled():
+    bake = (ROOT / "docker-bake.hcl").read_text()
+    targets = dict(re.findall(r'^target "([\w-]+)" \{\n(.*?)^\}', bake, re.MULTILINE | re.DOTALL))
+    assert targets.keys() - {"common"} == set(FLAVOURS)
+    for flavour in FLAVOURS:
+        assert f'dockerfile = "Dockerfile.{flavour}"' in targets[flavour]
+        assert f'tags = ["${{IMAGE}}:${{VERSION}}-{flavour}"]' in targets[flavour]
+    for flavour in ("cpu", "cuda", "ascend"):
+        assert '"linux/arm64"' in targets[flavour], "Kunpeng, Grace, Graviton"
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert f'variable "VERSION" {{ default = "{version}" }}' in bake
+
+
+class Registry(BaseHTTPRequestHandler):
+    """A registry with one image, whose manifests want a token that its own service gives to anybody."""
+
+    def do_HEAD(self):
+        host = f"http://{self.headers['Host']}"
+        if self.headers.get("Authorization") != "Bearer anonymous":
+            self.send_response(401)
+            challenge = f'Bearer realm="{host}/token",service="here",scope="repository:vision/base:pull"'
+            self.send_header("WWW-Authenticate", challenge)
+        elif self.path == "/v2/vision/base/manifests/1.0" and "image.index" in self.headers["Accept"]:
+            self.send_response(200)
+            self.send_header("Docker-Content-Digest", "sha256:" + "ab" * 32)
+        else:
+            self.send_response(404)
+        self.end_headers()
+
+    def do_GET(self):
+        body = b'{"token": "anonymous"}' if "scope=repository%3Avision%2Fbase%3Apull" in self.path else b"{}"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_digest_is_asked_of_a_registry_that_wants_a_token():
+    from deploy.image.digests import DigestError, digest_of, split
+
+    assert split("python:3.12-slim") == ("registry-1.docker.io", "library/python", "3.12-slim")
+    assert split("rocm/pytorch:7") == ("registry-1.docker.io", "rocm/pytorch", "7")
+    assert split("harbor.example:5443/dcu/pytorch:2") == ("harbor.example:5443", "dcu/pytorch", "2")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        image = f"127.0.0.1:{server.server_port}/vision/base"
+        assert digest_of(f"{image}:1.0", scheme="http") == "sha256:" + "ab" * 32
+        with pytest.raises(DigestError, match="404"):
+            digest_of(f"{image}:2.0", scheme="http")
+        server.shutdown()
+
+
+def test_a_base_with_a_digest_is_named_by_it(monkeypatch, tmp_path):
+    from deploy.image import dockerfiles
+
+    table = tmp_path / "digests.json"
+    table.write_text(json.dumps({dockerfiles.FLAVOURS["cpu"].base: "sha256:" + "cd" * 32}))
+    monkeypatch.setattr(dockerfiles, "DIGESTS", table)
+    assert f"ARG BASE_IMAGE={dockerfiles.FLAVOURS['cpu'].base}@sha256:{'cd' * 32}\n" in dockerfiles.dockerfile("cpu")
+    assert "@" not in dockerfiles.dockerfile("rocm").partition("\n\n")[0]
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(flavour):
+    """What that stage copies is not what people edit; the image takes it and the sources in two steps."""
+    stage, code, final = re.split(r"^FROM .*$", text(flavour), flags=re.MULTILINE)[1:]
+    copied = {word for line in re.findall(r"^COPY (.+)$", stage, re.MULTILINE) for word in line.split()[:-1]}
+    assert copied == {"pyproject.toml", "constraints.txt", "deploy/install.py", "deploy/image/build.sh", "wheelhous[e]"}
+    assert "COPY . .\n" in code
+    assert re.findall(r"^COPY --from=(\w+)", final, re.MULTILINE) == ["dependencies", "code"]
 
 
 @pytest.mark.deploy

@@ -26,6 +26,7 @@ EVERYTHING = {
     }
 }
 yaml = pytest.importorskip("yaml")
+DEPLOY_PAGE = (ROOT / "docs" / "deploy.md").read_text()
 
 
 def needs(module):
@@ -57,7 +58,9 @@ def pod_specs(document):
     if document["kind"] == "ClusterServingRuntime":
         yield {name: spec[name] for name in ("containers", "volumes", "nodeSelector", "tolerations") if name in spec}
     elif document["kind"] == "InferenceService":
-        yield {"containers": [{"name": "merged", "env": spec["predictor"]["model"].get("env", [])}]}
+        predictor = spec["predictor"]
+        context = {"securityContext": predictor["securityContext"]} if "securityContext" in predictor else {}
+        yield {"containers": [{"name": "merged", "env": predictor["model"].get("env", [])}], **context}
     elif document["kind"] == "RayService":
         cluster = spec["rayClusterConfig"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -79,7 +82,7 @@ def test_metrics_that_autoscalers_rules_and_pages_name_exist():
         for name in re.findall(r"(?<![\w:/-])anychip_[a-z_]*[a-z]\b(?![-:(/.])", path.read_text())
     }
     assert "anychip_queue_depth" in named
-    assert named - metric_names() - {"anychip_serve"} == set()
+    assert named - metric_names() - {"anychip_serve", "anychip_images_waiting"} == set()
 
 
 # The chart
@@ -94,7 +97,11 @@ def chart():
 def rendered(chart, flavour, values=None, name="demo"):
     import helm_python
 
-    given = helm_python.values_from_yaml((CHART / f"values-{flavour}.yaml").read_text())
+    given = {
+        "image": {"repository": "registry.example.com/anychip"},
+        "supplementalGroups": [44, 992],
+        **helm_python.values_from_yaml((CHART / f"values-{flavour}.yaml").read_text()),
+    }
     for key, value in (values or {}).items():
         given[key] = {**given.get(key, {}), **value} if isinstance(value, dict) else value
     texts = chart.render(given, name=name, namespace="vision")
@@ -166,19 +173,111 @@ def test_a_pod_is_locked_down_and_ends_after_its_drain(chart, flavour):
     assert deployment["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
 
 
+def update_of(chart, flavour, values=None):
+    return rendered(chart, flavour, values)["Deployment"]["spec"]["strategy"]["rollingUpdate"]
+
+
 @pytest.mark.deploy
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_an_update_takes_no_card_more_than_there_are(chart, flavour):
-    objects = rendered(chart, flavour, {"accelerator": {"count": 2}})
-    limits = objects["Deployment"]["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-    cards = {name: count for name, count in limits.items() if "/" in name}
-    update = objects["Deployment"]["spec"]["strategy"]["rollingUpdate"]
-    if flavour == "cpu":
-        assert (cards, update) == ({}, {"maxSurge": 1, "maxUnavailable": 0})
-    else:
-        assert list(cards.values()) == ["2"]
-        assert update == {"maxSurge": 0, "maxUnavailable": 1}
-    assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+def test_an_update_never_takes_the_only_pod_before_there_is_another(chart, flavour):
+    one_more, one_less = {"maxSurge": 1, "maxUnavailable": 0}, {"maxSurge": 0, "maxUnavailable": 1}
+    assert update_of(chart, flavour) == one_more
+    scaled = {"autoscaling": {"mode": "hpa", "minReplicas": 1}, "replicas": 4}
+    assert update_of(chart, flavour, scaled) == one_more
+    # Several pods on cards: one after the other, since there may be no spare card.
+    assert update_of(chart, flavour, {"replicas": 2}) == (one_more if flavour == "cpu" else one_less)
+    assert update_of(chart, flavour, {"rollingUpdate": one_less}) == one_less
+    assert rendered(chart, flavour)["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+
+
+def notes_of(chart, flavour, values):
+    """The notes, rendered as one more template: helm_python leaves NOTES.txt out."""
+    import helm_python
+
+    given = {**helm_python.values_from_yaml((CHART / f"values-{flavour}.yaml").read_text()), **values}
+    texts = chart.render(given, name="demo", namespace="vision")
+    return next((text for path, text in texts.items() if path.endswith("NOTES.txt")), None)
+
+
+@pytest.mark.deploy
+def test_the_notes_warn_of_an_update_that_pauses(chart):
+    values = {"image": {"repository": "r/anychip"}, "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    paused = notes_of(chart, "cuda", values)
+    if paused is None:
+        pytest.skip("this helm_python renders no notes")
+    assert "WARNING" in paused
+    assert "WARNING" not in notes_of(chart, "cuda", {"image": {"repository": "r/anychip"}})
+    assert "WARNING" not in notes_of(chart, "cuda", {**values, "replicas": 2})
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_as_many_cards_as_are_asked_for(chart, flavour):
+    pod = rendered(chart, flavour, {"accelerator": {"count": 2}})["Deployment"]["spec"]["template"]["spec"]
+    cards = [count for name, count in pod["containers"][0]["resources"]["limits"].items() if "/" in name]
+    assert cards == ([] if flavour == "cpu" else ["2"])
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        # What helm upgrade leaves of a release's values without --reset-then-reuse-values.
+        ({}, "flavour is empty"),
+        ({"settings": {"models": "yolov8n"}}, "reset-then-reuse-values"),
+        ({"flavour": "cuda"}, "image.repository is empty"),
+        ({"flavour": "rocm", "image": {"repository": "r"}, "deviceFiles": "/dev/kfd"}, "stat -c %g /dev/kfd"),
+    ],
+)
+def test_an_upgrade_that_forgets_stops_before_it_touches_a_pod(chart, given, sentence):
+    import helm_python
+
+    with pytest.raises(helm_python.errors.HelmError, match=sentence):
+        chart.render(given, name="demo", namespace="vision")
+
+
+@pytest.mark.deploy
+def test_volcano_hands_over_the_cards_it_has_chosen(chart):
+    import helm_python
+
+    volcano = helm_python.values_from_yaml((CHART / "values-ascend-volcano.yaml").read_text())
+    deployment = rendered(chart, "ascend", volcano)["Deployment"]
+    checked(deployment)
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["schedulerName"] == "volcano"
+    [resource] = [name for name in pod["containers"][0]["resources"]["limits"] if "/" in name]
+    [variable] = [each for each in pod["containers"][0]["env"] if each["name"] == "ASCEND_VISIBLE_DEVICES"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{resource}']"
+
+
+@pytest.mark.deploy
+def test_the_operators_objects_carry_the_release_and_alerts_link_to_the_runbook_that_is_named(chart):
+    monitoring = {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule")}
+    monitoring["prometheusRule"]["runbookUrl"] = "https://wiki.example/anychip"
+    objects = rendered(chart, "cuda", {"monitoring": {**monitoring, "release": "stack"}})
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
+        assert objects[kind]["metadata"]["labels"]["release"] == "stack"
+        checked(objects[kind])
+    links = {
+        rule["annotations"]["runbook_url"]
+        for group in objects["PrometheusRule"]["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    assert links
+    assert all(link.startswith("https://wiki.example/anychip#") for link in links)
+
+
+@pytest.mark.deploy
+def test_who_may_not_ask_may_still_scrape(chart):
+    shop = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}}
+    policy = rendered(chart, "cpu", {"networkPolicy": {"from": [shop]}})["NetworkPolicy"]
+    checked(policy)
+    sources = policy["spec"]["ingress"][0]["from"]
+    assert sources[0] == shop
+    assert sources[1]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+    assert "from" not in rendered(chart, "cpu")["NetworkPolicy"]["spec"]["ingress"][0]
+    assert {"port": 5353, "protocol": "UDP"} in policy["spec"]["egress"][0]["ports"]
 
 
 @pytest.mark.deploy
@@ -198,9 +297,15 @@ def test_the_scalers_ask_for_the_pods_of_this_release_alone(chart):
     query = rendered(chart, "cuda", {"autoscaling": {"mode": "keda"}})["ScaledObject"]["spec"]["triggers"][0][
         "metadata"
     ]
-    assert query["query"] == 'sum(anychip_queue_depth{namespace="vision",pod=~"demo-anychip-[a-z0-9]+-[a-z0-9]+"})'
+    pods = 'namespace="vision",pod=~"demo-anychip-[a-z0-9]+-[a-z0-9]+"'
+    assert query["query"] == f'sum({{__name__=~"anychip_queue_depth|anychip_queue_reserved",{pods}}})'
     [metric] = rendered(chart, "cuda", {"autoscaling": {"mode": "hpa"}})["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] == "anychip_queue_depth"
+    assert metric["pods"]["metric"]["name"] == "anychip_images_waiting"
+    [adapter] = yaml.safe_load(re.search(r"^```yaml\n(rules:.*?)^```", DEPLOY_PAGE, re.MULTILINE | re.DOTALL)[1])[
+        "rules"
+    ]
+    assert adapter["name"]["as"] == "anychip_images_waiting"
+    assert "anychip_queue_depth|anychip_queue_reserved" in adapter["metricsQuery"]
 
 
 @pytest.mark.deploy
@@ -255,6 +360,13 @@ def test_every_serving_runtime_is_valid(flavour):
     assert container["image"].endswith(f"-{flavour}")
     cards = [name for name in container["resources"]["limits"] if "/" in name]
     assert len(cards) == (0 if flavour == "cpu" else 1)
+    # KServe leaves the pod its default grace of 30 s.
+    drain = next(float(each["value"]) for each in container["env"] if each["name"] == "ANYCHIP_DRAIN_S")
+    assert float(container["lifecycle"]["preStop"]["exec"]["command"][1]) + drain < 30
+    [monitor] = read(DEPLOY / "kserve" / "podmonitor.yaml")
+    checked(monitor)
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= runtime["spec"]["labels"].items()
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == container["ports"][0]["name"]
 
 
 @pytest.mark.deploy
@@ -270,6 +382,9 @@ def test_every_inference_service_is_valid_and_names_a_runtime_and_a_model(path):
     environment = {entry["name"]: entry["value"] for entry in model["env"]}
     assert environment.get("ARCHITECTURE", "resnet50") in ARCHITECTURES
     assert ("storageUri" in model) != ("WEIGHTS" in environment)
+    # Their device files belong to groups, for which a runtime has no place.
+    groups = service["spec"]["predictor"].get("securityContext", {}).get("supplementalGroups")
+    assert bool(groups) == model["runtime"].endswith(("-ascend", "-rocm", "-dcu"))
 
 
 # Ray
@@ -297,36 +412,43 @@ def compose():
 
 
 @pytest.mark.deploy
-def test_compose_is_valid_for_its_schema():
+@pytest.mark.parametrize("path", sorted((DEPLOY / "compose").glob("compose*.yaml")), ids=lambda path: path.name)
+def test_compose_is_valid_for_its_schema(path):
     tool = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent)) or shutil.which("check-jsonschema")
     if tool is None:
         pytest.skip("check-jsonschema is not installed: make test-deploy installs it")
-    command = [tool, "--builtin-schema", "vendor.compose-spec", str(DEPLOY / "compose" / "compose.yaml")]
+    command = [tool, "--builtin-schema", "vendor.compose-spec", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
-def test_compose_has_a_profile_for_every_flavour_and_mounts_what_is_there():
+def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
     services = compose()["services"]
-    profiles = {profile: service for service in services.values() for profile in service.get("profiles", ())}
-    assert set(profiles) == set(FLAVOURS)
-    for flavour, service in profiles.items():
-        assert service["build"]["dockerfile"] == f"Dockerfile.{flavour}"
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert "anychip" in service["networks"]["default"]["aliases"]
-        assert [volume for volume in service["volumes"] if volume.startswith("cache:")] == ["cache:/cache"]
-        drain = float(service["environment"]["ANYCHIP_DRAIN_S"])
-        assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
-        settings = {name.removeprefix("ANYCHIP_").lower() for name in service["environment"]}
-        assert settings <= set(Settings.model_fields)
-    # Prometheus and Grafana belong to every profile.
-    assert {name for name, service in services.items() if "profiles" not in service} == {"prometheus", "grafana"}
+    assert set(services) == {"anychip", "prometheus", "grafana"}
+    service = services["anychip"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["volumes"] == ["cache:/cache"]
+    drain = float(service["environment"]["ANYCHIP_DRAIN_S"])
+    assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
+    settings = {name.removeprefix("ANYCHIP_").lower() for name in service["environment"]}
+    assert settings <= set(Settings.model_fields)
+    overrides = {path.suffixes[0][1:]: read(path) for path in (DEPLOY / "compose").glob("compose.*.yaml")}
+    assert set(overrides) == set(FLAVOURS)
+    for flavour, [document] in overrides.items():
+        assert document["services"]["anychip"]["build"]["dockerfile"] == f"Dockerfile.{flavour}"
     for name in ("prometheus", "grafana"):
         for volume in services[name]["volumes"]:
             source = volume.partition(":")[0]
             if source.startswith("."):
                 assert (DEPLOY / "compose" / source).exists(), source
+
+
+def test_compose_files_of_other_accelerators_ask_for_no_group():
+    """Compose fills in variables of every file it is given, so what needs a number stands in a file of its own."""
+    for path in (DEPLOY / "compose").glob("compose*.yaml"):
+        required = re.findall(r"\$\{(\w+):\?", path.read_text())
+        assert bool(required) == (path.suffixes[0][1:] in ("rocm", "dcu", "ascend")), path.name
 
 
 def test_grafana_finds_its_dashboard_where_it_is_mounted():

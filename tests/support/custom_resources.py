@@ -61,6 +61,8 @@ _RUNTIME = closed(
 # KServe's page on KEDA.
 _PREDICTOR = closed(
     {
+        # PredictorSpec holds a PodSpec inline.
+        "securityContext": POD,
         "minReplicas": COUNT,
         "maxReplicas": COUNT,
         "model": closed(
@@ -150,6 +152,7 @@ _RAY = closed(
         "rayClusterConfig": closed(
             {
                 "rayVersion": TEXT,
+                "authOptions": closed({"mode": {"enum": ["token", "disabled"]}}, ("mode",)),  # KubeRay 1.5.1
                 "enableInTreeAutoscaling": TRUTH,
                 "headGroupSpec": closed({"rayStartParams": STRINGS, "template": _TEMPLATE}, ("template",)),
                 "workerGroupSpecs": several(

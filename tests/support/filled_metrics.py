@@ -13,6 +13,8 @@ def filled():
     model = ModelMetrics(metrics, "m")
     model.answered("OK", 0.1, None)
     model.batch("npu:0")[0].observe(3)
+    model.batch_seconds("npu:0").observe(0.01)
+    metrics.device_info.labels("npu:0", "ascend", "Ascend 910B3", "", "").set(1)
     for stage in model.stage_seconds.values():
         stage.observe(0.01)
     DeviceMetrics(metrics, "npu:0", "ascend").report("w", Stats(1, 2, 3, 4, 5, 0.5, 100, 10, 50, {"aten::roll": 1}))

@@ -34,12 +34,12 @@ class Prometheus:
         self.url = url
         self.started_s = time.time()
         self._folder = folder
-        self._targets: dict[str, str] = {}
+        self._targets: dict[str, list[str]] = {}
         self._client = httpx.Client(base_url=url, timeout=60, trust_env=False)
 
     def watch(self, job: str, url: str) -> None:
-        """Scrape a service, its series labelled with `job`."""
-        self._targets[job] = url.removeprefix("http://")
+        """Scrape a service, its series labelled with `job`; a job may have several."""
+        self._targets.setdefault(job, []).append(url.removeprefix("http://"))
         self._write()
 
     def forget(self, job: str) -> None:
@@ -48,7 +48,7 @@ class Prometheus:
         self._write()
 
     def _write(self) -> None:
-        found = [{"targets": [target], "labels": {"job": job}} for job, target in self._targets.items()]
+        found = [{"targets": targets, "labels": {"job": job}} for job, targets in self._targets.items()]
         written = self._folder / "targets.new"
         written.write_text(json.dumps(found))
         written.replace(self._folder / "targets.json")

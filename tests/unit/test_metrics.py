@@ -185,7 +185,8 @@ def test_tritons_names_add_up():
     assert value(metrics, "nv_inference_exec_count", **labels) == 1
     assert value(metrics, "nv_inference_count", **labels) == 1
     assert value(metrics, "nv_inference_compute_infer_duration_us", **labels) == 250_000
-    assert value(metrics, "nv_inference_request_duration_us", **labels) == 3_000_000
+    # As Triton has it, of the two that succeeded.
+    assert value(metrics, "nv_inference_request_duration_us", **labels) == 1_000_000
     assert value(metrics, "nv_gpu_power_usage", gpu_uuid="npu:0") == 90
     assert value(metrics, "nv_gpu_memory_used_bytes", gpu_uuid="npu:0") == 7
 
@@ -207,3 +208,35 @@ async def test_a_scrape_is_rendered_off_the_event_loop():
         assert (await client.get("/metrics")).status_code == 200
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
+
+
+def test_refusals_do_not_make_latency_look_better():
+    """Fast 429s would pull p99 down exactly when most requests are refused."""
+    metrics = Metrics()
+    model = ModelMetrics(metrics, "m")
+    for _ in range(99):
+        model.answered("QUEUE_FULL", 0.0001, None)
+    model.answered("OK", 2, None)
+    count = {s.name: s.value for f in metrics.registry.collect() for s in f.samples if s.labels.get("model") == "m"}
+    assert count["anychip_request_seconds_count"] == 1
+    assert count["anychip_request_seconds_sum"] == 2
+
+
+def test_a_device_says_which_card_it_is_and_the_cache_how_much_room_it_has(tmp_path):
+    from types import SimpleNamespace
+
+    from app.observability.surroundings import show_surroundings
+    from backends.backend import Device
+
+    metrics = Metrics()
+    found = (
+        Device("cuda:0", "H100", 1, "fp16", {"uuid": "GPU-1", "pci": "0000:17:00.0"}),
+        Device("cuda:1", "H100", 1, "fp16"),
+    )
+    choice = SimpleNamespace(found=found, devices=("cuda:0",), vendor="nvidia")
+    show_surroundings(metrics, choice, tmp_path / "not" / "made" / "yet")
+    samples = {s.name: s for f in metrics.registry.collect() for s in f.samples if s.name.startswith("anychip_")}
+    assert samples["anychip_device_info"].labels == {
+        "device": "cuda:0", "vendor": "nvidia", "name": "H100", "uuid": "GPU-1", "pci": "0000:17:00.0",
+    }  # fmt: skip
+    assert samples["anychip_cache_dir_free_bytes"].value > 0

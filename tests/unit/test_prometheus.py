@@ -28,6 +28,43 @@ def test_every_alert_has_a_unit_test_and_says_what_to_do():
     assert set(re.findall(r"^\| `(Anychip\w+)` \|", documentation, re.MULTILINE)) == set(alerts())
 
 
+def test_every_alert_links_to_its_section_of_the_runbook():
+    runbook = (ROOT / "docs" / "runbook.md").read_text()
+    sections = dict(re.findall(r"^## (Anychip\w+)\n\n(.*)", runbook, re.MULTILINE))
+    assert sections.keys() == alerts().keys()
+    groups = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        assert rule["annotations"]["runbook_url"] == f"https://anychip.example.com/runbook#{rule['alert'].lower()}"
+        assert sections[rule["alert"]].lower().startswith(rule["labels"]["severity"])
+
+
+def test_the_faults_of_the_runbook_name_alerts_and_panels_that_exist():
+    runbook = (ROOT / "docs" / "runbook.md").read_text()
+    panels = {panel["title"] for panel in json.loads(DASHBOARD.read_text())["panels"]}
+    faults = runbook.partition("## Ten faults")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| `(Anychip\w+)` \| (.+) \|$", faults, re.MULTILINE)
+    assert len(rows) == 10
+    assert {alert for _, alert, _ in rows} <= alerts().keys()
+    assert set(re.findall(r"\*([A-Z][^*]+)\*", runbook)) - {"Targets"} <= panels
+
+
+def test_down_is_red_and_up_is_green():
+    panels = {
+        panel["title"]: panel["fieldConfig"]["defaults"]
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        if panel["type"] != "row"
+    }
+
+    def color(title, value):
+        assert panels[title]["color"] == {"mode": "thresholds"}
+        steps = panels[title]["thresholds"]["steps"]
+        return [step["color"] for step in steps if step["value"] is None or step["value"] <= value][-1]
+
+    assert (color("Ready", 0), color("Ready", 0.5), color("Ready", 1)) == ("red", "orange", "green")
+    assert (color("Workers", 0), color("Workers", 1)) == ("red", "green")
+    assert (color("Errors", 0), color("Errors", 0.1)) == ("green", "red")
+
+
 def test_rules_say_the_same_in_prometheus_2_and_3():
     """Version 3 writes `le="1"` as `le="1.0"`, and a selector that names one of them finds nothing in the other."""
     for file in RULES.glob("*.yml"):
@@ -47,7 +84,7 @@ def asked(expression):
     """Names of series in an expression."""
     outside = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|(by|on|without) \([^)]*\)', " ", expression)
     return {word for word in re.findall(r"[a-zA-Z_:][\w:]*", outside) if ":" in word or "_" in word or word == "up"} - {
-        "histogram_quantile", "max_over_time", "last_over_time",
+        "histogram_quantile", "max_over_time", "last_over_time", "group_left",
     }  # fmt: skip
 
 
@@ -75,9 +112,16 @@ def test_the_dashboard_is_what_its_script_makes():
 def test_the_dashboard_has_its_rows_and_variables_and_no_panel_hides_another():
     board = json.loads(DASHBOARD.read_text())
     assert 38 <= board["schemaVersion"] <= 42
-    assert {variable["name"] for variable in board["templating"]["list"]} >= {"datasource", "model", "device"}
+    assert {variable["name"] for variable in board["templating"]["list"]} >= {
+        "datasource",
+        "namespace",
+        "job",
+        "model",
+        "device",
+        "instance",
+    }
     rows = [panel["title"] for panel in board["panels"] if panel["type"] == "row"]
-    assert rows == ["Overview", "Latency by stage", "Batching", "Devices", "Workers and faults"]
+    assert rows == ["Overview", "Latency by stage", "Decoding", "Batching", "Devices", "Workers and faults"]
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     taken = set()
     for panel in board["panels"]:

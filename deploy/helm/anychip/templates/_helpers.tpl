@@ -31,7 +31,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* Both are asked for again by an upgrade that forgets the values of the release: it stops before it touches a pod. */}}
 {{- define "anychip.image" -}}
+{{- if not .Values.flavour -}}
+{{- fail "flavour is empty: add -f values-cuda.yaml (or -rocm, -ascend, -mlu, -dcu, -cpu); when you upgrade, add --reset-then-reuse-values" -}}
+{{- end -}}
+{{- if not .Values.image.repository -}}
+{{- fail "image.repository is empty: add --set image.repository=REGISTRY/anychip; when you upgrade, add --reset-then-reuse-values" -}}
+{{- end -}}
 {{- $tag := default (printf "%s-%s" .Chart.AppVersion .Values.flavour) .Values.image.tag -}}
 {{- printf "%s:%s" .Values.image.repository $tag -}}
 {{- end -}}
@@ -49,4 +56,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.shutdown -}}
 {{- add (int .preStopSeconds) (int .graceSeconds) (int .drainSeconds) (int .slackSeconds) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Fewest pods that there are. */}}
+{{- define "anychip.replicas" -}}
+{{- if eq .Values.autoscaling.mode "none" -}}{{ int .Values.replicas }}{{- else -}}{{ int .Values.autoscaling.minReplicas }}{{- end -}}
+{{- end -}}
+
+{{/* How an update goes: one pod less for a moment where others serve on, else one more, which needs a spare card. */}}
+{{- define "anychip.rollingUpdate" -}}
+{{- if .Values.rollingUpdate -}}
+{{- toYaml .Values.rollingUpdate -}}
+{{- else if and .Values.accelerator.resource (gt (int (include "anychip.replicas" .)) 1) -}}
+maxSurge: 0
+maxUnavailable: 1
+{{- else -}}
+maxSurge: 1
+maxUnavailable: 0
+{{- end -}}
+{{- end -}}
+
+{{/* True where an update takes away the only pod before there is another. */}}
+{{- define "anychip.updatePauses" -}}
+{{- $update := fromYaml (include "anychip.rollingUpdate" .) -}}
+{{- if and (eq (toString $update.maxSurge) "0") (le (int (include "anychip.replicas" .)) 1) -}}true{{- end -}}
 {{- end -}}

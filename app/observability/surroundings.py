@@ -1,0 +1,33 @@
+"""What the service stands on, as metrics: which cards its devices are, and the room left for its cache.
+
+Owns: those series. Must not decide anything.
+"""
+
+from __future__ import annotations
+
+import os
+from math import nan
+from pathlib import Path
+
+from app.observability.metrics import Metrics
+from backends import Choice
+
+
+def show_surroundings(metrics: Metrics, choice: Choice, cache_dir: Path) -> None:
+    """Show the devices that are used, as detection found them, and watch the cache's disk from now on."""
+    for device in choice.found:
+        if device.id in choice.devices:
+            card = (device.details.get("uuid", ""), device.details.get("pci", ""))
+            metrics.device_info.labels(device.id, choice.vendor, device.name, *card).set(1)
+    metrics.cache_free.set_function(lambda: free_bytes(cache_dir))
+
+
+def free_bytes(folder: Path) -> float:
+    """Bytes that this user may still write where `folder` lies or will lie; NaN where that cannot be asked."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        place = os.statvfs(folder)
+    except OSError:
+        return nan
+    return place.f_bavail * place.f_frsize
