@@ -10,11 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import older_cpu
+
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 os.environ["YOLO_OFFLINE"] = "true"
 for name in [name for name in os.environ if name.startswith("ANYCHIP_") and not name.startswith("ANYCHIP_TEST_")]:
     del os.environ[name]
+if "ANYCHIP_TEST_CPU" in os.environ:
+    older_cpu.set_variables(os.environ["ANYCHIP_TEST_CPU"])
+
+
+def pytest_configure() -> None:
+    """The processor that was asked for."""
+    if "ANYCHIP_TEST_CPU" in os.environ:
+        older_cpu.hide_kernels(os.environ["ANYCHIP_TEST_CPU"])
 
 
 def pytest_report_header() -> list[str]:

@@ -87,7 +87,16 @@ def case(request: pytest.FixtureRequest) -> Case:
     _skip_without_packages(engine)
     if chosen[2:] == ("onnxruntime", "bf16"):
         pytest.skip("ONNX Runtime's CPU kernels have no bf16")
+    if chosen[2:] == ("openvino", "bf16") and not openvino_has_bf16():
+        pytest.skip("OpenVINO has no bf16 kernels for this processor")
     return chosen
+
+
+def openvino_has_bf16() -> bool:
+    """By its own account, which the engine goes by as well."""
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def _skip_without_packages(engine: str) -> None:
@@ -325,6 +334,25 @@ class TestBackend:
             backend.load(Brightness(), backend.devices()[0].id, "warp", "fp32", (1,))
         with pytest.raises(BackendUnavailableError, match="no device 'cpu:9'"):
             backend.load(Brightness(), "cpu:9", "eager", "fp32", (1,))
+
+
+def test_openvino_without_bf16_kernels_refuses_it_and_auto_takes_the_next_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a processor without them, whatever this one has."""
+    openvino = pytest.importorskip("openvino")
+    truth = openvino.Core.get_property
+
+    def get_property(core: Any, *asked: Any) -> Any:
+        return ["FP32", "INT8"] if asked[-1] == "OPTIMIZATION_CAPABILITIES" else truth(core, *asked)
+
+    monkeypatch.setattr(openvino.Core, "get_property", get_property)
+    with pytest.raises(EngineRefusedError, match="no bf16 kernels"):
+        CpuBackend().load(Brightness(), DEVICE, "openvino", "bf16", (1,))
+    executable, report = CpuBackend().load(Brightness(), DEVICE, "auto", "bf16", (1,))
+    assert (report.engine, report.precision) != ("openvino", "bf16")
+    assert "no bf16 kernels" in report.refusals["openvino"]
+    executable.close()
 
 
 def test_eager_serves_where_openvino_is_not_installed(no_openvino: None) -> None:
