@@ -10,7 +10,6 @@ from backends.backend import (
     DeviceLostError,
     EngineRefusedError,
     Executable,
-    Facts,
     LoadedNetwork,
     LoadReport,
     Memory,
@@ -26,6 +25,7 @@ from backends.engine_cache import EngineCache
 from backends.hooks import register_release_hook, run_release_hooks
 from backends.operators import fallback_counts, register_operator_libraries
 from backends.registry import BACKENDS, Choice, choose, device_files, open_backend, report
+from backends.vendors import Facts
 
 __all__ = [
     "BACKENDS",

@@ -26,6 +26,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from backends.vendors import Facts
+
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Form = Literal["pixels", "onnx", "program", "script"]
@@ -54,48 +56,6 @@ class OutOfDeviceMemoryError(BackendError):
 
 class DeviceLostError(BackendError):
     """The device no longer answers; only ending the process that owns it helps."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is true of a backend before any device is touched.
-
-    `engines` and `precisions` are in order of preference; `by_name` are engines that `auto` does not try, as they take
-    long to start or are no faster; `visibility_variable` is the environment variable that limits
-    a process to some devices, None where there is none; `environment` is what a worker process should be
-    started with, because the vendor's libraries read it when they load; `{cache}` in it is the cache directory.
-    `late_environment`: they read it when they first need it, so that a process which has them already may be used.
-    `automatic`: whether `auto` may choose it.
-    `computes`: where False, its answers mean nothing, and nobody need compare them. `reads_pixels`: where False, they
-    do not even depend on the images, and nobody need decode them.
-    `host_memory`: the device's memory is the host's, so that others add to what is used of it.
-    """
-
-    vendor: str
-    device_type: str
-    engines: tuple[str, ...]
-    precisions: tuple[str, ...]
-    by_name: tuple[str, ...] = ()
-    visibility_variable: str | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    late_environment: bool = False
-    automatic: bool = True
-    computes: bool = True
-    reads_pixels: bool = True
-    host_memory: bool = False
-
-    def variables(self, surroundings: Mapping[str, str], cache_dir: Path) -> dict[str, str]:
-        """`environment` for a process in these surroundings, which win.
-
-        Of allocator settings there may be one: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
-        PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and whoever sets one means it.
-        """
-        allocator = any(name.endswith("_ALLOC_CONF") for name in surroundings)
-        return {
-            name: text.replace("{cache}", str(cache_dir))
-            for name, text in self.environment.items()
-            if name not in surroundings and not (allocator and name.endswith("_ALLOC_CONF"))
-        }
 
 
 @dataclass(frozen=True)

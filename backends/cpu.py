@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from backends import host
+from backends import host, vendors
 from backends.backend import (
     DEFAULTS,
     Backend,
@@ -25,7 +25,6 @@ from backends.backend import (
     CompileOptions,
     Device,
     EngineRefusedError,
-    Facts,
     LoadedNetwork,
     Memory,
     Network,
@@ -53,18 +52,7 @@ class CpuBackend(Backend):
     """All cores this process may use, as one device."""
 
     name = "cpu"
-    facts = Facts(
-        vendor="cpu",
-        device_type="cpu",
-        engines=("openvino", "onnxruntime", "eager"),
-        by_name=("inductor", "torchscript"),
-        precisions=("bf16", "int8", "fp32"),
-        host_memory=True,
-        # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
-        # at every batch size fit.
-        environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
-        late_environment=True,
-    )
+    facts = vendors.CPU
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: how many cores the engines may use; by default all that this process may."""

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends import vendors
+
 TIME_LIMIT_S = 60.0
 _CHILD = Path(__file__).with_name("detect_child.py")
 _UNCLAIMED = "privateuseone"  # What PyTorch calls the out-of-tree device type that nobody has renamed.
 # Hygon's architectures that AMD has not; gfx906 is both AMD's MI50 and Hygon's Z100.
 _HYGON_ARCHES = ("gfx926", "gfx928", "gfx92a", "gfx936", "gfx938")
-# PCI vendor numbers, as /sys/bus/pci/devices/*/vendor says them.
-_CLONES = {"0x9999": "metax", "0x1e3e": "iluvatar", "0x1d22": "kunlun"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def signs() -> Signs:
         with contextlib.suppress(OSError):
             pci.add(Path(path).read_text(encoding="ascii").strip())
     hygon = Path("/opt/hyhal").exists() or shutil.which("hy-smi") is not None
-    return Signs(frozenset(pci), hygon, installed("torch_xmlir"))
+    return Signs(frozenset(pci), hygon, any(map(installed, vendors.KUNLUN.packages)))
 
 
 def installed(package: str) -> bool:
@@ -91,20 +91,21 @@ def vendor_of_cuda(answer: Found, here: Signs) -> str:
     if answer.private_name != _UNCLAIMED:
         return f"shim:{answer.private_name}"
     _, _, tag = answer.torch.partition("+")
-    if "metax" in tag:
-        return "metax"
-    if "corex" in tag:
-        return "iluvatar"
+    shims = [row for row in vendors.of_type("cuda") if row.vendor not in ("nvidia", "amd", "hygon")]
+    for row in shims:
+        if any(part in tag for part in row.build_tags):
+            return row.vendor
     arches = {str(device["arch"]).partition(":")[0] for device in answer.devices}
-    if answer.hip or "das" in tag or "dtk" in tag:
-        hygon = "das" in tag or "dtk" in tag or "0x1d94" in here.pci or here.hygon_software
+    hygons_build = any(part in tag for part in vendors.HYGON.build_tags)
+    if answer.hip or hygons_build:
+        hygon = hygons_build or vendors.HYGON.pci_vendor in here.pci or here.hygon_software
         return "hygon" if hygon or arches & set(_HYGON_ARCHES) else "amd"
     if here.kunlun_software:
-        return "kunlun"
-    if "0x10de" not in here.pci:
-        for number, name in _CLONES.items():
-            if number in here.pci:
-                return name
+        return vendors.KUNLUN.vendor
+    if vendors.NVIDIA.pci_vendor not in here.pci:
+        for row in shims:
+            if row.pci_vendor in here.pci:
+                return row.vendor
     return "nvidia"
 
 

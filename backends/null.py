@@ -35,7 +35,6 @@ from backends.backend import (
     Device,
     EngineRefusedError,
     Executable,
-    Facts,
     LoadedNetwork,
     Memory,
     Network,
@@ -45,8 +44,10 @@ from backends.backend import (
     Telemetry,
 )
 from backends.engines import Engine, compile_first
-from backends.engines.engine import CheckedExecutable, translated_errors
+from backends.engines.engine import CheckedExecutable
+from backends.faults import translated_errors
 from backends.null_behaviour import Behaviour, FaultKind, parse
+from backends.vendors import Facts
 
 _TEMPERATURE_CELSIUS = 50.0
 _VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.library import Library
 
 from backends.backend import BackendError
-from backends.engines.engine import first_line
+from backends.faults import first_line
 from backends.replacements import REPLACEMENTS
 
 Kind = Literal["replaced", "cpu", "vendor-cpu"]

@@ -14,47 +14,37 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from backends import vendors
 from backends.ascend import AscendBackend
 from backends.backend import Backend, BackendError, BackendUnavailableError, Device
-from backends.biren import BirenBackend
 from backends.cambricon import CambriconBackend
 from backends.cpu import CpuBackend
 from backends.cuda import CudaBackend
-from backends.hygon import HygonBackend
 from backends.musa import MusaBackend
 from backends.null import NullBackend
 from backends.rocm import RocmBackend
 from backends.simulated import simulates
-from backends.torch_device import TorchBackend, driver_files
+from backends.torch_device import CudaTypeBackend, TorchBackend, driver_files
 from backends.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
 
-# One row a vendor, the most wanted first. Making one must be cheap and import nothing of the vendor's.
+# In the order in which `auto` tries them. Making one must be cheap and import nothing of the vendor's.
 BACKENDS: tuple[Backend, ...] = (
     CudaBackend(),
     AscendBackend(),
     RocmBackend(),
-    HygonBackend(),
+    RocmBackend(vendors.HYGON),
     CambriconBackend(),
-    BirenBackend(),
+    TorchBackend(vendors.BIREN),
     MusaBackend(),
+    CudaTypeBackend(vendors.METAX),
+    CudaTypeBackend(vendors.ILUVATAR),
+    CudaTypeBackend(vendors.KUNLUN),
     XpuBackend(),
     CpuBackend(),
     NullBackend(),
 )
-# Other names that people use for a backend. `hip` is what ROCm calls itself, though torch takes it nowhere.
-_ALIASES = {
-    "nvidia": "cuda",
-    "ascend": "npu",
-    "amd": "rocm",
-    "hip": "rocm",
-    "hygon": "dcu",
-    "cambricon": "mlu",
-    "biren": "supa",
-    "mthreads": "musa",
-    "intel": "xpu",
-}
 
 
 @dataclass(frozen=True)
@@ -126,9 +116,10 @@ def open_backend(device: Device) -> Backend:
 def _named(device: str) -> Choice:
     name, colon, index = device.partition(":")
     named = {backend.name: backend for backend in BACKENDS}
-    if name not in named and _ALIASES.get(name) in named:
-        name = _ALIASES[name]
-        device = f"{name}{colon}{index}"
+    for backend in BACKENDS:
+        if name not in named and name in backend.facts.aliases:
+            name = backend.name
+            device = f"{name}{colon}{index}"
     if name not in named:
         near = difflib.get_close_matches(name, ["auto", "all", *named], 1)
         hint = f"; did you mean {near[0]}?" if near else "."

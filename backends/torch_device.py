@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -52,23 +52,24 @@ from backends.engines import (
     TorchScriptEngine,
     compile_first,
 )
-from backends.engines.engine import first_line, translated_errors
+from backends.faults import first_line, translated_errors
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import simulates
 from backends.telemetry import Sampler, sampler
+from backends.vendors import Facts
 
 log = logging.getLogger(__name__)
 
-# By name, as in Facts.engines: what makes each of the backend's precisions and of whether it is channels-last.
-_ENGINES: dict[str, Callable[[tuple[str, ...], bool], Engine]] = {
-    "tensorrt": TensorRTEngine,
-    "torchair": TorchairEngine,
-    "migraphx": MIGraphXEngine,
-    "graph": GraphEngine,
-    "eager": EagerEngine,
-    "inductor": InductorEngine,
-    "onnxruntime": lambda *_: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
-    "torchscript": lambda precisions, _: TorchScriptEngine(precisions),
+# By name, as in Facts.engines: what makes each, of the precisions that it may offer and the vendor's row.
+_ENGINES: dict[str, Callable[[tuple[str, ...], Facts], Engine]] = {
+    "tensorrt": lambda precisions, facts: TensorRTEngine(precisions),
+    "torchair": lambda precisions, facts: TorchairEngine(precisions, facts.channels_last),
+    "migraphx": lambda precisions, facts: MIGraphXEngine(precisions),
+    "graph": lambda precisions, facts: GraphEngine(precisions, facts.channels_last, facts.graph_class),
+    "eager": lambda precisions, facts: EagerEngine(precisions, facts.channels_last),
+    "inductor": lambda precisions, facts: InductorEngine(precisions, facts.channels_last),
+    "onnxruntime": lambda precisions, facts: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
+    "torchscript": lambda precisions, facts: TorchScriptEngine(precisions),
 }
 _QUANTISING = {"tensorrt"}
 
@@ -76,14 +77,14 @@ _QUANTISING = {"tensorrt"}
 class TorchBackend(Backend):
     """A vendor behind a PyTorch device type. `name` is what `--device` takes; ids are `name:index`."""
 
-    _title: ClassVar[str]
-    _package: ClassVar[str] = ""  # What is imported to get the device type; empty: it is part of torch.
-    _install: ClassVar[str]  # What to do when the software is not there, as the end of a sentence.
-    _nodes: ClassVar[tuple[str, ...]]  # Device files that the driver makes; any of them will do.
-    _channels_last: ClassVar[bool] = True
-    _static_shapes: ClassVar[bool] = False  # Whether plain pooling is worth more than adaptive.
-    _auto_precision: ClassVar[str] = "fp16"
+    facts: Facts
     _taken: tuple[Device, ...] | None = None  # Found by another process.
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        """`facts`: the vendor's row, where the class does not name one."""
+        if facts is not None:
+            self.facts = facts
+        self.name = self.facts.name
 
     def probe(self) -> Probe:
         """The first call in a process may take the child's time; no context is created here."""
@@ -91,7 +92,7 @@ class TorchBackend(Backend):
             reason = self._refusal()
         except Exception as error:  # The contract: whatever happens, it is an answer.
             log.debug("probing %s", self.name, exc_info=True)
-            reason = f"{self._title} could not be probed: {first_line(error)}"
+            reason = f"{self.facts.title} could not be probed: {first_line(error)}"
         return Probe(not reason, reason)
 
     def devices(self) -> list[Device]:
@@ -128,7 +129,7 @@ class TorchBackend(Backend):
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
         offered = (*self.facts.engines, *self.facts.by_name)
         if engine not in ("auto", *offered):
-            raise EngineRefusedError(f"{self._title} has no engine {engine!r}; it has {' and '.join(offered)}.")
+            raise EngineRefusedError(f"{self.facts.title} has no engine {engine!r}; it has {' and '.join(offered)}.")
         precision = self._preferred() if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
@@ -140,7 +141,7 @@ class TorchBackend(Backend):
         knows_bf16 = getattr(module, "is_bf16_supported", None)
         if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
-        if self._static_shapes:
+        if self.facts.fixed_shapes:
             fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
         # Few engines read files of other makers: for those `auto` means every one that does.
@@ -148,8 +149,7 @@ class TorchBackend(Backend):
         names = (*self.facts.engines, *others) if engine == "auto" else (engine,)
         floats = tuple(each for each in self.facts.precisions if each != "int8")
         engines = [
-            _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self._channels_last)
-            for name in names
+            _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self.facts) for name in names
         ]
         precisions = precisions_from(precision, self._preferred())
         loaded = compile_first(
@@ -176,7 +176,7 @@ class TorchBackend(Backend):
 
     def telemetry(self, device: str) -> Telemetry:
         """The last sample of the vendor's tool, at once; NaN at first, without a tool, and where it is silent."""
-        if simulates(self.facts.device_type):
+        if simulates(self.facts.device_type) or not self.facts.telemetry:
             return Telemetry()
         index = self._tool_index(int(device.partition(":")[2] or "0"))
         return Telemetry() if index is None else self._sampler.latest(index)
@@ -186,7 +186,7 @@ class TorchBackend(Backend):
 
     @cached_property
     def _sampler(self) -> Sampler:
-        made = sampler(self.facts.vendor)
+        made = sampler(self.facts.telemetry)
         atexit.register(made.close)
         return made
 
@@ -203,7 +203,7 @@ class TorchBackend(Backend):
 
     def _preferred(self) -> str:
         # A CPU without fp16 units takes seconds for an image in it.
-        return "fp32" if simulates(self.facts.device_type) else self._auto_precision
+        return "fp32" if simulates(self.facts.device_type) else self.facts.auto_precision
 
     def _found(self) -> detect.Found:
         return detect.found(self._package, self.facts.device_type)
@@ -214,8 +214,14 @@ class TorchBackend(Backend):
     def _not_installed(self) -> str:
         """Why the software is not there; empty when it is."""
         if self._package and not detect.installed(self._package):
-            return f"{self._package} is not installed: {self._install}."
+            return f"{self._package} is not installed: {self.facts.install}."
         return ""
+
+    @property
+    def _package(self) -> str:
+        """The package to import: of several the first that is installed. Empty: the device type is part of torch."""
+        packages = self.facts.packages
+        return next((each for each in packages if detect.installed(each)), packages[-1] if packages else "")
 
     def _mistaken(self, answer: detect.Found) -> str:
         """Why the devices that answered are not this vendor's; empty when they are."""
@@ -225,9 +231,9 @@ class TorchBackend(Backend):
         if reason := self._not_installed():
             return reason
         here = bool(driver_files(self))
-        node = self._nodes[0].replace("[0-9]*", "0").replace("*", "128")
+        node = self.facts.device_files[0].replace("[0-9]*", "0").replace("*", "128")
         missing = (
-            f"the driver of {self._title} is not there: {node} is missing; "
+            f"the driver of {self.facts.title} is not there: {node} is missing; "
             "install the driver, and pass the device into the container"
         )
         # A preloaded library may stand in for a driver; a package of the vendor's may say more than a missing file.
@@ -244,7 +250,7 @@ class TorchBackend(Backend):
         if not answer.devices:
             variable = self.facts.visibility_variable
             hint = f"; check {variable}" if variable in os.environ else "; check the driver with the vendor's tool"
-            return _sentence(f"{self._title} has no device that this process may use{hint}" if here else missing)
+            return _sentence(f"{self.facts.title} has no device that this process may use{hint}" if here else missing)
         return ""
 
     def _torch_id(self, device: str) -> str:
@@ -260,22 +266,25 @@ class TorchBackend(Backend):
 
 
 class CudaTypeBackend(TorchBackend):
-    """A vendor that answers to torch.cuda; `_built` says whether torch was built for it."""
+    """A vendor that answers to torch.cuda."""
 
-    _vendor: ClassVar[str]
+    def _not_installed(self) -> str:
+        if reason := super()._not_installed():
+            return reason
+        return "" if torch.version.cuda else f"This torch is not built for {self.facts.title}: {self.facts.install}."
 
     def _mistaken(self, answer: detect.Found) -> str:
         vendor = detect.vendor_of_cuda(answer, detect.signs())
-        if not answer.devices or vendor == self._vendor:
+        if not answer.devices or vendor == self.facts.vendor:
             return ""
         if vendor.startswith("shim:"):
             return f"torch.cuda is a disguise of {vendor[5:]} here: choose --device {vendor[5:]}."
-        return f"torch.cuda answers here, but the device is not of {self._title}: it is {vendor}'s."
+        return f"torch.cuda answers here, but the device is not of {self.facts.title}: it is {vendor}'s."
 
 
 def driver_files(backend: TorchBackend) -> list[str]:
     """The device files of the driver of the backend's vendor that are here, whether or not they may be opened."""
-    return [path for pattern in backend._nodes for path in glob.glob(pattern)]
+    return [path for pattern in backend.facts.device_files for path in glob.glob(pattern)]
 
 
 def _sentence(text: str) -> str:

@@ -1,6 +1,6 @@
 """Intel through torch.xpu.
 
-Owns: what is different about Intel. Unverified on hardware.
+Owns: Intel's switches. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -9,29 +9,18 @@ from typing import Any
 
 import torch
 
-from backends.backend import Facts
+from backends import vendors
 from backends.torch_device import TorchBackend
 
 
 class XpuBackend(TorchBackend):
-    """`xpu`: Intel devices."""
+    """`xpu`: Intel GPUs."""
 
-    name = "xpu"
-    facts = Facts(
-        vendor="intel",
-        device_type="xpu",
-        engines=("graph", "eager"),
-        precisions=("fp16", "bf16", "fp32"),
-        visibility_variable="ZE_AFFINITY_MASK",
-    )
-    _title = "Intel"
-    _install = "pip install torch from PyTorch's index for XPU"
-    _nodes = ("/dev/dri/renderD*",)
+    facts = vendors.INTEL
 
     def _not_installed(self) -> str:
-        return (
-            "" if getattr(torch.version, "xpu", None) else f"This torch is not built for Intel GPUs: {self._install}."
-        )
+        built = getattr(torch.version, "xpu", None)
+        return "" if built else f"This torch is not built for Intel GPUs: {self.facts.install}."
 
     def _configure(self, module: Any) -> None:
         onednn: Any = torch.backends.mkldnn

@@ -1,7 +1,8 @@
 """Make or renew a virtual environment: the torch build for the accelerator that is here, then anychip.
 
-Owns: which torch build fits this machine and where it comes from. Must not need anything but the standard library and
-pip, must not load torch, and must not replace the torch that a vendor's image brings.
+Owns: which torch build fits this machine and where it comes from; what is known of vendors it reads in
+backends/vendors.py. Must not need anything but the standard library and pip, must not load torch, and must not replace
+the torch that a vendor's image brings.
 
     look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install anychip
 
@@ -41,8 +42,22 @@ CANN_PAIRS = {
     "8.2": ("2.6.0", "2.6.0"),
     "8.1": ("2.5.1", "2.5.1"),
 }
-VENDOR_PLUGINS = {"torch-npu", "torch-mlu", "torch-br", "torch-supa", "torch-musa", "torch-gcu"}
-VENDOR_BUILD = re.compile(r"\+.*(das|dtk|metax|corex|musa|rocm|\bnv\d)")
+
+
+def _vendors() -> Any:
+    """backends/vendors.py, by its path: importing the package would import torch."""
+    spec = importlib.util.spec_from_file_location("anychip_vendors", ROOT / "backends" / "vendors.py")
+    assert spec
+    assert spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ROWS = _vendors().ACCELERATORS
+VENDOR_PLUGINS = {package.replace("_", "-") for row in ROWS for package in row.packages}
+# The local versions of vendors' builds of torch; `nv26.05` is that of NVIDIA's images.
+VENDOR_BUILD = re.compile(rf"\+.*({'|'.join(tag for row in ROWS for tag in row.build_tags)}|\bnv\d)")
 
 
 class InstallError(Exception):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.backend import BackendError, EngineRefusedError, Network
-from backends.engines.engine import first_line, translated_errors
+from backends.faults import first_line, translated_errors
 
 _MANY = 4096
 

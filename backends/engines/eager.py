@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from backends.backend import Array, CompileOptions, Executable, Network, Pixels
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine, translated_errors
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine
 from backends.engines.streamed import StreamedExecutable
+from backends.faults import translated_errors
 
 
 class EagerEngine(Engine):

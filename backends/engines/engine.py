@@ -11,8 +11,7 @@ import logging
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -42,6 +41,7 @@ from backends.backend import (
     form_of,
 )
 from backends.engine_cache import EngineCache
+from backends.faults import translated_errors
 
 log = logging.getLogger(__name__)
 
@@ -53,38 +53,6 @@ _FORMS: dict[Form, str] = {
     "program": "what torch.export has saved",
     "script": "TorchScript files",
 }
-
-# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, Ascend outside its allocator.
-_OUT_OF_MEMORY = (
-    "not enough memory",
-    "can't allocate memory",
-    "bad_alloc",
-    "out of memory",
-    "out_of_memory",
-    "error code is 207001",
-)
-# Ascend's faults are plain RuntimeErrors with a number; CUDA's and HIP's leave the context unusable. CUDA's are the
-# texts (libcudart 13.0) of those errors after which, says driver_types.h, "the process must be terminated".
-_DEVICE_LOST = (
-    "error code is 507",
-    "multi bit ecc",
-    "device is lost",
-    "uncorrectable ecc",
-    "uncorrectable nvlink",
-    "illegal memory access",
-    "invalid access of peer gpu memory",
-    "launch timed out",
-    "unspecified launch failure",
-    "device-side assert",
-    "hardware stack error",
-    "illegal instruction",
-    "misaligned address",
-    "not supported on global/shared address space",
-    "invalid program counter",
-    "tensor memory not completely freed",
-    "mps client has been terminated",
-    "external entity outside of cuda",
-)
 
 
 class Engine(ABC):
@@ -297,25 +265,3 @@ def _ready(
     except BaseException:
         executable.close()
         raise
-
-
-@contextmanager
-def translated_errors(device: str) -> Iterator[None]:
-    """Turn what a runtime raises into the contract's errors, once."""
-    try:
-        yield
-    except MemoryError as error:
-        raise OutOfDeviceMemoryError(f"{device} has too little memory.") from error
-    except RuntimeError as error:
-        reason = first_line(error)
-        if any(phrase in str(error).lower() for phrase in _OUT_OF_MEMORY):
-            raise OutOfDeviceMemoryError(f"{device} has too little memory: {reason}") from error
-        if any(phrase in str(error).lower() for phrase in _DEVICE_LOST):
-            raise DeviceLostError(f"{device} is lost: {reason}") from error
-        raise BackendError(f"{device} failed: {reason}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says anything, at most 200 characters."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)[:200]

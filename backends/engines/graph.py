@@ -1,7 +1,7 @@
 """Captured graphs: the device's own record of a network's kernels, started by one call instead of one a kernel.
 
 Owns: capture and replay, one graph a batch size. Must not know which vendor's device it is: it speaks through
-`torch.get_device_module`, and a table says what each device type calls its graphs.
+`torch.get_device_module`, and is told what the device's module calls its graphs.
 
     copy stream      copy n+1 ──────────┐ event
     compute stream   copy n into the static input ─► replay ─► static outputs into pinned memory ─► the same for n+1
@@ -32,17 +32,10 @@ from backends.backend import (
     WrongAnswersError,
 )
 from backends.engines.eager import placed
-from backends.engines.engine import Engine, translated_errors
+from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
+from backends.faults import translated_errors
 
-GRAPHS = {
-    "cuda": "CUDAGraph",
-    "npu": "NPUGraph",
-    "mlu": "MLUGraph",
-    "supa": "SUPAGraph",
-    "musa": "MUSAGraph",
-    "xpu": "XPUGraph",
-}
 # As PyTorch's documentation of CUDA graphs does it: libraries choose kernels and take workspaces in the first runs.
 _WARM_UP_RUNS = 3
 _AGREEMENT = 0.99  # Share of a graph's numbers that must be the network's; kernels need not add in the same order.
@@ -54,10 +47,11 @@ class GraphEngine(Engine):
     name = "graph"
     forms = ("pixels", "program", "script")
 
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
-        """As for the eager engine."""
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True, graph_class: str = "CUDAGraph") -> None:
+        """`graph_class`: what the device's module of torch calls its captured graphs; empty where none is known."""
         self.precisions = precisions
         self._channels_last = channels_last
+        self._graph_class = graph_class
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
@@ -65,13 +59,14 @@ class GraphEngine(Engine):
         """As the contract says; casts and moves `network` in place."""
         device_type = torch.device(device).type
         module = torch.get_device_module(device_type)
-        graph = GRAPHS.get(device_type)
-        if graph is None or not hasattr(module, graph) or not hasattr(module, "graph"):
-            raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({graph or 'no such class'})")
+        kind = getattr(module, self._graph_class, None)
+        if kind is None or not hasattr(module, "graph"):
+            wanted = self._graph_class or "no class is known"
+            raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({wanted})")
         try:
             with translated_errors(device), torch.inference_mode():
                 placed(network, device, precision, self._channels_last)
-                replayed = _Replayed(network, device, batch_sizes)
+                replayed = _Replayed(network, device, batch_sizes, kind)
         except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
             raise
         except BackendError as error:
@@ -82,7 +77,7 @@ class GraphEngine(Engine):
 class _Replayed:
     """The network as StreamedExecutable calls it: by replaying the graph of the batch's size."""
 
-    def __init__(self, network: Network, device: str, batch_sizes: tuple[int, ...]) -> None:
+    def __init__(self, network: Network, device: str, batch_sizes: tuple[int, ...], kind: Any) -> None:
         self.input_shape = network.input_shape
         self._network = network  # The graphs read its weights where they lie.
         # All graphs read the same memory: only one of them runs at a time.
@@ -92,7 +87,7 @@ class _Replayed:
         pool = module.graph_pool_handle() if hasattr(module, "graph_pool_handle") else None
         # The largest first: the smaller ones then find their memory in the pool.
         for size in reversed(batch_sizes):
-            graph, outputs = self._capture(module, getattr(module, GRAPHS[torch.device(device).type]), size, pool)
+            graph, outputs = self._capture(module, kind, size, pool)
             pool = graph.pool() if pool is None else pool
             self._captured[size] = graph, outputs
         for size in batch_sizes:  # After all captures, so that a graph which writes into another's outputs shows.

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
 from backends.engines import quantised
 from backends.engines.eager import torch_executable
-from backends.engines.engine import DTYPES, Engine, cache_of, calibration_of, first_line, translated_errors
+from backends.engines.engine import DTYPES, Engine, cache_of, calibration_of
+from backends.faults import first_line, translated_errors
 
 log = logging.getLogger(__name__)
 

@@ -28,16 +28,8 @@ from backends.backend import (
     TensorNetwork,
     form_of,
 )
-from backends.engines.engine import (
-    DTYPES,
-    CheckedExecutable,
-    Engine,
-    cache_of,
-    calibration_of,
-    first_line,
-    is_kept,
-    unpacking,
-)
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine, cache_of, calibration_of, is_kept, unpacking
+from backends.faults import first_line
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {

@@ -33,16 +33,8 @@ from backends.backend import (
     built,
     form_of,
 )
-from backends.engines.engine import (
-    CheckedExecutable,
-    Engine,
-    cache_of,
-    calibration_of,
-    first_line,
-    is_kept,
-    translated_errors,
-    unpacking,
-)
+from backends.engines.engine import CheckedExecutable, Engine, cache_of, calibration_of, is_kept, unpacking
+from backends.faults import first_line, translated_errors
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}

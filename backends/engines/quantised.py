@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from backends.backend import EngineRefusedError, Network, Pixels
-from backends.engines.engine import first_line
+from backends.faults import first_line
 
 _MODULES = ("quantize_pt2e", "quantizer.x86_inductor_quantizer")
 _BATCH = 8  # Images at once to calibrate on.

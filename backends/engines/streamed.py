@@ -29,7 +29,8 @@ from backends.backend import (
     Pixels,
     Started,
 )
-from backends.engines.engine import CheckedExecutable, first_line, translated_errors
+from backends.engines.engine import CheckedExecutable
+from backends.faults import first_line, translated_errors
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from backends.backend import (
     form_of,
 )
 from backends.engines.eager import torch_executable
-from backends.engines.engine import DTYPES, Engine, first_line, translated_errors
+from backends.engines.engine import DTYPES, Engine
+from backends.faults import first_line, translated_errors
 
 _RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the next run.
 

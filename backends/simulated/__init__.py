@@ -1,10 +1,10 @@
-"""Accelerators that are not there: torch devices `npu`, `mlu`, `supa` or `musa`, in host memory and on the CPU.
+"""Accelerators that are not there: torch devices such as `npu` or `mlu`, in host memory and on the CPU.
 
 Owns: when they exist (`ANYCHIP_SIMULATE`, docs/simulation.md), and the stand-ins for the vendors' packages, which a
 process finds only then. They prove what the host does (placement, copies, order, memory, faults), never speed or
 numerics of a chip. Must not be taken for hardware: whoever reports them says so.
 
-    configure ─► compiles csrc/ once per torch ─► packages/npu on sys.path ─► import torch_npu ─► device.install
+    configure ─► compiles csrc/ once per torch ─► a stand-in on sys.path ─► import torch_npu ─► device.install
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ import sys
 from pathlib import Path
 
 from backends.backend import BackendUnavailableError
-from backends.simulated.behaviour import Simulation, parse
+from backends.simulated.behaviour import Simulation, parse, row_of
 from backends.simulated.library import build
+from backends.vendors import Facts
 
 _VARIABLE = "ANYCHIP_SIMULATE"  # Processes started from here inherit both.
 _LIBRARY = "ANYCHIP_SIMULATE_LIBRARY"
-_PACKAGES = Path(__file__).with_name("packages")
+_STAND_IN = '''"""Stands in for {package}: a simulated device, where ANYCHIP_SIMULATE asks for it."""
+
+import sys
+
+from backends.simulated.device import install
+
+{device_type} = install("{device_type}")
+sys.modules["{package}.{device_type}"] = {device_type}
+'''
 
 
 def configure(text: str, cache_dir: Path) -> None:
@@ -28,19 +37,34 @@ def configure(text: str, cache_dir: Path) -> None:
     The first time for a version of torch it compiles for some seconds, into `cache_dir`/simulated. Raises
     BackendUnavailableError (`text`, no compiler, a torch it cannot be compiled for), and then changes nothing.
     """
-    packages = {str(folder) for folder in _PACKAGES.iterdir()}
+    packages = cache_dir / "simulated" / "packages"
+    others = [path for path in sys.path if Path(path).parent.name != packages.name or "simulated" not in path]
     if not text.strip():
         os.environ.pop(_VARIABLE, None)
-        sys.path[:] = [path for path in sys.path if path not in packages]
+        sys.path[:] = others
         return
     simulation = parse(text)
     os.environ[_LIBRARY] = str(build(cache_dir / "simulated"))
     os.environ[_VARIABLE] = text
     # Before the vendor's own package, should that be installed.
-    sys.path[:] = [
-        str(_PACKAGES / simulation.device_type),
-        *(path for path in sys.path if path not in packages),
-    ]
+    sys.path[:] = [str(_stand_ins(packages, row_of(simulation.device_type))), *others]
+
+
+def _stand_ins(packages: Path, row: Facts) -> Path:
+    """A folder with stand-ins for the packages that bring the device type; each is written whole or not at all.
+
+    Raises BackendUnavailableError.
+    """
+    folder = packages / row.device_type
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for package in row.packages:
+            own = folder / f"{package}.{os.getpid()}"
+            own.write_text(_STAND_IN.format(package=package, device_type=row.device_type), encoding="utf-8")
+            own.replace(folder / f"{package}.py")
+    except OSError as error:
+        raise BackendUnavailableError(f"The simulated device cannot be set up in {folder}: {error}.") from error
+    return folder
 
 
 def simulates(device_type: str) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends import vendors
 from backends.backend import BackendUnavailableError
+from backends.vendors import Facts
 
-DEVICE_TYPES = ("npu", "mlu", "supa", "musa")
 _MAX_DEVICES = 8  # as csrc/device.cpp has them
 _MAX_NUMBER = 1 << 20
 
@@ -35,12 +36,22 @@ class Simulation:
     lacks: tuple[str, ...] = ()
 
 
+def device_types() -> tuple[str, ...]:
+    """The device types that can be simulated: those that are no part of torch, and whose row brings a sample."""
+    return tuple(row.device_type for row in vendors.known() if row.sample_device)
+
+
+def row_of(device_type: str) -> Facts:
+    """The row of a device type that can be simulated. Raises StopIteration for another."""
+    return next(row for row in vendors.of_type(device_type) if row.sample_device)
+
+
 def parse(text: str) -> Simulation:
     """`npu:2,memory_mb=1024,cache_mb=8,lacks=aten::silu`. Raises BackendUnavailableError with one sentence."""
     first, *rest = (part.strip() for part in text.split(",") if part.strip())
     device_type, colon, count = first.partition(":")
-    if device_type not in DEVICE_TYPES:
-        raise _wrong(text, f"{device_type!r} is none of {', '.join(DEVICE_TYPES)}")
+    if device_type not in device_types():
+        raise _wrong(text, f"{device_type!r} is none of {', '.join(device_types())}")
     numbers: dict[str, int] = {}
     if colon:
         numbers["devices"] = _number(text, "devices", count, 1, _MAX_DEVICES)

@@ -16,7 +16,7 @@ from torch.utils import backend_registration
 from backends import simulated
 from backends.host import core_count
 from backends.simulated import module
-from backends.simulated.behaviour import Simulation
+from backends.simulated.behaviour import Simulation, row_of
 
 _installed: Simulation | None = None
 
@@ -77,7 +77,7 @@ def leak(leaked_bytes: int, device: int = 0, forever: bool = False) -> None:
 def fail_after(kernels: int, out_of_memory: bool = False, for_good: bool = False) -> None:
     """After so many more kernels one fails, out of memory or with the vendor's fault; if `for_good`, all later ones."""
     assert _installed is not None
-    torch.ops.simdev.fault(kernels, out_of_memory, for_good, module.VENDORS[_installed.device_type].fault)
+    torch.ops.simdev.fault(kernels, out_of_memory, for_good, row_of(_installed.device_type).sample_fault)
 
 
 def deny(operator: str, denied: bool = True) -> None:

@@ -6,38 +6,17 @@ absent here too (torch.npu has no OutOfMemoryError), so that code which relies o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from backends.simulated import behaviour
+
 AnyDevice: TypeAlias = "torch.device | str | int | None"
 
 
-@dataclass(frozen=True)
-class Vendor:
-    """What a vendor's device is called, and what it raises when it is lost."""
-
-    name: str
-    fault: str
-    capability: tuple[int, int] | None = None
-
-
-VENDORS = {
-    "npu": Vendor(
-        "Simulated Ascend910B3",
-        # As torch_npu 2.13 over a driver that answers 507015.
-        "npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU function error: "
-        "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
-        "[Error]: The aicore execution is abnormal.",
-    ),
-    # As TORCH_CNRT_CHECK of the public torch_mlu words it; the others' words are ours.
-    "mlu": Vendor("Simulated MLU370-X8", "CNRT error: MLU kernel execution failed", (5, 0)),
-    "supa": Vendor("Simulated Biren166", "SUPA error: the kernel did not end", (1, 0)),
-    "musa": Vendor("Simulated MTT S4000", "MUSA error: the kernel did not end", (2, 2)),
-}
 _quirks: list[torch.library.Library] = []  # What is registered lasts as long as its library.
 
 
@@ -92,7 +71,7 @@ def _index(device_type: str, device: AnyDevice) -> int:
 
 
 def _add_devices(made: Any, device_type: str) -> None:
-    vendor = VENDORS[device_type]
+    row = behaviour.row_of(device_type)
     state = SimpleNamespace(initialized=False)
 
     def index(given: AnyDevice) -> int:
@@ -123,9 +102,11 @@ def _add_devices(made: Any, device_type: str) -> None:
         number = index(device)
         if not 0 <= number < device_count():
             raise AssertionError("Invalid device id")
-        properties = SimpleNamespace(name=vendor.name, total_memory=torch.ops.simdev.stat(number, "capacity"))
-        if vendor.capability:
-            properties.major, properties.minor = vendor.capability
+        properties = SimpleNamespace(
+            name=f"Simulated {row.sample_device}", total_memory=torch.ops.simdev.stat(number, "capacity")
+        )
+        if row.sample_capability:
+            properties.major, properties.minor = row.sample_capability
         return properties
 
     class device:  # noqa: N801 - The vendors' name.
@@ -152,7 +133,7 @@ def _add_devices(made: Any, device_type: str) -> None:
     )
     made.get_device_properties = get_device_properties
     made.get_device_name = lambda device=None: get_device_properties(device).name
-    made.get_device_capability = lambda device=None: vendor.capability  # torch.npu's answers None.
+    made.get_device_capability = lambda device=None: row.sample_capability  # torch.npu's answers None.
     made.is_bf16_supported = lambda *_, **__: True
     # Random numbers come from the CPU's generator, which torch.manual_seed has seeded already.
     made.manual_seed = made.manual_seed_all = lambda seed: None

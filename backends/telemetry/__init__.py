@@ -7,32 +7,31 @@ from torch's where a visibility variable hides devices. An adapter maps them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 
 from backends.backend import Telemetry
-from backends.telemetry import amd, ascend, biren, cambricon, hygon, intel, moorethreads, nvidia
 from backends.telemetry.sampler import Sampler
 from backends.telemetry.tool import Tool, ToolError
 
-READERS: Mapping[str, Callable[[Tool], Mapping[int, Telemetry]]] = {
-    "nvidia": nvidia.read,
-    "ascend": ascend.read,
-    "amd": amd.read,
-    "hygon": hygon.read,
-    "cambricon": cambricon.read,
-    "biren": biren.read,
-    "moorethreads": moorethreads.read,
-    "intel": intel.read,
-}
 
+def reader(name: str) -> Callable[[Tool], Mapping[int, Telemetry]]:
+    """`read` of the module that a vendor's row names: one of this package, or a dotted name of somebody else's.
 
-def sampler(vendor: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sampler:
-    """A sampler over the vendor's tool, each run of which may take `limit_s`. Cheap: nothing runs before `latest`.
-
-    `vendor` is a key of READERS; raises KeyError for another. The caller closes it.
+    Raises ImportError.
     """
-    read, tool = READERS[vendor], Tool(limit_s)
+    module = importlib.import_module(name if "." in name else f"{__name__}.{name}")
+    read: Callable[[Tool], Mapping[int, Telemetry]] = module.read
+    return read
+
+
+def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sampler:
+    """A sampler over a vendor's tool, each run of which may take `limit_s`. Cheap: nothing runs before `latest`.
+
+    `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
+    """
+    read, tool = reader(name), Tool(limit_s)
     return Sampler(lambda: read(tool), interval_s, cancel=tool.close)
 
 
-__all__ = ["READERS", "Sampler", "Tool", "ToolError", "sampler"]
+__all__ = ["Sampler", "Tool", "ToolError", "reader", "sampler"]

@@ -37,7 +37,7 @@ from backends import (
 )
 from backends.backend import DEFAULTS
 from backends.cpu import CpuBackend
-from backends.engines.engine import translated_errors
+from backends.faults import translated_errors
 from models.classification import ClassificationNetwork
 from models.detection import Detector
 from models.model import PixelNetwork

@@ -97,7 +97,7 @@ class TestByName:
         for backend in BACKENDS:
             if isinstance(backend, TorchBackend):
                 for name in (*backend.facts.engines, *backend.facts.by_name):
-                    made = ENGINES[name](backend.facts.precisions, True)
+                    made = ENGINES[name](backend.facts.precisions, backend.facts)
                     assert made.name == name
                     assert made.precisions
 

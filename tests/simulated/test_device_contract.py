@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from backends import BACKENDS
-from backends.simulated.behaviour import DEVICE_TYPES
+from backends.simulated.behaviour import device_types
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import PHOTOGRAPHS
 
@@ -55,10 +55,10 @@ def test_a_device_that_is_here(photographs: str, name: str) -> None:
     assert ran >= (EVERYWHERE if name == "null" else COMPUTES)
 
 
-@pytest.mark.parametrize("device_type", DEVICE_TYPES)
+@pytest.mark.parametrize("device_type", device_types())
 def test_a_simulated_device(photographs: str, device_type: str) -> None:
     """ResNet-50 on the first of them only: the others differ in names, not in how they compute."""
-    options = () if device_type == DEVICE_TYPES[0] else LESS
+    options = () if device_type == device_types()[0] else LESS
     assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *options) >= KNOBS
 
 

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import BackendUnavailableError, simulated
-from backends.simulated.behaviour import DEVICE_TYPES, Simulation, parse
+from backends.simulated.behaviour import Simulation, device_types, parse, row_of
 from backends.simulated.library import build
 from backends.simulated.module import make
 from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
+DEVICE_TYPES = device_types()
 ROOT = Path(__file__).parents[2]
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/resnet18:predict"
@@ -58,9 +59,9 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(text):
 
 
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)
-def test_a_stand_in_does_nothing_without_the_variable(device_type):
+def test_a_stand_in_does_nothing_without_the_variable(device_type, tmp_path):
     package = f"torch_{device_type}"
-    path = ROOT / "backends" / "simulated" / "packages" / device_type
+    path = simulated._stand_ins(tmp_path, row_of(device_type))
     child = subprocess.run(
         [sys.executable, "-c", f"import {package}"],
         env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}, capture_output=True, text=True, check=False,

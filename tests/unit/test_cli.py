@@ -1,9 +1,6 @@
 """The command: exit codes, one-sentence errors, JSON that programs can read."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -95,12 +92,3 @@ def test_help_shows_an_example(capsys, command):
     assert "anychip" in text
     if command:
         assert "example: anychip" in text
-
-
-def test_help_answers_without_torch():
-    code = (
-        "import sys; from app.cli import main\ntry: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
-    )
-    folder = Path(__file__).parents[2]
-    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    assert ended.stdout.splitlines()[-1] == "False"

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -25,10 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError
+from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError, vendors
 from backends.backend import CompileOptions
-from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first, graph
+from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first
 from backends.torch_device import _ENGINES, TorchBackend
+from backends.vendors import Facts
 
 SIZES = (1, 2, 4)
 DEVICE = "cpu:0"
@@ -169,7 +171,6 @@ MODULE = FakeModule()
 def _chip(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU, in the place of an accelerator that has streams and graphs."""
     MODULE.clear()
-    monkeypatch.setitem(graph.GRAPHS, "cpu", "ChipGraph")
     real = torch.get_device_module
 
     @functools.wraps(real)  # PyTorch's own compiler unwraps it.
@@ -177,6 +178,9 @@ def _chip(monkeypatch: pytest.MonkeyPatch) -> None:
         return MODULE if device == "cpu" else real(device)
 
     monkeypatch.setattr(torch, "get_device_module", get_device_module)
+
+
+chip_graphs = partial(GraphEngine, graph_class="ChipGraph")
 
 
 def load(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> Executable:
@@ -196,7 +200,7 @@ def refusal(engine: Any, network: nn.Module | None = None) -> str:
 
 class TestGraph:
     def test_answers_as_the_network_at_every_size_and_with_two_batches_under_way(self) -> None:
-        executable, report = loaded(GraphEngine)
+        executable, report = loaded(chip_graphs)
         assert_answers(executable)
         assert (report.engine, report.precision) == ("graph", "fp32")
 
@@ -208,7 +212,7 @@ class TestGraph:
                 calls.append(f"{len(pixels)} on {MODULE.current.name}")
                 return super().forward(pixels)
 
-        load(GraphEngine, Watched())
+        load(chip_graphs, Watched())
         captures = [each for each in MODULE.log if each.startswith("capture")]
         assert captures == [
             line for size in (4, 2, 1) for line in ("capture into pool, thread_local", f"captured {size}")
@@ -225,7 +229,7 @@ class TestGraph:
                 calls.append(len(pixels))
                 return super().forward(pixels)
 
-        executable = load(GraphEngine, Watched())
+        executable = load(chip_graphs, Watched())
         calls.clear()
         MODULE.log.clear()
         executable.run(images(4))
@@ -233,7 +237,7 @@ class TestGraph:
 
     def test_shares_the_first_graphs_pool_where_there_are_no_handles(self) -> None:
         del MODULE.graph_pool_handle
-        load(GraphEngine)
+        load(chip_graphs)
         pools = [each for each in MODULE.log if each.startswith("capture into")]
         assert pools == ["capture into None, thread_local"] + ["capture into pool of the first, thread_local"] * 2
 
@@ -244,17 +248,17 @@ class TestGraph:
                 yield
 
         cast(Any, MODULE).graph = capture  # As torch.xpu's.
-        assert_answers(load(GraphEngine))
+        assert_answers(load(chip_graphs))
 
     def test_what_a_graph_does_not_hold_is_found_by_comparing(self) -> None:
-        text = refusal(GraphEngine, OnTheHost())
+        text = refusal(chip_graphs, OnTheHost())
         assert "the captured graph for 1 images answers otherwise than the network: 100% of its numbers differ" in text
 
     def test_refuses_where_the_device_has_no_graphs(self) -> None:
         del MODULE.ChipGraph
-        assert "torch.cpu has no captured graphs here (ChipGraph)" in refusal(GraphEngine)
-        del graph.GRAPHS["cpu"]
-        assert "torch.cpu has no captured graphs here (no such class)" in refusal(GraphEngine)
+        assert "torch.cpu has no captured graphs here (ChipGraph)" in refusal(chip_graphs)
+        without = partial(GraphEngine, graph_class="")
+        assert "torch.cpu has no captured graphs here (no class is known)" in refusal(without)
 
     def test_refuses_what_cannot_be_captured_and_passes_on_too_little_memory(self) -> None:
         def fails(text: str) -> Any:
@@ -264,15 +268,15 @@ class TestGraph:
             return make
 
         MODULE.ChipGraph = fails("operation not permitted when stream is capturing")
-        assert "the network cannot be captured: cpu:0 failed: operation not permitted" in refusal(GraphEngine)
+        assert "the network cannot be captured: cpu:0 failed: operation not permitted" in refusal(chip_graphs)
         MODULE.ChipGraph = fails("out of memory")
         with pytest.raises(OutOfDeviceMemoryError):
-            load(GraphEngine)
+            load(chip_graphs)
 
     def test_closing_frees_the_graphs_and_the_weights(self) -> None:
         network = Network()
         weights = weakref.ref(network.core.weight)
-        executable = load(GraphEngine, network)
+        executable = load(chip_graphs, network)
         executable.close()
         del network
         gc.collect()
@@ -280,15 +284,16 @@ class TestGraph:
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_runs_in_half_precision(self, precision: str) -> None:
-        executable, report = loaded(GraphEngine, precision=precision)
+        executable, report = loaded(chip_graphs, precision=precision)
         (scores, _), (expected, _) = executable.run(images(4)), on_cpu(images(4))
         np.testing.assert_allclose(scores, expected, rtol=0.05)
         assert report.precision == precision
 
-    @pytest.mark.parametrize("device_type", ["cuda", "xpu"])
-    def test_torch_has_what_it_calls(self, device_type: str) -> None:
+    @pytest.mark.parametrize("facts", [vendors.NVIDIA, vendors.INTEL], ids=lambda facts: facts.name)
+    def test_torch_has_what_it_calls(self, facts: Facts) -> None:
+        device_type = facts.device_type
         module = importlib.import_module(f"torch.{device_type}")
-        assert hasattr(module, graph.GRAPHS[device_type])
+        assert hasattr(module, facts.graph_class)
         assert hasattr(module, "graph_pool_handle")
         assert "pool" in inspect.signature(module.graph).parameters
         assert ("capture_error_mode" in inspect.signature(module.graph).parameters) == (device_type == "cuda")
@@ -521,16 +526,16 @@ class TestMIGraphX:
 
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
 def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: TorchBackend) -> None:
-    engines = [_ENGINES[name](backend.facts.precisions, True) for name in backend.facts.engines]
+    engines = [_ENGINES[name](backend.facts.precisions, backend.facts) for name in backend.facts.engines]
     assert tuple(engine.name for engine in engines) == backend.facts.engines
     assert backend.facts.engines[-2:] == ("graph", "eager")
     assert all(engine.precisions for engine in engines)
     assert [engine.takes for engine in engines[-2:]] == ["seconds", "seconds"]
-    assert backend.facts.device_type in graph.GRAPHS
+    assert backend.facts.graph_class.endswith("Graph")
 
 
 def test_what_compiles_for_minutes_says_so() -> None:
-    slow = {name for name, make in _ENGINES.items() if make(("fp32",), True).takes == "minutes"}
+    slow = {name for name, make in _ENGINES.items() if make(("fp32",), vendors.NVIDIA).takes == "minutes"}
     assert slow == {"tensorrt", "torchair", "migraphx"}
 
 
@@ -541,7 +546,7 @@ def test_what_compiles_for_minutes_says_so() -> None:
 def test_a_staged_start_waits_for_no_compiler_that_is_not_there(
     engine: Any, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = [engine(("fp32",)), GraphEngine(("fp32",))]
+    engines = [engine(("fp32",)), chip_graphs(("fp32",))]
     for module, staged in ((None, False), (ModuleType(package), True)):
         monkeypatch.setitem(sys.modules, package, module)
         options = CompileOptions(quick=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from itertools import pairwise
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -18,12 +17,8 @@ from backends.backend import precisions_from
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import CheckedExecutable, Engine
 from models import open_model, parse_spec
-from tests.support.load import WAIT_S, Load, until
-from tests.support.photographs import FILES
-from tests.support.service_process import running
 
 LADDER = (1, 2, 4)
-PHOTO = FILES[0].read_bytes()
 
 
 def opened(spec, tmp_path):
@@ -296,32 +291,3 @@ def test_without_truth_float32_is_right(classifier, detector, tmp_path):
         before, after = gate._accuracies(WrongExecutable(truth, distort), gate._calibration)
         assert before == 1
         assert after < 0.7
-
-
-async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(tmp_path):
-    """int8 takes its time to quantise; the second start finds it in the cache."""
-    pytest.importorskip("nncf")
-    options = ("--models", "resnet50", "--weights", "sample", "--engine", "auto", "--precision", "int8")
-    options += ("--batch-sizes", "1,2", "--cache-dir", str(tmp_path / "cache"))
-
-    def served(service):
-        [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
-        return model["served_on"][0] if model["served_on"] else {"precision": "", "errors": {}, "refusals": {}}
-
-    with running(tmp_path, *options) as service:
-        assert served(service)["precision"] in ("bf16", "fp32")
-        assert "takes over" in served(service)["refusals"]["openvino"]
-        async with Load(service.url, "/v1/models/resnet50:predict", PHOTO, 4) as load:
-            await load.answers(20)
-            await until(lambda: served(service)["precision"] == "int8")
-            await load.answers(20)
-        assert set(load.outcomes) == {(200, "OK")}
-        assert set(served(service)["errors"]) == {"top1", "cosine", "logit", "scale", "top1_loss"}
-        assert served(service)["errors"]["top1_loss"] <= 0.01
-        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
-        assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 1.0' in text
-        assert 'anychip_precision_error{device="cpu:0",measure="logit",model="resnet50"}' in text
-    with running(tmp_path, *options) as service:
-        assert served(service)["precision"] == "int8"
-        text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
-        assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 0.0' in text

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -214,29 +213,6 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_an_environment_is_made_once_and_sees_linked_packages(tmp_path):
-    python = install.make_venv(tmp_path / "env")
-    made = (tmp_path / "env" / "pyvenv.cfg").stat().st_mtime_ns
-    assert install.make_venv(tmp_path / "env") == python
-    assert (tmp_path / "env" / "pyvenv.cfg").stat().st_mtime_ns == made
-    assert install.installed_torch(python) == ""
-    install.link_packages(python)
-    assert install.installed_torch(python) == install.look().present["torch"]
-
-
-# setuptools' hook, which another test's import may have set off.
-@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils:UserWarning")
-def test_an_environment_borrows_pip_from_a_python_that_has_no_ensurepip(tmp_path, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else found(name))
-    with pytest.raises(install.InstallError, match="python3-venv"):
-        install.make_venv(tmp_path / "own")
-    python = install.make_venv(tmp_path / "borrowed", borrow_pip=True)
-    install.link_packages(python)
-    ran = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-
-
 @pytest.mark.parametrize(
     ("copy", "extras", "expected"),
     [
@@ -309,16 +285,6 @@ def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
     without = {line.partition("==")[0] for line in wanted("", without_torch=True)}
     assert without == names - closure(["torch", "torchvision"]).keys()
     assert not [name for name in without if name.startswith(("torch", "nvidia-", "triton"))]
-
-
-def test_the_command_line_reports_a_mistake_in_one_sentence(tmp_path):
-    environ = {**os.environ, "ANYCHIP_TORCH": "gpu"}
-    command = [sys.executable, str(ROOT / "deploy" / "install.py"), str(tmp_path / "env")]
-    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert ran.stderr.startswith("anychip: ANYCHIP_TORCH=gpu is not known")
-    assert len(ran.stderr.splitlines()) == 1
-    assert not (tmp_path / "env").exists()
 
 
 def client(title="anychip", root_path=""):

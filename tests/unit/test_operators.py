@@ -155,8 +155,8 @@ def test_what_is_uneven_or_sees_two_sizes_is_left_alone():
 def test_fixed_shapes_are_for_vendors_outside_of_torch():
     from backends import BACKENDS
 
-    assert {each.name for each in BACKENDS if getattr(each, "_static_shapes", False)} == {"npu", "mlu", "supa", "musa"}
-    assert AscendBackend._static_shapes
+    assert {each.name for each in BACKENDS if each.facts.fixed_shapes} == {"npu", "mlu", "supa", "musa"}
+    assert AscendBackend.facts.fixed_shapes
 
 
 # Errors and warnings

@@ -146,7 +146,9 @@ def test_several_devices_of_one_backend_are_chosen_in_order_and_once(backends: A
 
 
 def test_vendors_names_mean_their_backends(backends: Any) -> None:
-    backends(Accelerator("npu"), CPU)
+    npu = Accelerator("npu")
+    npu.facts = replace(npu.facts, aliases=("ascend",))
+    backends(npu, CPU)
     assert choose("ascend").devices == ("npu:0", "npu:1")
     assert choose("ascend:1").devices == ("npu:1",)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import stat
 import threading
-import time
 from collections.abc import Callable
 from math import isnan, nan
 from pathlib import Path
@@ -19,10 +16,7 @@ from hypothesis import strategies as st
 
 from backends.backend import Telemetry
 from backends.telemetry import (
-    READERS,
     Sampler,
-    Tool,
-    ToolError,
     amd,
     ascend,
     biren,
@@ -31,33 +25,17 @@ from backends.telemetry import (
     intel,
     moorethreads,
     nvidia,
-    sampler,
 )
 from backends.telemetry.sampler import Energy
+from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, values
 
-OUTPUTS = Path(__file__).parents[1] / "support" / "vendor_outputs"
 PARSERS = {
     module.__name__: module.parse for module in (amd, ascend, biren, cambricon, hygon, intel, moorethreads, nvidia)
 }
-CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}
-MAP = """\
-\tNPU ID    Chip ID   Chip Logic ID   Chip Phy-ID   Chip Name
-\t0         0         0               0             Ascend 910B3
-\t0         1         -               -             Mcu
-\t3         0         1               3             Ascend 910B3
-"""
 
 
 def quoted(name: str) -> str:
     return (OUTPUTS / name).read_text(encoding="utf-8")
-
-
-def values(sample: Telemetry) -> tuple[float, float, float]:
-    return sample.utilization_ratio, sample.power_watts, sample.temperature_celsius
-
-
-def approx(*figures: float) -> object:
-    return pytest.approx(figures, nan_ok=True)
 
 
 def test_every_quoted_output_is_tested_and_has_a_source() -> None:
@@ -274,113 +252,3 @@ def test_the_thread_samples_away_from_the_caller_and_ends() -> None:
     assert threads[0] is not threading.current_thread()
     assert not threads[0].is_alive()
     assert telemetry.latest(0).utilization_ratio == 0.5
-
-
-Fake = Callable[[str, str], Path]
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Writes an executable shell script and puts it first on PATH."""
-    binaries = tmp_path / "bin"
-    binaries.mkdir()
-    monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
-
-    def write(name: str, script: str) -> Path:
-        path = binaries / name
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return path
-
-    return write
-
-
-def test_cnmon_leaves_nothing_in_the_working_directory(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    fake("cnmon", f"echo '{json.dumps(CNMON)}' > cnmon_info.json; pwd > {tmp_path}/where")
-    assert values(cambricon.read(Tool())[1]) == approx(0.4, nan, 51)
-    assert not list(here.iterdir())
-    assert not Path((tmp_path / "where").read_text().strip()).exists()
-
-
-def test_ascend_asks_for_every_card(fake: Fake) -> None:
-    common = OUTPUTS / "npu-smi-common.txt"
-    fake("npu-smi", f"if [ \"$2\" = -m ]; then cat <<'X'\n{MAP}X\nelse cat '{common}'; fi")
-    devices = ascend.read(Tool())
-    assert {index: values(sample) for index, sample in devices.items()} == {
-        0: approx(0, 298.6, 65),
-        1: approx(0, 298.6, 65),
-    }
-
-
-@pytest.mark.parametrize("vendor", [vendor for vendor in READERS if vendor != "nvidia"])
-def test_a_missing_tool_leaves_everything_unknown(
-    vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    telemetry = sampler(vendor)
-    with caplog.at_level(logging.WARNING):
-        telemetry.sample()
-        telemetry.sample()
-    telemetry.close()
-    assert len([record for record in caplog.records if "cannot be run" in record.message]) == 1
-    assert isnan(telemetry.latest(0).power_watts)
-
-
-def test_a_tool_that_fails_says_its_code(fake: Fake) -> None:
-    fake("brsmi", "echo '0, 1, 2, 3'; exit 3")
-    with pytest.raises(ToolError, match="brsmi ended with code 3"):
-        biren.read(Tool())
-
-
-def test_a_tool_that_prints_bytes_that_are_no_text(fake: Fake) -> None:
-    fake("brsmi", "printf '\\377\\376\\n0, 1, 2, 3\\n'")
-    assert values(biren.read(Tool())[0]) == approx(0.01, 2, 3)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def gone(pid: int) -> bool:
-    """Waits, with a limit, for a killed process that is nobody's child here."""
-    limit_s = time.monotonic() + 30
-    while alive(pid) and time.monotonic() < limit_s:
-        os.sched_yield()
-    return not alive(pid)
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
-def test_a_tool_that_hangs_is_killed_with_its_children(fake: Fake, tmp_path: Path) -> None:
-    fake("hy-smi", f"sleep 600 & echo $! > {tmp_path}/child; wait")
-    with pytest.raises(ToolError, match=r"hy-smi did not end within 0\.5 s"):
-        hygon.read(Tool(limit_s=0.5))
-    assert gone(int((tmp_path / "child").read_text()))
-
-
-def test_closing_ends_a_tool_that_hangs(fake: Fake, tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    os.mkfifo(started)
-    fake("hy-smi", f"echo $$ > {started}; exec sleep 600")
-    telemetry = sampler("hygon", limit_s=600)
-    telemetry.latest(0)
-    pid = int(started.read_text())  # Blocks until the tool runs.
-    telemetry.close()
-    assert gone(pid)
-    assert not [thread for thread in threading.enumerate() if thread.name == "telemetry"]
-
-
-def test_a_closed_tool_runs_nothing(fake: Fake) -> None:
-    fake("brsmi", "echo '0, 1, 2, 3'")
-    tool = Tool()
-    tool.close()
-    with pytest.raises(ToolError, match="not run any more"):
-        tool.run("brsmi")

@@ -1,7 +1,8 @@
-"""torchvision's quick import: what is left out is there for whoever asks later."""
+"""What is imported when: --help answers without torch, torchvision's quick import leaves out what can come later."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,12 @@ _CHECKS = {
 def test_in_a_process_of_its_own(check):
     # The third: its finder fails in the quick import, as a module of another torchvision would.
     subprocess.run([sys.executable, "-c", _CHECKS[check]], check=True, timeout=120)
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys; from app.cli import main\ntry: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    folder = Path(__file__).parents[2]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,26 @@
+"""What vendors' tools print, and how the tests of telemetry compare it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.backend import Telemetry
+
+OUTPUTS = Path(__file__).parent / "vendor_outputs"
+CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}
+MAP = """\
+\tNPU ID    Chip ID   Chip Logic ID   Chip Phy-ID   Chip Name
+\t0         0         0               0             Ascend 910B3
+\t0         1         -               -             Mcu
+\t3         0         1               3             Ascend 910B3
+"""
+
+
+def values(sample: Telemetry) -> tuple[float, float, float]:
+    return sample.utilization_ratio, sample.power_watts, sample.temperature_celsius
+
+
+def approx(*figures: float) -> object:
+    return pytest.approx(figures, nan_ok=True)
