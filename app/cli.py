@@ -255,7 +255,7 @@ def _devices(parsed: argparse.Namespace) -> int:
         print(json.dumps([vars(row) for row in rows], indent=2))
     else:
         for row in rows:
-            print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.detail}")
+            print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.vendor:15}  {row.detail}")
     return 0 if any(row.ok for row in rows) else 1
 
 

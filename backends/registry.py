@@ -20,6 +20,7 @@ from backends.backend import Backend, BackendError, BackendUnavailableError, Dev
 from backends.cambricon import CambriconBackend
 from backends.cpu import CpuBackend
 from backends.cuda import CudaBackend
+from backends.external import external_backends
 from backends.musa import MusaBackend
 from backends.null import NullBackend
 from backends.rocm import RocmBackend
@@ -30,7 +31,7 @@ from backends.xpu import XpuBackend
 log = logging.getLogger(__name__)
 
 # In the order in which `auto` tries them. Making one must be cheap and import nothing of the vendor's.
-BACKENDS: tuple[Backend, ...] = (
+_ACCELERATORS: tuple[Backend, ...] = (
     CudaBackend(),
     AscendBackend(),
     RocmBackend(),
@@ -42,9 +43,10 @@ BACKENDS: tuple[Backend, ...] = (
     CudaTypeBackend(vendors.ILUVATAR),
     CudaTypeBackend(vendors.KUNLUN),
     XpuBackend(),
-    CpuBackend(),
-    NullBackend(),
 )
+_HOST: tuple[Backend, ...] = (CpuBackend(), NullBackend())
+_OURS = tuple(backend.name for backend in (*_ACCELERATORS, *_HOST))
+BACKENDS: tuple[Backend, ...] = (*_ACCELERATORS, *external_backends(_OURS), *_HOST)
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Row:
-    """One device, or a backend that has none, as `anychip devices` shows it."""
+    """One device, or a backend that has none, as `anychip devices` shows it. `vendor`: as people call it."""
 
     device: str
     ok: bool
     detail: str
+    vendor: str
 
 
 def choose(device: str = "auto") -> Choice:
@@ -140,7 +143,7 @@ def report() -> list[Row]:
         try:
             devices = _devices(backend)
         except BackendUnavailableError as error:
-            rows.append(Row(backend.name, False, str(error)))
+            rows.append(Row(backend.name, False, str(error), _title(backend)))
             continue
         rows += (_checked(backend, device) for device in devices)
     return rows
@@ -210,8 +213,12 @@ def _checked(backend: Backend, device: Device) -> Row:
         (got,) = executable.run(pixels)
         executable.close()
     except BackendError as error:
-        return Row(device.id, False, str(error))
+        return Row(device.id, False, str(error), _title(backend))
     if not np.array_equal(got, right):
-        return Row(device.id, False, f"It computed {got.tolist()} where {right.tolist()} is right.")
+        return Row(device.id, False, f"It computed {got.tolist()} where {right.tolist()} is right.", _title(backend))
     gib = device.memory_bytes / 2**30
-    return Row(device.id, True, f"{device.name}, {gib:.1f} GiB, {device.auto_precision}")
+    return Row(device.id, True, f"{device.name}, {gib:.1f} GiB, {device.auto_precision}", _title(backend))
+
+
+def _title(backend: Backend) -> str:
+    return backend.facts.title or backend.facts.vendor

@@ -1,0 +1,88 @@
+"""Backends that other packages bring: entry points of the group `anychip.backends` (docs/new-backend.md).
+
+Owns: finding and making them, and what becomes of one that cannot be made. Must not import a vendor's own package:
+neither must they, until a network is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from importlib.metadata import entry_points
+from typing import NoReturn
+
+from backends import vendors
+from backends.backend import (
+    DEFAULTS,
+    Backend,
+    BackendUnavailableError,
+    CompileOptions,
+    Device,
+    LoadedNetwork,
+    Memory,
+    Network,
+    Probe,
+    Telemetry,
+)
+from backends.faults import first_line
+from backends.vendors import Facts
+
+GROUP = "anychip.backends"
+
+
+def external_backends(taken: Collection[str]) -> tuple[Backend, ...]:
+    """The backends of other packages, by name; cannot raise. `taken`: names that are ours.
+
+    One that cannot be made stands in the list all the same, unavailable, and says why.
+    """
+    found = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
+    backends: list[Backend] = []
+    for _, entry in sorted(found.items()):
+        try:
+            made = entry.load()
+            backend = made() if callable(made) else made
+            if not isinstance(backend, Backend):
+                raise TypeError(f"{entry.value} makes no backends.Backend")
+            if backend.name in (*taken, *(each.name for each in backends)):
+                raise ValueError(f"there is another backend called {backend.name}")
+        except Exception as error:  # Somebody else's code: it must not end ours.
+            backend = _Unusable(entry.name, f"The backend {entry.value} cannot be used: {first_line(error)}.")
+        else:
+            vendors.learn(backend.facts)
+        backends.append(backend)
+    return tuple(backends)
+
+
+class _Unusable(Backend):
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self._reason = name, reason
+        self.facts = Facts(vendor=name, device_type=name, engines=(), precisions=(), name=name, title=name)
+
+    def probe(self) -> Probe:
+        return Probe(False, self._reason)
+
+    def devices(self) -> list[Device]:
+        self._refuse()
+
+    def load(
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
+    ) -> LoadedNetwork:
+        self._refuse()
+
+    def memory(self, device: str) -> Memory:
+        self._refuse()
+
+    def release_cache(self, device: str) -> int:
+        self._refuse()
+
+    def telemetry(self, device: str) -> Telemetry:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise BackendUnavailableError(self._reason)
