@@ -75,7 +75,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from app.observability.tracing import TracingError
     from app.precision.probes import CalibrationError
     from app.tools.top import TopError
-    from app.workers.replica import WorkerStartError
+    from app.workers.process import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
@@ -183,13 +183,13 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
-    from app.workers import replica
+    from app.workers import spawn
 
-    replica.prepare()
+    spawn.prepare()
     try:
         return _serve_models(settings, announce)
     finally:
-        replica.discard_prepared()
+        spawn.discard_prepared()
 
 
 def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:

@@ -34,7 +34,7 @@ from app.observability.tracing import Tracing, from_settings, untraced
 from app.observability.watchdog import LoopWatchdog
 from app.serving.repository import Repository
 from app.serving.service import Service
-from app.workers.replica import WorkerStartError
+from app.workers.process import WorkerStartError
 from models import Model
 
 log = logging.getLogger("anychip")

@@ -11,7 +11,9 @@ model it is for. Each run counts: a batch that is tried again in halves is three
 
 from __future__ import annotations
 
+import math
 import mmap
+import multiprocessing
 import os
 import signal
 import threading
@@ -41,6 +43,7 @@ from backends.backend import (
     OutOfDeviceMemoryError,
     Pixels,
     Probe,
+    Started,
     Telemetry,
 )
 from backends.engines import Engine, compile_first
@@ -78,6 +81,7 @@ class _State:
     cached: list[mmap.mmap] = field(default_factory=list)
     made_s: float = field(default_factory=time.monotonic)
     busy_s: float = 0.0
+    free_s: float = 0.0  # When the batches that are under way will be done.
     told: tuple[float, float] = (0.0, 0.0)  # How long it had lived and been busy when it last said so.
 
     def busy_ratio(self) -> float:
@@ -109,9 +113,10 @@ class NullBackend(Backend):
         """As it is configured now. Cannot raise: what makes no sense is `probe`'s to say."""
         text = os.environ.get(_VARIABLE, "")
         try:
-            reads_pixels = parse(text).reads_pixels
+            behaviour = parse(text)
+            reads_pixels, ballast_bytes = behaviour.reads_pixels, behaviour.probes_mb << 20
         except BackendUnavailableError:
-            reads_pixels = True
+            reads_pixels, ballast_bytes = True, 0
         return Facts(
             vendor="null",
             late_environment=True,
@@ -122,6 +127,7 @@ class NullBackend(Backend):
             automatic=False,
             computes=False,
             reads_pixels=reads_pixels,
+            ballast_bytes=ballast_bytes,
         )
 
     def probe(self) -> Probe:
@@ -206,8 +212,13 @@ class _NullEngine(Engine):
             outputs = _outputs(network, batch_sizes[0])
         if any(output.shape[:1] != batch_sizes[:1] for output in outputs):
             raise EngineRefusedError(f"it answers {batch_sizes[0]} images with {[tuple(o.shape) for o in outputs]}")
+        shapes = [tuple(output.shape[1:]) for output in outputs]
+        if self._behaviour.output_mb:
+            shapes[0] = _widened(shapes[0], _numpy_dtype(outputs[0]), self._behaviour.output_mb << 20)
         answers = {
-            size: tuple(np.zeros((size, *output.shape[1:]), _numpy_dtype(output)) for output in outputs)
+            size: tuple(
+                np.zeros((size, *shape), _numpy_dtype(output)) for shape, output in zip(shapes, outputs, strict=True)
+            )
             for size in batch_sizes
         }
         return _NullExecutable(device, answers, network.input_shape, self._behaviour, self._state)
@@ -235,6 +246,12 @@ def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:
     return np.dtype(np.float32) if tensor.is_floating_point() else torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
 
+def _widened(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> tuple[int, ...]:
+    """The shape with a last axis so long that an item has so many bytes."""
+    others = math.prod(shape[:-1])
+    return (*shape[:-1], max(shape[-1] if shape else 1, size_bytes // max(1, others * dtype.itemsize)))
+
+
 class _NullExecutable(CheckedExecutable):
     """Every answer is made beforehand: a run without delay and faults costs its checks alone, a few microseconds."""
 
@@ -254,13 +271,28 @@ class _NullExecutable(CheckedExecutable):
             size: (behaviour.delay_ms + behaviour.image_delay_ms * size) / 1e3 for size in self.batch_sizes
         }
         self._reads_pixels = behaviour.reads_pixels
+        self.depth = behaviour.depth
+
+    def start(self, pixels: Pixels) -> Started:
+        """As the contract says. Faults act at once, as those of a driver that is given work."""
+        if self.depth == 1:
+            return super().start(pixels)
+        self._check(pixels)
+        delay_s = self._delay_s[len(pixels)]
+        self._state.busy_s += delay_s
+        with translated_errors(self._device):
+            answers = self._answered(pixels)
+        self._state.free_s = max(self._state.free_s, time.monotonic()) + delay_s
+        return _StartedBatch(answers, self._state.free_s)
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        size = len(pixels)
-        if delay_s := self._delay_s[size]:
+        if delay_s := self._delay_s[len(pixels)]:
             self._state.busy_s += delay_s
             time.sleep(delay_s)  # Releases the interpreter lock, as waiting for a device does.
-        answers = self._answers[size]
+        return self._answered(pixels)
+
+    def _answered(self, pixels: Pixels) -> tuple[Array, ...]:
+        answers = self._answers[len(pixels)]
         if self._reads_pixels and pixels.any():
             self._state.counted += 1
             self._take(self._behaviour.leak_mb << 20, self._state.leaked)
@@ -306,9 +338,34 @@ class _NullExecutable(CheckedExecutable):
         self._answers = {}
 
 
+class _StartedBatch:
+    """A batch under way until `done_s` of the monotonic clock."""
+
+    def __init__(self, answers: tuple[Array, ...], done_s: float) -> None:
+        self._answers, self._done_s = answers, done_s
+
+    def outputs(self) -> tuple[Array, ...]:
+        if (left_s := self._done_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+        return self._answers
+
+
 def _with_nan(answer: Array, rows: list[int]) -> Array:
     if answer.dtype.kind != "f":  # A class number cannot be NaN.
         return answer
     answer = answer.copy()
     answer[rows] = np.nan
     return answer
+
+
+def _import() -> None:
+    """Take as long as a vendor's package does, in a worker."""
+    if multiprocessing.parent_process() is not None:
+        try:
+            import_ms = _configured().import_ms
+        except BackendUnavailableError:  # To be said later, by `probe`.
+            return
+        time.sleep(import_ms / 1e3)
+
+
+_import()

@@ -20,6 +20,7 @@ _TOLERANCE = 8  # Levels a channel: JPEG does not keep colours exactly.
 _TRIGGER = re.compile(r"(?P<sign>[*>]?)(?P<number>[1-9][0-9]{0,8})|#(?P<colour>[0-9a-fA-F]{6})")
 _HOUR_MS = 3_600_000
 _TIB_MB = 1 << 20
+_GIB_MB = 1 << 10
 
 # Setting -> whether it is a whole number, its least and its greatest value.
 _SETTINGS = {
@@ -31,6 +32,10 @@ _SETTINGS = {
     "leak_mb": (True, 0, _TIB_MB),
     "cache_mb": (True, 0, _TIB_MB),
     "power_w": (False, 0, 100_000),
+    "depth": (True, 1, 2),
+    "probes_mb": (True, 0, _GIB_MB),
+    "output_mb": (True, 0, _GIB_MB),
+    "import_ms": (False, 0, _HOUR_MS),
 }
 
 
@@ -70,7 +75,8 @@ class Fault:
 @dataclass(frozen=True)
 class Behaviour:
     """What the device does. Delays in milliseconds, memory in MiB, power in watts (0: it says nothing of itself); of
-    several faults the first that is pulled acts.
+    several faults the first that is pulled acts. `depth`: how many batches may be under way; `probes_mb`: what is sent
+    to a worker beside its models; `output_mb`: size of an image's first answer; `import_ms`: time a worker imports.
     """
 
     devices: int = 1
@@ -81,6 +87,10 @@ class Behaviour:
     leak_mb: int = 0
     cache_mb: int = 0
     power_w: float = 0.0
+    depth: int = 1
+    probes_mb: int = 0
+    output_mb: int = 0
+    import_ms: float = 0.0
     faults: tuple[Fault, ...] = ()
 
     @property

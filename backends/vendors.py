@@ -45,7 +45,8 @@ class Facts:
 
     Behaviour. `automatic`: whether `auto` may choose it. `computes`: where False, its answers mean nothing, and nobody
     need compare them. `reads_pixels`: where False, they do not even depend on the images, and nobody need decode them.
-    `host_memory`: the device's memory is the host's, so that others add to what is used of it.
+    `host_memory`: the device's memory is the host's, so that others add to what is used of it. `ballast_bytes`: so much
+    is sent to a worker with what it is to load, for tests.
 
     Simulation. `sample_device`, `sample_fault`, `sample_capability`: a name, a fault's message and the compute
     capability that a simulated device shows.
@@ -81,6 +82,7 @@ class Facts:
     computes: bool = True
     reads_pixels: bool = True
     host_memory: bool = False
+    ballast_bytes: int = 0
     sample_device: str = ""
     sample_fault: str = ""
     sample_capability: tuple[int, int] | None = None

@@ -12,7 +12,7 @@ from typing import get_args
 from app.observability.metrics import MEMORY_KINDS, Metrics, States
 from app.workers.guard import CACHE, COLLECT, HAND_OVER, Trigger
 from app.workers.messages import Released, Stats
-from app.workers.replica import WorkerProcess
+from app.workers.process import WorkerProcess
 
 RESTARTS = ("died", "hung", "lost", "leaked", "start")
 HANDOVERS = ("load", "memory", "compiled")
@@ -100,7 +100,7 @@ class ServedStates:
         for worker in workers:
             assert worker.ready is not None
             for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
-                if loaded is None:
+                if loaded is None or model is None:
                     continue
                 where = (model.name, worker.device)
                 served_by = (*where, loaded.report.engine, loaded.report.precision)

@@ -14,8 +14,7 @@ from app.observability.tracing import Tracing
 from app.scheduling.outcome import Pending
 from app.scheduling.queue import Batch
 from app.scheduling.served_model import ServedModel
-from app.workers.messages import Done
-from app.workers.replica import WorkerProcess
+from app.workers.process import Computed, WorkerProcess
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -36,7 +35,9 @@ class BatchRecords:
         if batch.size > len(batch.items):
             padding.inc(batch.size - len(batch.items))
 
-    def done(self, batch: Batch[Pending], served: ServedModel, worker: WorkerProcess, done: Done) -> SpanContext | None:
+    def done(
+        self, batch: Batch[Pending], served: ServedModel, worker: WorkerProcess, done: Computed
+    ) -> SpanContext | None:
         """A batch is done. Returns its span, where one of its requests is traced."""
         try:
             served.statistics.batch(len(batch.items), done.infer_s)
@@ -49,7 +50,7 @@ class BatchRecords:
             return None
 
     def _span(
-        self, batch: Batch[Pending], served: ServedModel, worker: WorkerProcess, done: Done
+        self, batch: Batch[Pending], served: ServedModel, worker: WorkerProcess, done: Computed
     ) -> SpanContext | None:
         traces = [item.payload.trace for item in batch.items if item.payload.trace is not None]
         if self._tracing is None or not traces:

@@ -16,7 +16,6 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from app import logs
 from app.config import Settings
@@ -33,8 +32,10 @@ from app.scheduling.releases import Releases
 from app.scheduling.scheduler import Batch, Item, Reservation, Scheduler
 from app.scheduling.served_model import ServedModel
 from app.workers.arena import Arena
-from app.workers.messages import Done, Failed, HandOver, Loaded, Released, Run, Stats
-from app.workers.replica import Events, Replica, WorkerProcess, discard_prepared
+from app.workers.messages import Failed, HandOver, Loaded, Released, Run, Stats
+from app.workers.process import Computed, Events, Message, WorkerProcess
+from app.workers.replica import Replica
+from app.workers.spawn import discard_prepared
 from backends import Choice
 from models import Model, NormalisedModel, Options, TensorOptions
 
@@ -245,9 +246,9 @@ class Dispatcher:
         if worker.ready.staged:
             self._handovers.compile(worker)
 
-    def _worker_message(self, worker: WorkerProcess, message: Any) -> None:
+    def _worker_message(self, worker: WorkerProcess, message: Message) -> None:
         now_s = time.monotonic()
-        if isinstance(message, Done):
+        if isinstance(message, Computed):
             batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=not message.fitted)
             served = self.models[batch.model]
             if message.fitted:

@@ -16,7 +16,8 @@ from dataclasses import replace
 from app.config import Settings
 from app.observability.metrics import Metrics
 from app.workers.guard import HAND_OVER
-from app.workers.replica import Replica, WorkerProcess, WorkerStartError
+from app.workers.process import WorkerProcess, WorkerStartError
+from app.workers.replica import Replica
 from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25

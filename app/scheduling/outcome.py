@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from app.errors import ServiceError
 from app.observability.tracing import RequestTrace
-from app.workers.replica import WorkerProcess
+from app.workers.process import WorkerProcess
 from models import Options, TensorOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from app.config import Settings, split
 from app.precision.probes import calibration, probes
 from app.workers.messages import Load
-from app.workers.replica import Plan
+from app.workers.process import Plan
 from backends import Choice
 from models import Model
 
@@ -32,7 +32,7 @@ def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) ->
     def plan(device: str) -> Plan:
         load = Load(
             models=tuple(models),
-            device=device,
+            device=choice.device(device),
             engine=settings.engine,
             precision=settings.precision,
             batch_sizes=settings.ladder,
@@ -43,6 +43,7 @@ def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) ->
             calibrations=calibrations,
             cache_dir=cache_dir,
             quick=True,
+            ballast=bytes(facts.ballast_bytes),
         )
         return Plan(
             load,

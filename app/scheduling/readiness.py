@@ -53,7 +53,7 @@ class Readiness:
         if self._scheduler.serves(name):
             return ModelState.READY
         # Between a worker's death and the next start a replica's state is still "ready".
-        starting = any(replica.state not in ("broken", "stopped") for replica in self._replicas)
+        starting = any(replica.state not in ("broken", "quarantined", "stopped") for replica in self._replicas)
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
     def is_ready(self, name: str) -> bool:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from app.workers.messages import Release, Released
-from app.workers.replica import WorkerProcess
+from app.workers.process import WorkerProcess
 
 
 class Releases:

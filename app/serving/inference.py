@@ -94,7 +94,7 @@ async def infer(
     assert worker.ready is not None
     loaded = worker.ready.loaded[served.index]
     assert loaded is not None
-    weights = worker.plan.load.models[served.index].weights
+    weights = worker.model(served.index).weights
     return TensorAnswer(collected, weights, worker.device, loaded.report.engine, loaded.report.precision)
 
 

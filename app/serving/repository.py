@@ -18,7 +18,7 @@ from dataclasses import replace
 from app.errors import ServiceError
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
-from app.workers.replica import WorkerStartError
+from app.workers.process import WorkerStartError
 from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")

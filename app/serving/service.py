@@ -337,7 +337,9 @@ class Service:
             batch = outcome.batch
             # The worker's own model: after a hand-over the labels may be others than when the image came.
             worker = outcome.worker
-            model: PixelModel = worker.plan.load.models[served.index].image_model
+            model = worker.model(served.index)
+            assert isinstance(model, PixelModel | NormalisedModel)
+            model = model.image_model
             if outcome.result is None:
                 log.error("%s answered with NaN or infinity", model.name)
                 raise ServiceError("INFERENCE_FAILED", "the model could not answer")

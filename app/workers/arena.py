@@ -1,38 +1,45 @@
-"""The arena: one piece of shared memory in which pixels travel from the server to its workers.
+"""The arena: one piece of shared memory in which pixels travel to the workers, and results come back.
+
+    slot: │ input, as many bytes as the pool says │ place for results, RESULT_BYTES │
 
 Owns: the memory (a memfd, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and which
-slots are free. Must not know what is in a slot. The server writes, workers read; a slot number is all that is sent.
+slots are free. Must not know what is in a slot. The server writes inputs, workers write results; a slot number is all
+that is sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+RESULT_BYTES = 256 << 10
+"""Place for results in each slot. The system gives memory for what is used of it; larger ones: app.workers.results."""
 _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or a page with a neighbour.
 
 
 @dataclass(frozen=True)
 class Pool:
-    """`count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last."""
+    """`count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last.
+
+    The place for results is `result_offset_bytes` after the slot's begin.
+    """
 
     slot_bytes: int
     count: int
     offset_bytes: int
     stride_bytes: int
+    result_offset_bytes: int
 
 
 class Arena:
-    """Shared memory in pools of slots. A child process is sent the descriptor, and maps the same memory."""
+    """Shared memory in pools of slots. A child process gets the descriptor, and maps the same memory."""
 
     def __init__(self, pools: Sequence[tuple[int, int]]) -> None:
         """`pools`: (bytes a slot, slots) of each pool. The system gives memory when a slot is first used."""
@@ -41,23 +48,26 @@ class Arena:
         for slot_bytes, count in pools:
             if slot_bytes < 1 or count < 1:
                 raise ValueError(f"a pool needs slots of at least one byte, not {count} of {slot_bytes}")
-            stride = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            layout.append(Pool(slot_bytes, count, offset, stride))
+            result_offset = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            stride = result_offset + RESULT_BYTES
+            layout.append(Pool(slot_bytes, count, offset, stride, result_offset))
             offset += stride * count
-        fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC)
+        fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, offset)
+        # Whoever looks behind the end of a file that has shrunk is ended: no worker may do that to the server.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map(tuple(layout), fd)
 
     @classmethod
-    def received(cls, pools: tuple[Pool, ...], connection: Connection[Any, Any]) -> Arena:
-        """The arena that the other end has sent. Raises EOFError."""
+    def opened(cls, pools: tuple[Pool, ...], descriptor: int) -> Arena:
+        """The arena behind a descriptor that the server has sent, which is the arena's from now on."""
         arena = cls.__new__(cls)
-        arena._map(pools, reduction.recv_handle(connection))
+        arena._map(pools, descriptor)
         return arena
 
-    def send(self, connection: Connection[Any, Any], pid: int) -> None:
-        """To the process at the other end, beside the messages. Raises OSError."""
-        reduction.send_handle(connection, self._fd, pid)
+    def descriptor(self) -> int:
+        """A new descriptor of the memory, the caller's to close."""
+        return os.dup(self._fd)
 
     def _map(self, pools: tuple[Pool, ...], fd: int) -> None:
         self.pools = pools
@@ -66,13 +76,24 @@ class Arena:
 
     def slot(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""
-        place = self.pools[pool]
-        if not 0 <= index < place.count:
+        start = self._start(pool, index)
+        return self._bytes(start, start + self.pools[pool].slot_bytes)
+
+    def result(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
+        """The place for results of slot `index` of pool `pool`: uint8 [RESULT_BYTES]. Raises IndexError."""
+        start = self._start(pool, index) + self.pools[pool].result_offset_bytes
+        return self._bytes(start, start + RESULT_BYTES)
+
+    def _start(self, pool: int, index: int) -> int:
+        layout = self.pools[pool]
+        if not 0 <= index < layout.count:
             raise IndexError(f"pool {pool} has no slot {index}")
+        return layout.offset_bytes + index * layout.stride_bytes
+
+    def _bytes(self, start: int, end: int) -> npt.NDArray[np.uint8]:
         if self._memory is None:
             raise ValueError("the arena is closed")
-        start = place.offset_bytes + index * place.stride_bytes
-        return self._memory[start : start + place.slot_bytes]
+        return self._memory[start:end]
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with the last array that still looks at it. Idempotent."""

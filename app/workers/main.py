@@ -12,18 +12,20 @@ import importlib
 import multiprocessing
 import os
 import signal
-from multiprocessing.connection import Connection
-from typing import Any
+import socket
 
 from app import logs
 from app.workers.arena import Arena
+from app.workers.channel import Channel
+from app.workers.load_file import read_load
+from app.workers.messages import Begin, from_server
 from app.workers.worker import run
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(connection: Connection[Any, Any], prepare: bool = False) -> None:
-    """The process: ends when told to, or when the server's end of the pipe is gone, however the server ended.
+def main(end: socket.socket, prepare: bool = False) -> None:
+    """The process: ends when told to, or when the server's end is gone, however the server ended.
 
     `prepare`: import what every worker needs before the first message comes, and with it the environment.
     """
@@ -35,16 +37,22 @@ def main(connection: Connection[Any, Any], prepare: bool = False) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if prepare:
         _import_libraries()
+    channel = Channel(end)
     try:
-        begin = connection.recv()
-        arena = Arena.received(begin.pools, connection)
+        messages = channel.receive()
+        while not messages:
+            channel.wait(None)
+            messages = channel.receive()
     except (EOFError, ConnectionError):
         return
+    begin = from_server(messages[0])
+    assert isinstance(begin, Begin)
+    arena = Arena.opened(begin.pools, channel.take_descriptor())
     os.environ.update(begin.environment)
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
     _import_libraries()
-    run(connection, arena)
+    run(channel, arena, read_load(channel.take_descriptor()))
 
 
 def _import_libraries() -> None:

@@ -1,76 +1,82 @@
-"""What the server and a worker say to each other, over one pipe each way.
+"""What the server and a worker say to each other, over a channel each.
 
-Owns: the messages, nothing else. They are small: pixels travel through the arena, outputs are already reduced.
+Owns: the messages and how they are written, nothing else. They are small: pixels and results lie in the arena, and what
+is to be loaded comes in memory of its own.
 
-    server ─► Begin, Load, Run, Release, Stop
+    server ─► Begin (with two descriptors: the arena's and the Load's), Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
+
+A worker reads pickles: it trusts the server. The server reads MessagePack, as these types and nothing else: what has
+taken over a worker, by a driver or by a file it loads, can send wrong answers and cannot make the server run anything.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy.typing as npt
+import msgspec
 
 from app.logs import Style
+from app.workers.arena import Pool
 from app.workers.guard import Limits
 
-if TYPE_CHECKING:
-    from backends import LoadReport
+if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
+    import numpy as np
+    import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+    from app.precision.probes import Calibration
+    from backends import Device
+    from models import Model, Options, TensorOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """To the process, before all else: what it should know before it loads any library. The arena's handle follows."""
+    """To the process, before all else: what it should know before it loads any library."""
 
     name: str
     environment: Mapping[str, str]
     log_style: Style
-    pools: tuple[Any, ...]  # app.workers.arena.Pool
+    pools: tuple[Pool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the worker, before all else: what to serve and how. Model i (`models.Model`; None: it is not to be loaded)
-    reads pool i of the arena.
+    """What to serve and how. Model i (None: it is not to be loaded) reads pool i of the arena.
 
-    `guard`: the memory guard's limits; `plugins`: modules to import before anything is loaded; `operator_libraries`:
-    shared libraries to load after the vendor's package. `probes`: each model's items for the gate, uint8
-    [n, *input_shape]; none: there is no gate. `calibrations`: each model's `Calibration` (app.precision), where
+    `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
+    anything is loaded; `operator_libraries`: shared libraries to load after the vendor's package. `probes`: each
+    model's items for the gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
     int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
-    seconds; Ready says whether that left something out.
+    seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
     """
 
-    models: tuple[Any, ...]
-    device: str
+    models: tuple[Model | None, ...]
+    device: Device
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
     guard: Limits = field(default_factory=Limits)
     plugins: tuple[str, ...] = ()
     operator_libraries: tuple[str, ...] = ()
-    probes: tuple[Array, ...] = ()
-    calibrations: tuple[Any, ...] = ()
+    probes: tuple[npt.NDArray[np.uint8], ...] = ()
+    calibrations: tuple[Calibration | None, ...] = ()
     cache_dir: Path | None = None
     quick: bool = False
+    ballast: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
-
-    `options`: `models.Options` of images, `models.TensorOptions` of tensors.
-    """
+    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`."""
 
     batch_id: int
     model: int
     slots: tuple[int, ...]
-    options: tuple[Any, ...]
+    options: tuple[Options | TensorOptions, ...]
     batch_size: int
 
 
@@ -86,16 +92,27 @@ class Stop:
     """Finish and end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Report(msgspec.Struct, frozen=True):
+    """backends.LoadReport, field by field, as a message may hold it."""
+
+    engine: str
+    precision: str
+    version: str = ""
+    measures: dict[str, float] = {}
+    refusals: dict[str, str] = {}
+    rejected: tuple[tuple[str, str], ...] = ()
+    staged: bool = False
+    operators: dict[str, str] = {}
+
+
+class Loaded(msgspec.Struct, frozen=True):
     """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up."""
 
-    report: LoadReport
-    latency_s: Mapping[int, float]
+    report: Report
+    latency_s: dict[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Every model is loaded and warm; None: one that is not to be.
 
     `staged`: a worker that is given more time may serve some of them faster.
@@ -107,8 +124,7 @@ class Ready:
     staged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker cannot start, its device is lost, or it leaks and has no memory left; `reason` is one plain sentence.
     Its process ends after this.
     """
@@ -117,50 +133,52 @@ class Ended:
     kind: Literal["lost", "leaked"] = "lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker's process lives and its interpreter runs, whatever its device is doing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A batch's answers in order: what `Model.reduce` returned for each image, None where the network computed NaN
-    or infinity; seconds the device took. `fitted`: how many images at once the device's memory held, where it did not
-    hold the whole batch; else 0.
+ArrayLayout: TypeAlias = tuple[str, tuple[int, ...]]
+"""NumPy's name of an array's type, and its shape."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A batch is done: its results lie beside their inputs (app.workers.results).
+
+    `results`, in order: the layout of what `Model.reduce` returned for each item, None where the network computed NaN
+    or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory held, where it
+    did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes with this, for
+    results that are too large for their place; 0: there is none.
     """
 
     batch_id: int
-    results: tuple[tuple[Array, ...] | None, ...]
+    results: tuple[tuple[ArrayLayout, ...] | None, ...]
     infer_s: float
     fitted: int = 0
+    overflow_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A batch that failed; the worker lives on. `reason` is for the log."""
 
     batch_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Memory was given back. `returned`: bytes by rung (see guard); `request`: whose wish it was, 0 the guard's."""
 
     trigger: str
-    returned: Mapping[int, int]
+    returned: dict[int, int]
     request: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HandOver:
+class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker wants to be replaced: it holds memory that only its end gives back. It serves on meanwhile."""
 
     trigger: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing).
 
     `fallbacks`: how often each operator ran on the CPU because the device lacks it, since the worker began.
@@ -175,4 +193,33 @@ class Stats:
     power_watts: float
     energy_joules: float
     temperature_celsius: float
-    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, int] = {}
+
+
+ToWorker: TypeAlias = Begin | Run | Release | Stop
+FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def to_worker(message: ToWorker) -> bytes:
+    """For `from_server` at the other end."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def from_server(data: bytes) -> ToWorker:
+    """What the server has sent; a worker trusts it."""
+    message: ToWorker = pickle.loads(data)
+    return message
+
+
+def to_server(message: FromWorker) -> bytes:
+    """For `from_worker` at the other end."""
+    return _encode(message)
+
+
+def from_worker(data: bytes) -> FromWorker:
+    """What a worker has sent. Raises ValueError for anything that is not one of these messages."""
+    message: FromWorker = _decode(data)
+    return message

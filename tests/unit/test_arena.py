@@ -1,10 +1,12 @@
 """The arena: slots do not overlap, are shared with a spawned process, and are never handed out twice."""
 
+import os
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.workers.arena import Arena, FreeSlots
+from app.workers.arena import RESULT_BYTES, Arena, FreeSlots
 
 
 def test_slots_of_all_pools_are_disjoint():
@@ -16,6 +18,27 @@ def test_slots_of_all_pools_are_disjoint():
         slot = arena.slot(pool, index)
         assert len(slot) == arena.pools[pool].slot_bytes
         assert (slot == number).all()
+
+
+def test_places_for_results_lie_beside_their_slots_and_overlap_nothing():
+    arena = Arena([(10, 3), (5000, 2)])
+    places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
+    for number, (pool, index) in enumerate(places, start=1):
+        arena.slot(pool, index)[:] = number
+        arena.result(pool, index)[:] = 100 + number
+    for number, (pool, index) in enumerate(places, start=1):
+        assert (arena.slot(pool, index) == number).all()
+        assert len(arena.result(pool, index)) == RESULT_BYTES
+        assert (arena.result(pool, index) == 100 + number).all()
+        assert arena.result(pool, index).ctypes.data % 4096 == 0
+
+
+def test_the_memory_cannot_be_taken_away_by_whoever_has_its_descriptor():
+    arena = Arena([(10, 1)])
+    descriptor = arena.descriptor()
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize(("pool", "index"), [(0, 2), (0, -1), (1, 0)])

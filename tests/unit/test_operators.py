@@ -15,9 +15,9 @@ from torchvision.models import resnet50
 from app.cli import main
 from app.observability.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
+from app.workers.load import load_device
 from app.workers.messages import Load, Stats
-from app.workers.worker import Worker
-from backends import BackendError, LoadedNetwork, operators, register_operator_libraries
+from backends import BackendError, Device, LoadedNetwork, operators, register_operator_libraries
 from backends.ascend import AscendBackend
 from backends.cpu import CpuBackend
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
@@ -238,9 +238,9 @@ def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
 
     monkeypatch.setattr(CpuBackend, "load", lacking)
     model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
-    worker = Worker(Load((model,), "cpu", "eager", "fp32", (1,)), None)
-    worker.close()
-    assert worker.ready.loaded[0].report.operators == {
+    loaded = load_device(Load((model,), Device("cpu:0", "a CPU", 1 << 30, "fp32"), "eager", "fp32", (1,)))
+    loaded.close()
+    assert loaded.ready.loaded[0].report.operators == {
         "aten::sin": "cpu",
         "aten::silu": "replaced",
         "aten::roll": "vendor-cpu",

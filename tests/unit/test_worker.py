@@ -1,9 +1,9 @@
-"""The worker's loop, run in a thread: real models, a real pipe, a real arena."""
+"""The worker's loop, run in a thread: real models, a real channel, a real arena."""
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,23 @@ from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 from app.workers.arena import Arena
-from app.workers.messages import Beat, Done, Ended, Failed, Load, Ready, Run, Stats, Stop
+from app.workers.channel import Channel, socket_pair
+from app.workers.messages import (
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    Load,
+    Ready,
+    Run,
+    Stats,
+    Stop,
+    from_worker,
+    to_worker,
+)
+from app.workers.results import map_overflow, read_results
 from app.workers.worker import run
+from backends import Device
 from models import Options, open_model, parse_spec
 
 WAIT_S = 60
@@ -24,30 +39,48 @@ OPTIONS = Options()
 class Talk:
     """The server's end of a worker that runs in a thread."""
 
-    def __init__(self, *specs, device="cpu", engine="eager", precision="fp32", batch_sizes=(1, 2)):
+    def __init__(self, *specs, device="cpu:0", engine="eager", precision="fp32", batch_sizes=(1, 2)):
         self.models = tuple(open_model(parse_spec(spec), Path("nowhere")) for spec in specs)
         self.arena = Arena([(int(np.prod(model.input_shape)), 4) for model in self.models])
-        self.connection, theirs = multiprocessing.Pipe()
-        self.thread = threading.Thread(target=run, args=(theirs, self.arena))
+        ours, theirs = socket_pair()
+        self.channel = Channel(ours)
+        self.said = []
+        theirs_arena = Arena.opened(self.arena.pools, self.arena.descriptor())
+        load = Load(self.models, Device(device, "a device", 1 << 30, "fp32"), engine, precision, batch_sizes)
+        self.thread = threading.Thread(target=run, args=(Channel(theirs), theirs_arena, load))
         self.thread.start()
-        self.connection.send(Load(self.models, device, engine, precision, batch_sizes))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.connection.close()
+        self.channel.close()
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
         self.arena.close()
 
+    def send(self, message):
+        self.channel.send(to_worker(message))
+
+    def hear_any(self):
+        """The next message."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not self.said:
+            assert time.monotonic() < deadline_s, "the worker says nothing"
+            self.channel.wait(1)
+            self.said += map(from_worker, self.channel.receive())
+        return self.said.pop(0)
+
     def hear(self):
         """The next message that is neither Stats nor Beat."""
-        while True:
-            assert self.connection.poll(WAIT_S), "the worker says nothing"
-            message = self.connection.recv()
-            if not isinstance(message, Stats | Beat):
-                return message
+        while isinstance(message := self.hear_any(), Stats | Beat):
+            pass
+        return message
+
+    def results(self, done, slots, model=0):
+        """What Done speaks of."""
+        overflow = map_overflow(self.channel.take_descriptor(), done.overflow_bytes) if done.overflow_bytes else None
+        return read_results(done.results, [self.arena.result(model, slot) for slot in slots], overflow)
 
     def fill(self, slot, value, model=0):
         self.arena.slot(model, slot)[:] = value
@@ -65,7 +98,7 @@ def test_it_loads_measures_and_answers():
         rng = np.random.default_rng(0)
         for slot in (3, 1):
             talk.fill(slot, rng.integers(0, 256, 224 * 224 * 3, dtype=np.uint8))
-        talk.connection.send(Run(7, 0, (3, 1), (OPTIONS, OPTIONS), 2))
+        talk.send(Run(7, 0, (3, 1), (OPTIONS, OPTIONS), 2))
         done = talk.hear()
         assert isinstance(done, Done)
         assert done.batch_id == 7
@@ -74,24 +107,24 @@ def test_it_loads_measures_and_answers():
         pixels = np.stack([talk.arena.slot(0, slot).reshape(224, 224, 3) for slot in (3, 1)])
         with torch.inference_mode():
             expected = network(torch.from_numpy(pixels))[0].numpy()
-        for row in range(2):
-            np.testing.assert_allclose(done.results[row][0], expected[row], rtol=1e-4, atol=1e-4)
+        for row, (logits,) in enumerate(talk.results(done, (3, 1))):
+            np.testing.assert_allclose(logits, expected[row], rtol=1e-4, atol=1e-4)
 
-        talk.connection.send(Run(8, 1, (0,), (OPTIONS,), 1))
+        talk.send(Run(8, 1, (0,), (OPTIONS,), 1))
         assert talk.hear().batch_id == 8
 
 
 def test_padding_is_computed_and_not_answered():
     with Talk("resnet18:random") as talk:
         talk.hear()
-        talk.connection.send(Run(1, 0, (0,), (OPTIONS,), 2))
+        talk.send(Run(1, 0, (0,), (OPTIONS,), 2))
         assert len(talk.hear().results) == 1
 
 
 def test_memory_is_reported():
     with Talk("resnet18:random") as talk:
-        assert isinstance(talk.connection.recv(), Ready)
-        stats = talk.connection.recv()
+        assert isinstance(talk.hear_any(), Ready)
+        stats = talk.hear_any()
         assert isinstance(stats, Stats)
         assert stats.resident > 10_000_000
         assert 0 < stats.used <= stats.total
@@ -101,21 +134,19 @@ def test_memory_is_reported():
 def test_it_says_that_it_lives():
     with Talk("resnet18:random") as talk:
         talk.hear()
-        heard = []
-        while not any(isinstance(message, Beat) for message in heard):
-            assert talk.connection.poll(WAIT_S)
-            heard.append(talk.connection.recv())
+        while not isinstance(talk.hear_any(), Beat):
+            pass
 
 
 def test_a_batch_that_fails_does_not_end_the_worker():
     with Talk("resnet18:random") as talk:
         talk.hear()
-        talk.connection.send(Run(1, 0, (99,), (OPTIONS,), 1))
+        talk.send(Run(1, 0, (99,), (OPTIONS,), 1))
         failed = talk.hear()
         assert isinstance(failed, Failed)
         assert failed.batch_id == 1
         assert "99" in failed.reason
-        talk.connection.send(Run(2, 0, (0,), (OPTIONS,), 1))
+        talk.send(Run(2, 0, (0,), (OPTIONS,), 1))
         assert isinstance(talk.hear(), Done)
 
 
@@ -131,13 +162,13 @@ def test_nan_is_never_answered(tmp_path, architecture):
     save_file(state, tmp_path / "broken.safetensors")
     with Talk(f"{architecture}:{tmp_path / 'broken.safetensors'}", batch_sizes=(1,)) as talk:
         assert isinstance(talk.hear(), Ready)
-        talk.connection.send(Run(1, 0, (0,), (OPTIONS,), 1))
+        talk.send(Run(1, 0, (0,), (OPTIONS,), 1))
         assert talk.hear().results == (None,)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"device": "npu"}, "npu"), ({"engine": "magic"}, "magic"), ({"precision": "fp3"}, "fp3")],
+    [({"device": "tpu:0"}, "tpu"), ({"engine": "magic"}, "magic"), ({"precision": "fp3"}, "fp3")],
 )
 def test_what_it_cannot_start_with_is_said_in_one_sentence(options, reason):
     with Talk("resnet18:random", **options) as talk:
@@ -151,7 +182,7 @@ def test_what_it_cannot_start_with_is_said_in_one_sentence(options, reason):
 def test_it_ends_when_told_to():
     with Talk("resnet18:random") as talk:
         talk.hear()
-        talk.connection.send(Stop())
+        talk.send(Stop())
         talk.thread.join(WAIT_S)
         assert not talk.thread.is_alive()
 
@@ -159,6 +190,6 @@ def test_it_ends_when_told_to():
 def test_it_ends_when_the_server_is_gone():
     with Talk("resnet18:random") as talk:
         talk.hear()
-        talk.connection.close()
+        talk.channel.close()
         talk.thread.join(WAIT_S)
         assert not talk.thread.is_alive()

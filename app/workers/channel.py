@@ -1,0 +1,162 @@
+"""One end of a socket pair between the server and a worker: whole messages, and neither end ever waits for the other.
+
+Owns: framing (four bytes of length, then the message), what waits to be written, and descriptors that travel with a
+message. Must not know what a message says.
+
+Nothing here blocks. What the socket does not take at once waits here, up to a limit; what has arrived in part waits for
+the rest. A frozen or broken other end therefore costs memory up to the limit, and never time.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""Longer messages are refused, by both ends: what is large travels in shared memory."""
+MAX_WAITING_BYTES = 8 << 20
+_HEADER = struct.Struct("<I")
+_CHUNK_BYTES = 1 << 16
+_MAX_DESCRIPTORS = 8
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+
+class ChannelError(Exception):
+    """The other end does not keep to the rules; the message is one sentence without a full stop."""
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends. Raises OSError."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+class Channel:
+    """One end. Owned by one thread, or guarded by its owner."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+        self._received = bytearray()
+        self._descriptors: deque[int] = deque()  # Received, and not yet taken.
+        self._waiting: deque[tuple[memoryview, list[int]]] = deque()
+        self._waiting_bytes = 0
+
+    def fileno(self) -> int:
+        """For an event loop."""
+        return self._socket.fileno()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits until the socket takes it: then `flush` is to be called once it does."""
+        return bool(self._waiting)
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, now or when the socket takes it. The channel owns and closes `descriptors`.
+
+        Raises ChannelError when too much waits already, OSError when the other end is gone.
+        """
+        frame = memoryview(_HEADER.pack(len(message)) + message)
+        if len(message) > MAX_MESSAGE_BYTES or self._waiting_bytes + len(frame) > MAX_WAITING_BYTES:
+            _close_all(descriptors)
+            reason = "a message is too long" if len(message) > MAX_MESSAGE_BYTES else "the other end does not read"
+            raise ChannelError(f"{reason}: {len(message)} bytes, {self._waiting_bytes} wait")
+        if not self._waiting and not descriptors:  # What nearly every message does.
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(frame):
+                return
+            frame = frame[sent:]
+        self._waiting.append((frame, list(descriptors)))
+        self._waiting_bytes += len(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the socket takes of what waits. Raises OSError."""
+        while self._waiting:
+            frame, descriptors = self._waiting[0]
+            try:
+                sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
+            except BlockingIOError:
+                return
+            _close_all(descriptors)
+            descriptors.clear()
+            self._waiting_bytes -= sent
+            if sent == len(frame):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = (frame[sent:], descriptors)
+
+    def receive(self) -> list[bytes]:
+        """The messages that have arrived as a whole; none when none has.
+
+        Raises EOFError at the end, ConnectionError, ChannelError.
+        """
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return []
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
+            raise ChannelError("too many descriptors came")
+        if not data:
+            raise EOFError
+        if not self._received and len(data) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(data)
+            if len(data) == _HEADER.size + length:  # What nearly every message does.
+                return [data[_HEADER.size :]]
+        self._received += data
+        messages = []
+        start = 0
+        while len(self._received) - start >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._received, start)
+            if length > MAX_MESSAGE_BYTES:
+                raise ChannelError(f"a message of {length} bytes was announced")
+            end = start + _HEADER.size + length
+            if end > len(self._received):
+                break
+            messages.append(bytes(self._received[start + _HEADER.size : end]))
+            start = end
+        del self._received[:start]
+        return messages
+
+    def take_descriptor(self) -> int:
+        """The next descriptor that came with the messages so far; the caller's to close. Raises ChannelError."""
+        if not self._descriptors:
+            raise ChannelError("a descriptor is missing")
+        return self._descriptors.popleft()
+
+    def wait(self, timeout_s: float | None) -> tuple[bool, bool]:
+        """For a thread without an event loop: until there is something to receive, or the socket takes more of what
+        waits, or time is up; which of the first two it was.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._waiting else 0))
+        for _, events in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3):
+            return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
+        return False, False
+
+    def close(self) -> None:
+        """Close the socket and the descriptors that nobody took. Idempotent."""
+        _close_all(self._descriptors)
+        self._descriptors.clear()
+        for _, descriptors in self._waiting:
+            _close_all(descriptors)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._socket.close()
+
+
+def _close_all(descriptors: Sequence[int] | deque[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

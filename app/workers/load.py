@@ -1,0 +1,144 @@
+"""Loading, in the worker: every model made ready on the device, tried and warm, and the report on it.
+
+Owns: the order of loading, the batch buffers, the first latencies. Must not serve. Imports torch, models and backends
+only inside its functions: vendor libraries read the environment when they load, and main sets that first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from app.workers.messages import Load, Loaded, Ready, Report
+
+if TYPE_CHECKING:
+    from backends import Backend, Executable, LoadReport
+    from models import Model
+
+_WARM_UP_RUNS = 2
+
+log = logging.getLogger("anychip.worker")
+
+
+@dataclass
+class LoadedModel:
+    """A model on its device.
+
+    `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
+    the one that was used last at the end. `latency_s`: seconds a batch of each size takes.
+    """
+
+    model: Model
+    executable: Executable
+    report: LoadReport
+    buffers: list[npt.NDArray[np.uint8]]
+    latency_s: Mapping[int, float]
+
+    def next_buffer(self) -> npt.NDArray[np.uint8]:
+        """A buffer that no batch under way uses."""
+        self.buffers.append(self.buffers.pop(0))
+        return self.buffers[-1]
+
+
+@dataclass
+class LoadedDevice:
+    """Everything on one device. `models`: by their numbers, of which those not to be loaded have left gaps."""
+
+    backend: Backend
+    device: str
+    models: dict[int, LoadedModel]
+    ready: Ready
+
+    def close(self) -> None:
+        """Give the device back."""
+        for each in self.models.values():
+            each.executable.close()
+
+
+def load_device(load: Load) -> LoadedDevice:
+    """Load and warm every model. Raises ModelError, BackendError, and what plugins raise."""
+    from backends import open_backend, register_operator_libraries
+
+    for plugin in load.plugins:
+        importlib.import_module(plugin)
+    register_operator_libraries(load.operator_libraries)
+    backend = open_backend(load.device)
+    models: dict[int, LoadedModel] = {}
+    for index, model in enumerate(load.models):
+        if model is not None:
+            models[index] = _loaded(load, index, model, backend)
+    reports = tuple(_message(models[index]) if index in models else None for index in range(len(load.models)))
+    staged = any(each.report.staged for each in models.values())
+    ready = Ready(load.device.id, load.device.name, reports, staged)
+    return LoadedDevice(backend, load.device.id, models, ready)
+
+
+def _loaded(load: Load, index: int, model: Model, backend: Backend) -> LoadedModel:
+    from app.precision.gate import compile_options
+    from backends import Unbuilt
+    from models import PixelModel
+
+    options = compile_options(
+        model,
+        load.probes[index] if load.probes else None,
+        load.calibrations[index] if load.calibrations else None,
+        load.cache_dir,
+        quick=load.quick,
+    )
+    network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
+    sizes = model.batch_sizes(load.batch_sizes)
+    executable, report = backend.load(network, load.device.id, load.engine, load.precision, sizes, options=options)
+    # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
+    rows = 2 * executable.batch_sizes[-1]
+    buffers = [executable.buffer(rows) for _ in range(executable.depth)]
+    _say(load.device.id, model, report)
+    return LoadedModel(model, executable, report, buffers, _latencies(executable, buffers[0]))
+
+
+def _say(device: str, model: Model, report: LoadReport) -> None:
+    errors = ", ".join(f"{name} {error:.2g}" for name, error in report.measures.items()) or "not measured"
+    served = model.name, report.engine, report.precision, device, errors
+    log.info("%s: %s %s on %s; errors against float32: %s", *served)
+    for operator, how in report.operators.items():
+        if how != "replaced":
+            log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)
+
+
+def _message(loaded: LoadedModel) -> Loaded:
+    report = loaded.report
+    return Loaded(
+        Report(
+            engine=report.engine,
+            precision=report.precision,
+            version=report.version,
+            measures=dict(report.measures),
+            refusals=dict(report.refusals),
+            rejected=report.rejected,
+            staged=report.staged,
+            operators=dict(report.operators),
+        ),
+        dict(loaded.latency_s),
+    )
+
+
+def _latencies(executable: Executable, buffer: npt.NDArray[np.uint8]) -> dict[int, float]:
+    """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
+
+    A first run may compile. Then it takes longer than as many runs of a smaller batch would.
+    """
+    fastest_s = executable.fastest_s
+    least_s = math.inf  # An image, in batches so far.
+    for size in executable.batch_sizes:
+        for _ in range(_WARM_UP_RUNS):
+            if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:
+                break
+            executable.run(buffer[:size])
+        least_s = min(least_s, fastest_s[size] / size)
+    return dict(fastest_s)
