@@ -1,0 +1,164 @@
+"""Results on their way to the server: what was written is read, wherever it lies, and nothing else is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.workers.messages import (
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    HandOver,
+    Loaded,
+    Ready,
+    Released,
+    Report,
+    Stats,
+    from_worker,
+    to_server,
+)
+from app.workers.results import ResultError, map_overflow, read_results, write_results
+from backends import LoadReport
+
+PLACE_BYTES = 4096
+DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
+
+
+def sent(results, place_bytes=PLACE_BYTES):
+    """Through memory and a message, as they travel."""
+    places = [np.zeros(place_bytes, np.uint8) for _ in results]
+    layouts, size, descriptor = write_results(results, places)
+    done = from_worker(to_server(Done(1, layouts, 0.1, 0, size)))
+    overflow = map_overflow(descriptor, done.overflow_bytes) if size else None
+    return read_results(done.results, places, overflow)
+
+
+def same(one, other):
+    if one is None or other is None:
+        return one is other
+    pairs = list(zip(one, other, strict=True))
+    return all(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple) | st.tuples(st.integers(1000, 4000))
+
+
+@st.composite
+def arrays(draw):
+    shape, dtype = draw(SHAPES), np.dtype(draw(st.sampled_from(DTYPES)))
+    content = np.random.default_rng(draw(st.integers(0, 9))).integers(0, 2, shape)
+    return content.astype(dtype)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.none() | st.lists(arrays(), max_size=4).map(tuple), max_size=6))
+def test_what_is_written_is_read(results):
+    got = sent(results)
+    assert len(got) == len(results)
+    assert all(map(same, got, results))
+
+
+def test_arrays_from_places_are_copies():
+    place = np.zeros(PLACE_BYTES, np.uint8)
+    layouts, _, _ = write_results([(np.ones(3, np.float32),)], [place])
+    [(array,)] = read_results(layouts, [place], None)
+    place[:] = 0
+    assert (array == 1).all()
+
+
+def test_results_too_large_for_their_place_leave_no_descriptor_behind():
+    before = len(os.listdir("/proc/self/fd"))
+    large = np.arange(1_000_000, dtype=np.float32)
+    [(got,), (small,)] = sent([(large,), (large[:5],)])
+    assert (got == large).all()
+    assert (small == large[:5]).all()
+    del got  # Until then its memory is mapped, and Python keeps a descriptor of that.
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_cannot_be_sent_is_refused():
+    place = np.zeros(PLACE_BYTES, np.uint8)
+    for array in (np.array([object()]), np.array(["text"]), np.zeros(2, [("a", "f4")])):
+        with pytest.raises(ResultError):
+            write_results([(array,)], [place])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (("O", (1,)),),
+        (("<U9", (1,)),),
+        (("V8", (1,)),),
+        (("f4,f4", (1,)),),
+        (("(9,9)f4", (1,)),),
+        (("no type", (1,)),),
+        (("<f4", (-1,)),),
+        (("<f4", (1 << 40,)),),
+        (("<f4", (1 << 62, 1 << 62)),),
+    ],
+)
+def test_a_layout_that_makes_no_sense_is_refused(layout):
+    with pytest.raises(ResultError):
+        read_results([layout], [np.zeros(PLACE_BYTES, np.uint8)], np.zeros(PLACE_BYTES, np.uint8))
+
+
+def test_memory_that_could_shrink_or_is_too_small_is_refused():
+    for seals, size in ((False, 4096), (True, 8192), (True, 0), (True, 1 << 62)):
+        descriptor = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, 4096)
+        if seals:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        with pytest.raises(ResultError):
+            map_overflow(descriptor, size)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(descriptor)
+
+
+REPORT = Report("eager", "fp32", refusals={"a": "b"}, rejected=(("c", "d"),))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Ready("cpu:0", "a CPU", (Loaded(REPORT, {1: 0.1, 8: 0.2}), None), True),
+        Ended("it is gone", "leaked"),
+        Beat(),
+        Done(7, ((("<f4", (3, 2)), ("|b1", ())), None), 0.5, 4, 100),
+        Failed(7, "no reason"),
+        Released("cache", {1: 5, 2: 6}, 3),
+        HandOver("device"),
+        Stats(1, 2, 3, 4, 5, 0.5, 1.0, 2.0, 3.0, {"aten::sin": 4}),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_messages_arrive_as_they_were_sent(message):
+    assert from_worker(to_server(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_a_value_error(data):
+    with contextlib.suppress(ValueError):
+        from_worker(data)
+
+
+def test_a_pickle_from_a_worker_runs_nothing():
+    class Evil:
+        def __reduce__(self):
+            return os.abort, ()
+
+    with pytest.raises(ValueError, match=r"\S"):
+        from_worker(pickle.dumps(Evil()))
+
+
+def test_the_report_has_the_fields_of_the_backends():
+    assert [field.name for field in fields(LoadReport)] == list(Report.__struct_fields__)
