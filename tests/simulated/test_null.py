@@ -166,7 +166,7 @@ def test_any_text_is_a_behaviour_or_one_sentence(text: str) -> None:
 
 
 def test_nothing_said_is_one_device_at_once_without_faults() -> None:
-    assert parse("") == parse(" , ") == Behaviour(1, 0, 0, 0, 1024, 0, 0, 0, ())
+    assert parse("") == parse(" , ") == Behaviour(devices=1, memory_mb=1024, faults=())
 
 
 @pytest.mark.parametrize(
