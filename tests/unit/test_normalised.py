@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from app.precision.probes import probes
-from backends.cpu import CpuBackend
 from models import NormalisedModel, Options, Placement, open_model, parse_spec
 
 
@@ -46,18 +45,3 @@ def test_its_probes_are_the_images_of_the_gate():
     model = opened("resnet18")
     form = NormalisedModel.of(model)
     np.testing.assert_array_equal(probes(form), form.items(probes(model)))
-
-
-@pytest.mark.parametrize("engine", ["eager", "openvino"])
-def test_engines_take_it(engine):
-    form = NormalisedModel.of(opened("resnet18"))
-    items = form.items(np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8))
-    with torch.inference_mode():
-        [expected] = form.network()(torch.from_numpy(items))
-    executable, report = CpuBackend(1).load(form.network(), "cpu:0", engine, "fp32", (1, 2))
-    try:
-        assert report.engine == engine
-        [output] = executable.run(items)
-        np.testing.assert_allclose(output, expected.numpy(), rtol=1e-3, atol=1e-3)
-    finally:
-        executable.close()

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
-from app.cli import main
 from app.observability.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.workers.load import load_device
@@ -247,15 +246,6 @@ def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
     }
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [re.search(r"lacks (\S+),", text)[1] for text in said] == ["aten::sin", "aten::roll"]
-
-
-@pytest.mark.parametrize("command", ["predict", "serve"])
-def test_a_library_that_is_not_there_ends_the_start(command, capsys, tmp_path):
-    missing = str(tmp_path / "missing.so")
-    image = str(ROOT / "models" / "sample" / "images" / "detect_1.jpg")
-    rest = ["yolov8n:sample", image] if command == "predict" else ["--models", "yolov8n:sample", "--port", "0"]
-    assert main([command, *rest, "--device", "cpu", "--operator-libraries", missing]) == 1
-    assert "missing.so is not there." in capsys.readouterr().err
 
 
 def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
