@@ -329,5 +329,9 @@ class Backend(ABC):
     def telemetry(self, device: str) -> Telemetry:
         """What the device says of itself now."""
 
+    def _sick(self) -> Mapping[str, str]:
+        """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""
+        return {}
+
     def _take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
         """Have these devices, which another process has found, without asking the driver for them again."""

@@ -5,12 +5,16 @@ Owns: NVIDIA's switches, and what tells its torch from others that look like it.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 from backends import detect, vendors
+from backends.telemetry import nvidia
 from backends.torch_device import CudaTypeBackend
+
+log = logging.getLogger(__name__)
 
 
 class CudaBackend(CudaTypeBackend):
@@ -30,3 +34,16 @@ class CudaBackend(CudaTypeBackend):
         # fp32 means float32: precisions that round more are chosen by name.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
+        # Shapes are fixed and every batch size is run before it serves: cuDNN may measure its kernels then.
+        torch.backends.cudnn.benchmark = True
+
+    def _tool_index(self, index: int) -> int | None:
+        """NVML's number of a device, by its UUID: CUDA's is another where a variable hides or sorts devices."""
+        try:
+            import pynvml
+
+            uuid = str(torch.cuda.get_device_properties(index).uuid)
+            return {name.removeprefix("GPU-"): number for name, number in nvidia.uuids(pynvml).items()}[uuid]
+        except Exception as error:  # NVML has its own kinds, and an older torch no UUID.
+            log.debug("NVML does not know cuda:%d by its UUID: %s", index, error)
+            return super()._tool_index(index)

@@ -36,7 +36,10 @@ _HYGON_ARCHES = ("gfx926", "gfx928", "gfx92a", "gfx936", "gfx938")
 
 @dataclass(frozen=True)
 class Found:
-    """What a device type answered: the devices, or the `error` (one line). `devices`: name, memory_bytes, arch."""
+    """What a device type answered: the devices, or the `error` (one line).
+
+    `devices`: name, memory_bytes, arch of each; with `error` of one that does not answer.
+    """
 
     error: str = ""
     torch: str = ""
@@ -109,10 +112,17 @@ def vendor_of_cuda(answer: Found, here: Signs) -> str:
     return "nvidia"
 
 
+def _order(device_type: str) -> dict[str, str]:
+    """The variables by which workers will number the devices, so that a number means the same card here."""
+    wanted = {name: text for row in vendors.of_type(device_type) for name, text in row.environment.items()}
+    return {name: text for name, text in wanted.items() if name.endswith("_DEVICE_ORDER") and name not in os.environ}
+
+
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
     environment = {
         **os.environ,
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **_order(device_type),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     # Files, not pipes: a grandchild that lives on would keep a pipe open.

@@ -38,18 +38,25 @@ def ask(package: str, device_type: str) -> dict[str, Any]:
         "devices": [],
     }
     if module.is_available():
-        for index in range(module.device_count()):
-            properties = module.get_device_properties(index)
-            answer["devices"].append(
-                {
-                    "name": str(getattr(properties, "name", "") or module.get_device_name(index)),
-                    "memory_bytes": int(getattr(properties, "total_memory", 0) or 0),
-                    "arch": str(getattr(properties, "gcnArchName", "") or ""),
-                    "uuid": str(getattr(properties, "uuid", "") or ""),
-                    "pci": pci_address(properties),
-                }
-            )
+        answer["devices"] = [described(module, index) for index in range(module.device_count())]
     return answer
+
+
+def described(module: Any, index: int) -> dict[str, Any]:
+    """What is known of one device; `error` where it does not answer: the others must not suffer from it."""
+    try:
+        properties = module.get_device_properties(index)
+        return {
+            "name": str(getattr(properties, "name", "") or module.get_device_name(index)),
+            "memory_bytes": int(getattr(properties, "total_memory", 0) or 0),
+            "arch": str(getattr(properties, "gcnArchName", "") or ""),
+            "uuid": str(getattr(properties, "uuid", "") or ""),
+            "pci": pci_address(properties),
+        }
+    except Exception as error:  # Vendors raise every kind.
+        said = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = said[0][:200] if said else type(error).__name__
+        return {"name": "", "memory_bytes": 0, "arch": "", "error": reason}
 
 
 def main() -> None:

@@ -15,6 +15,27 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/")
+# oneDNN's values of ONEDNN_MAX_CPU_ISA, the longest first, and from which of them on it uses a flag.
+_ISA_LEVELS = (
+    ("AVX512_CORE_AMX", 5),
+    ("AVX10_1_512_AMX", 5),
+    ("AVX512_CORE_FP16", 4),
+    ("AVX10_1_512", 4),
+    ("AVX512_CORE_BF16", 3),
+    ("AVX512_CORE", 2),
+    ("AVX2", 1),
+    ("AVX", 0),
+    ("SSE41", 0),
+)
+_FLAG_LEVELS = {
+    "avx2": 1,
+    "avx512f": 2,
+    "avx512_bf16": 3,
+    "avx512_fp16": 4,
+    "amx_tile": 5,
+    "amx_int8": 5,
+    "amx_bf16": 5,
+}
 
 
 def core_count(root: Path = _ROOT) -> int:
@@ -53,8 +74,16 @@ def cpu_name(root: Path = _ROOT) -> str:
 
 
 def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
-    """Instruction set extensions as Linux names them (`avx512_bf16`, `amx_bf16`, …); empty where unknown."""
-    return frozenset(_cpu_field("flags", root).split())
+    """Instruction set extensions as Linux names them (`avx512_bf16`, `amx_bf16`, …); empty where unknown.
+
+    Without those that ONEDNN_MAX_CPU_ISA forbids oneDNN, and with it PyTorch.
+    """
+    flags = frozenset(_cpu_field("flags", root).split())
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
+    least = next((level for name, level in _ISA_LEVELS if limit.startswith(name)), None)
+    if least is None:
+        return flags
+    return frozenset(flag for flag in flags if _FLAG_LEVELS.get(flag, 0) <= least)
 
 
 class EnergyCounter:

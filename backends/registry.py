@@ -131,6 +131,8 @@ def _named(device: str) -> Choice:
     ids = tuple(each.id for each in found)
     if colon:
         if device not in ids:
+            if reason := named[name]._sick().get(device):
+                raise BackendUnavailableError(f"{device} does not answer: {reason.rstrip('.')}.")
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(ids)}.")
         ids = (device,)
     return Choice(named[name], ids, found=found)
@@ -146,6 +148,7 @@ def report() -> list[Row]:
             rows.append(Row(backend.name, False, str(error), _title(backend)))
             continue
         rows += (_checked(backend, device) for device in devices)
+        rows += (Row(name, False, reason, _title(backend)) for name, reason in backend._sick().items())
     return rows
 
 
@@ -162,6 +165,8 @@ def _first_available() -> Choice:
         except BackendUnavailableError as error:
             refusals[backend.name] = str(error)
             continue
+        for name, reason in backend._sick().items():
+            log.warning("%s is left out, it does not answer: %s", name, reason)
         if refusals and backend.facts.device_type == "cpu":
             log.warning("no accelerator can be used, the CPU serves; anychip devices says it again:")
             for name, reason in refusals.items():

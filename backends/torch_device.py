@@ -30,6 +30,7 @@ from backends.backend import (
     BackendUnavailableError,
     CompileOptions,
     Device,
+    DeviceLostError,
     EngineRefusedError,
     LoadedNetwork,
     Memory,
@@ -111,6 +112,7 @@ class TorchBackend(Backend):
                 {key: str(one[key]) for key in ("uuid", "pci") if one.get(key)},
             )
             for index, one in enumerate(self._found().devices)
+            if not one.get("error")
         ]
 
     def load(
@@ -161,9 +163,19 @@ class TorchBackend(Backend):
         """In the process that owns the device: it creates a context."""
         target, module = self._torch_id(device), self._module()
         with translated_errors(target):
-            free, total = module.mem_get_info(target)
-            allocated, reserved = module.memory_allocated(target), module.memory_reserved(target)
-        return Memory(int(allocated), int(reserved), int(total - free), int(total))
+            allocated, reserved = int(module.memory_allocated(target)), int(module.memory_reserved(target))
+        try:
+            with translated_errors(target):
+                free, total = module.mem_get_info(target)
+        except DeviceLostError:
+            raise
+        except (BackendError, AttributeError, NotImplementedError) as error:
+            # Some devices do not say how much is free (Intel's client GPUs: pytorch#159728). Then what others hold is
+            # not known, and no reason to end a worker.
+            log.debug("%s does not say how much memory is free: %s", device, error)
+            total = max(reserved, int(getattr(module.get_device_properties(target), "total_memory", 0) or 0))
+            free = total - reserved
+        return Memory(allocated, reserved, int(total - free), int(total))
 
     def release_cache(self, device: str) -> int:
         """Bytes that the allocator gave back. Raises what a device fault is translated to: on npu this synchronises."""
@@ -247,11 +259,22 @@ class TorchBackend(Backend):
             )
         if reason := self._mistaken(answer):
             return reason
+        if answer.devices and not self._healthy(answer):
+            reasons = "; ".join(self._sick().values())
+            return _sentence(f"No device of {self.facts.title} answers: {reasons.rstrip('.')}")
         if not answer.devices:
             variable = self.facts.visibility_variable
             hint = f"; check {variable}" if variable in os.environ else "; check the driver with the vendor's tool"
             return _sentence(f"{self.facts.title} has no device that this process may use{hint}" if here else missing)
         return ""
+
+    @staticmethod
+    def _healthy(answer: detect.Found) -> bool:
+        return any(not one.get("error") for one in answer.devices)
+
+    def _sick(self) -> dict[str, str]:
+        found = self._found().devices if self._taken is None else ()
+        return {f"{self.name}:{index}": str(one["error"]) for index, one in enumerate(found) if one.get("error")}
 
     def _torch_id(self, device: str) -> str:
         return f"{self.facts.device_type}:{device.partition(':')[2] or '0'}"

@@ -134,7 +134,8 @@ NVIDIA = Facts(
     visibility_variable="CUDA_VISIBLE_DEVICES",
     telemetry="nvidia",
     # cuDNN keeps 10,000 plans a thread by default (pytorch#104701).
-    environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256"},
+    # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
+    environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     engines=("tensorrt", "graph", "eager"),
     by_name=("inductor", "onnxruntime", "torchscript"),
     precisions=("fp16", "bf16", "int8", "fp32"),
@@ -163,6 +164,9 @@ ASCEND = Facts(
         # Where operators are compiled after all (310P, 910A), they are kept.
         "ACL_OP_COMPILER_CACHE_MODE": "enable",
         "ACL_OP_COMPILER_CACHE_DIR": "{cache}/ascend",
+        # torch_npu runs operators that it lacks on the CPU and only tells standard error. As an error they are known:
+        # backends.operators then runs them on the CPU, counts them and shows them.
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     },
     engines=("torchair", "graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
@@ -172,6 +176,12 @@ ASCEND = Facts(
     # Ascend's faults are plain RuntimeErrors with a number; 207001 is its memory error outside torch_npu's allocator.
     lost=("error code is 507", "multi bit ecc", "device is lost"),
     out_of_memory=("error code is 207001",),
+    remedies={
+        # vllm-ascend#472 and #2210: the compiler of operators in CANN 8 fails with numpy 2.
+        "500001": "CANN's compiler of operators does not run; with CANN 8 this is numpy 2: pip install 'numpy<2'",
+        "cannot run aclop operators during npu graph capture": "the network needs operators that cannot be captured: "
+        "choose --engine eager or torchair",
+    },
     sample_device="Ascend910B3",
     # As torch_npu 2.13 over a driver that answers 507015.
     sample_fault=(
@@ -193,9 +203,10 @@ AMD = Facts(
     pci_vendor="0x1002",
     visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="amd",
-    # What MIOpen finds out and compiles for a shape is worth keeping: minutes on some cards.
+    # Shapes are fixed and warmed before anything is served: HYBRID measures the kernels for a shape that its database
+    # lacks, once, where FAST would take one unmeasured. What is found and compiled is kept: minutes on some cards.
     environment={
-        "MIOPEN_FIND_MODE": "FAST",
+        "MIOPEN_FIND_MODE": "HYBRID",
         "MIOPEN_USER_DB_PATH": "{cache}/miopen",
         "MIOPEN_CUSTOM_CACHE_DIR": "{cache}/miopen",
     },
@@ -236,7 +247,6 @@ CAMBRICON = Facts(
     pci_vendor="0xcabc",
     visibility_variable="MLU_VISIBLE_DEVICES",
     telemetry="cambricon",
-    environment={"PYTORCH_MLU_ALLOC_CONF": "expandable_segments:True"},  # The vendor's usual value.
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
     fixed_shapes=True,
@@ -284,7 +294,7 @@ MOORE_THREADS = Facts(
     engines=("graph", "eager"),
     precisions=("fp16", "fp32"),
     fixed_shapes=True,
-    graph_class="MUSAGraph",
+    graph_class="MUSAGraph",  # Of projects that use it; the public torch_musa has none, and the engine refuses.
     sample_device="MTT S4000",
     sample_fault="MUSA error: the kernel did not end",
     sample_capability=(2, 2),

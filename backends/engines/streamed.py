@@ -89,7 +89,9 @@ class StreamedExecutable(CheckedExecutable):
             hosts = [_host_memory(output.shape, output.dtype) for output in outputs]
             for host, output in zip(hosts, outputs, strict=True):
                 host.copy_(output, non_blocking=host.is_pinned())
-        return _Batch(self, hosts, compute.record_event())
+            done = _event(self._module)
+            done.record(compute)
+        return _Batch(self, hosts, done)
 
     def _is_pinned(self, pixels: Pixels) -> bool:
         address = pixels.ctypes.data
@@ -126,6 +128,17 @@ class StreamedExecutable(CheckedExecutable):
     def _release(self) -> None:
         self._network = None
         self._pinned, self._inputs = [], []
+
+
+def _event(module: Any) -> Any:
+    """An event that lets the waiting thread sleep: by default CUDA's spins, on a core that decoding wants.
+
+    The vendor's own class: torch.Event ignores `blocking` on CUDA (vllm#47081).
+    """
+    try:
+        return module.Event(blocking=True)
+    except TypeError:  # A vendor's class without that choice.
+        return module.Event()
 
 
 class _Batch:

@@ -8,6 +8,7 @@ from torch's where a visibility variable hides devices. An adapter maps them.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 
 from backends.backend import Telemetry
@@ -15,13 +16,15 @@ from backends.telemetry.sampler import Sampler
 from backends.telemetry.tool import Tool, ToolError
 
 
-def reader(name: str) -> Callable[[Tool], Mapping[int, Telemetry]]:
-    """`read` of the module that a vendor's row names: one of this package, or a dotted name of somebody else's.
+def reader(name: str) -> Callable[..., Mapping[int, Telemetry]]:
+    """`read(tool)` of the module that a vendor's row names: one of this package, or a dotted name of somebody else's.
+
+    It may have a parameter `wanted`: the numbers of the devices to ask for, none for all.
 
     Raises ImportError.
     """
     module = importlib.import_module(name if "." in name else f"{__name__}.{name}")
-    read: Callable[[Tool], Mapping[int, Telemetry]] = module.read
+    read: Callable[..., Mapping[int, Telemetry]] = module.read
     return read
 
 
@@ -31,7 +34,14 @@ def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sample
     `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
     """
     read, tool = reader(name), Tool(limit_s)
-    return Sampler(lambda: read(tool), interval_s, cancel=tool.close)
+    asked: set[int] = set()  # The devices of which somebody has wanted to know.
+    takes_wanted = "wanted" in inspect.signature(read).parameters
+    return Sampler(
+        (lambda: read(tool, wanted=tuple(asked))) if takes_wanted else (lambda: read(tool)),
+        interval_s,
+        cancel=tool.close,
+        asked=asked,
+    )
 
 
 __all__ = ["Sampler", "Tool", "ToolError", "reader", "sampler"]

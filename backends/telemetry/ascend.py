@@ -5,6 +5,8 @@ Owns: its command lines and outputs. Not verified on hardware; parsed as quoted 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from backends.backend import Telemetry
 from backends.telemetry.parsing import first, index, rows, telemetry
 from backends.telemetry.tool import Tool, ToolError
@@ -37,12 +39,18 @@ def parse_map(text: str) -> list[tuple[int, int, int]]:
     return chips
 
 
-def read(tool: Tool) -> dict[int, Telemetry]:
-    """By logic id, as the driver numbers devices where ASCEND_RT_VISIBLE_DEVICES is not set. Raises ToolError."""
-    chips = parse_map(tool.run("npu-smi", "info", "-m"))
+def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
+    """By logic id, as the driver numbers devices where ASCEND_RT_VISIBLE_DEVICES is not set. Raises ToolError.
+
+    `wanted`: the logic ids to ask for, empty: all. npu-smi takes a run for each NPU, and each worker has a reader.
+    """
+    if not tool.kept:  # Which chips there are does not change while a process lives.
+        tool.kept = parse_map(tool.run("npu-smi", "info", "-m"))
+    chips = [(npu, chip, logic) for npu, chip, logic in tool.kept if not wanted or logic in wanted]
     if not chips:
         raise ToolError("npu-smi info -m names no chip.")
-    of_npu = {npu: parse(tool.run("npu-smi", "info", "-t", "common", "-i", str(npu))) for npu, _, _ in chips}
+    npus = sorted({npu for npu, _, _ in chips})
+    of_npu = {npu: parse(tool.run("npu-smi", "info", "-t", "common", "-i", str(npu))) for npu in npus}
     return {logic: of_npu[npu].get(chip, Telemetry()) for npu, chip, logic in chips}
 
 

@@ -55,7 +55,10 @@ class Sampler:
         interval_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         cancel: Callable[[], None] = lambda: None,
+        asked: set[int] | None = None,
     ) -> None:
+        """`asked`: where to note of which devices somebody has wanted to know."""
+        self._asked = set() if asked is None else asked
         self._read = read
         self._interval_s = interval_s
         self._clock = clock
@@ -70,6 +73,7 @@ class Sampler:
 
     def latest(self, index: int) -> Telemetry:
         """The last sample of a device, at once; NaN before the first and for a device that was not seen."""
+        self._asked.add(index)
         if self._thread is None:
             self._start()
         return self._samples.get(index, Telemetry())

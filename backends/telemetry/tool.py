@@ -25,6 +25,8 @@ class Tool:
 
     def __init__(self, limit_s: float = 10.0) -> None:
         self._limit_s = limit_s
+        self.kept: list[tuple[int, int, int]] = []
+        """What a reader need not ask for again."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False

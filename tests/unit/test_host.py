@@ -149,3 +149,22 @@ def test_energy_that_cannot_be_read_is_not_a_number(tmp_path: Path) -> None:
     counter = host.EnergyCounter(root)
     (root / "sys/class/powercap/intel-rapl:0/energy_uj").unlink()
     assert isnan(counter.joules())
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        ("AVX2", {"fpu"}),
+        ("AVX512_CORE_VNNI", {"fpu"}),
+        ("avx512_core_bf16", {"fpu", "avx512_bf16"}),
+        ("AVX512_CORE_AMX", {"fpu", "avx512_bf16", "amx_tile"}),
+        ("ALL", {"fpu", "avx512_bf16", "amx_tile"}),
+    ],
+)
+def test_what_onednn_may_not_use_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, kept: set[str]
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("flags\t: fpu avx512_bf16 amx_tile\n")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert host.cpu_flags(tmp_path) == kept

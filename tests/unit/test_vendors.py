@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +19,13 @@ import torch
 
 from backends import (
     BACKENDS,
+    BackendError,
     BackendUnavailableError,
     Device,
     DeviceLostError,
     OutOfDeviceMemoryError,
     Telemetry,
+    choose,
     detect,
     open_backend,
     vendors,
@@ -245,3 +247,57 @@ def test_no_two_rows_answer_to_one_name() -> None:
     names = [name for row in vendors.known() for name in (row.name, *row.aliases)]
     assert len(names) == len(set(names))
     assert all(row.title and row.install and row.device_files for row in vendors.ACCELERATORS)
+
+
+def test_a_device_that_does_not_say_what_is_free_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intel's client GPUs (pytorch#159728)."""
+
+    def unsupported(device: str) -> tuple[int, int]:
+        raise RuntimeError("The device (Intel(R) Arc(TM) A770) doesn't support querying the available free memory.")
+
+    module = SimpleNamespace(
+        mem_get_info=unsupported,
+        memory_allocated=lambda device: 100,
+        memory_reserved=lambda device: 300,
+        get_device_properties=lambda device: SimpleNamespace(total_memory=1000),
+    )
+    xpu: Any = next(backend for backend in VENDORS if backend.name == "xpu")
+    monkeypatch.setattr(xpu, "_module", lambda: module)
+    memory = xpu.memory("xpu:0")
+    assert (memory.allocated, memory.reserved, memory.used, memory.total) == (100, 300, 300, 1000)
+
+
+def test_one_sick_card_does_not_disable_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, Found(devices=(CHIP, {"error": "drvErr=87"}, CHIP)))
+    backend = AscendBackend()
+    assert [device.id for device in backend.devices()] == ["npu:0", "npu:2"]
+    assert backend._sick() == {"npu:1": "drvErr=87"}
+    monkeypatch.setattr("backends.registry.BACKENDS", (backend,))
+    with pytest.raises(BackendUnavailableError, match="npu:1 does not answer: drvErr=87"):
+        choose("npu:1")
+    answers(monkeypatch, Found(devices=({"error": "drvErr=87"},)))
+    assert "No device of Huawei Ascend answers: drvErr=87." in AscendBackend().probe().reason
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "remedy"),
+    [
+        ("npu:0", "AclSetCompileopt, error code is 500001", "pip install 'numpy<2'"),
+        ("npu:0", "Cannot run aclop operators during NPU graph capture.", "--engine eager or torchair"),
+    ],
+)
+def test_a_known_fault_brings_its_remedy(device: str, said: str, remedy: str) -> None:
+    with pytest.raises(BackendError, match=re.escape(remedy)), translated_errors(device):
+        raise RuntimeError(said)
+
+
+def test_nvml_is_asked_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = {0: "aaaa", 1: "bbbb"}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index]))
+    monkeypatch.setattr("backends.telemetry.nvidia.uuids", lambda nvml: {"GPU-bbbb": 0, "GPU-aaaa": 1})
+    monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
+    cuda: Any = next(backend for backend in VENDORS if backend.name == "cuda")
+    assert (cuda._tool_index(0), cuda._tool_index(1)) == (1, 0)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert cuda._tool_index(1) == 1
