@@ -32,7 +32,11 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
 
     settings = settings or Settings()  # type: ignore[call-arg]  # mypy sees no defaults in the fields.
     specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-    return Hosted(settings, [open_model(spec, settings.weights_dir) for spec in specs], held)
+    return Hosted(
+        settings,
+        [open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None) for spec in specs],
+        held,
+    )
 
 
 class Hosted:

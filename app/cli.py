@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SETTINGS_OF_PREDICT = (
     "weights",
+    "weights_mirror",
     "device",
     "engine",
     "precision",
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("target", type=Path)
     convert.add_argument("--half", action="store_true", help="in half precision")
     for action in (listing, fetch, verify):
-        add_settings(action, ("cache_dir",))
+        add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     return parser
 
 
@@ -200,7 +201,9 @@ def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
-    models = [open_model(parse_spec(spec, settings.weights), settings.weights_dir) for spec in settings.model_specs]
+    mirror = settings.weights_mirror or None
+    specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
+    models = [open_model(spec, settings.weights_dir, mirror=mirror) for spec in specs]
     serving = serve(settings, models, announce)
     try:
         import uvloop
@@ -217,7 +220,8 @@ def _predict(parsed: argparse.Namespace) -> int:
 
     settings = read_settings(parsed)
     options = Options(top_k=parsed.top_k, score_threshold=parsed.score_threshold)
-    model = open_model(parse_spec(parsed.model, settings.weights), settings.weights_dir)
+    spec = parse_spec(parsed.model, settings.weights)
+    model = open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
     predictor = Predictor(model, settings)
@@ -299,11 +303,12 @@ def _weights(parsed: argparse.Namespace) -> int:
         weights.convert(parsed.source, parsed.target, torch.float16 if parsed.half else torch.float32)
         print(parsed.target)
         return 0
-    directory = read_settings(parsed).weights_dir
+    settings = read_settings(parsed)
+    directory, mirror = settings.weights_dir, settings.weights_mirror or None
     cached = weights.cached_files(directory)
     if parsed.action == "fetch":
         for name in parsed.models:
-            print(weights.official_file(name, directory, allow_download=True))
+            print(weights.official_file(name, directory, allow_download=True, mirror=mirror))
     elif parsed.action == "verify":
         names = parsed.models or [file.architecture for file in cached]
         if not names:

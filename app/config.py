@@ -62,6 +62,9 @@ class Settings(BaseSettings):
         "or name=file.onnx, .pt2, .ts",
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
+    weights_mirror: str = Field(
+        "", description="Address that official weights are fetched from, in place of their publishers'; checksums stay"
+    )
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
     engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")

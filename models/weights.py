@@ -24,8 +24,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from models import classification, detection
-from models.checkpoint import read
+from models import classification, detection, model_archive
+from models.checkpoint import labels_beside, read
 from models.model import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.vision import torchvision
 
@@ -140,8 +140,12 @@ def cached_files(cache_directory: Path) -> list[CachedFile]:
 def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write what `source` holds as safetensors, floating-point tensors in `dtype`, labels in the metadata.
 
-    Raises WeightsNotFoundError, WeightsError.
+    `source` is a checkpoint or an archive of TorchServe. Raises WeightsNotFoundError, WeightsError.
     """
+    if source.suffix == model_archive.SUFFIX:
+        with model_archive.unpacked(source) as checkpoint_file:
+            convert(checkpoint_file, target, dtype)
+        return
     checkpoint = read(source)
     state = {}
     for name, tensor in checkpoint.state.items():
@@ -152,8 +156,9 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
             tensor = converted  # noqa: PLW2901
         state[name] = tensor.contiguous().clone()
     metadata = dict(checkpoint.metadata)
-    if checkpoint.labels is not None:
-        metadata["labels"] = json.dumps(checkpoint.labels, ensure_ascii=False)
+    labels = checkpoint.labels or labels_beside(source)
+    if labels is not None:
+        metadata["labels"] = json.dumps(labels, ensure_ascii=False)
     partial = target.with_name(target.name + ".part")
     try:
         save_file(state, partial, metadata)

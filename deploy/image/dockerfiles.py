@@ -123,6 +123,7 @@ USER 0
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 COPY deploy/install.py deploy/
+COPY backends/vendors.py backends/
 COPY deploy/image/build.sh deploy/image/
 # For builds without a network (docs/deploy.md). The folder need not be there: the other file keeps the line valid.
 COPY constraints.txt wheelhous[e] wheelhouse/

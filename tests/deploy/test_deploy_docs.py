@@ -18,6 +18,9 @@ PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for 
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
 
 
+OWN = {f"{name}.md" for name in ("README", *FLAVOURS, "deploy", "hardware")}
+
+
 def parts(text):
     """Sections of a page: the level of the heading, blocks of code, names in code, where links lead, rows of tables."""
     blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
@@ -27,7 +30,8 @@ def parts(text):
         {
             "level": len(section) - len(section.lstrip("#")),
             "names": set(re.findall(r"`([^`]+)`", section)),
-            "links": set(re.findall(r"\]\(([^)]+)\)", section)) - {"README.md", "README.zh-CN.md"},
+            # A Chinese page may lead to Chinese pages; where a page leads to its other language is no news.
+            "links": {link.replace(".zh-CN", "") for link in re.findall(r"\]\(([^)]+)\)", section)} - OWN,
             "rows": len(re.findall(r"^\|", section, re.MULTILINE)),
             "bullets": len(re.findall(r"^- ", section, re.MULTILINE)),
         }
@@ -35,13 +39,22 @@ def parts(text):
     ]
 
 
-def test_the_chinese_readme_says_what_the_english_one_says():
+CHINESE = sorted([*ROOT.glob("*.zh-CN.md"), *(ROOT / "docs").rglob("*.zh-CN.md")])
+
+
+def test_the_pages_of_domestic_chips_are_there_in_chinese():
+    names = {str(path.relative_to(ROOT)) for path in CHINESE}
+    assert names >= {"README.zh-CN.md", *(f"docs/install/{name}.zh-CN.md" for name in ("ascend", "dcu", "mlu"))}
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_chinese_page_says_what_the_english_one_says(page):
     """Headings, commands, names, links, rows. Whoever changes the one changes the other."""
-    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    chinese, english = page.read_text(), page.with_name(page.name.replace(".zh-CN", "")).read_text()
     assert parts(english)[0] == parts(chinese)[0], "blocks of code"
     for number, (ours, theirs) in enumerate(zip(parts(english)[1], parts(chinese)[1], strict=True), 1):
         assert ours == theirs, f"section {number}"
-    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 1000
+    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 200
 
 
 def test_every_install_page_has_the_same_sections():

@@ -127,7 +127,8 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
     """What that stage copies is not what people edit; the image takes it and the sources in two steps."""
     stage, code, final = re.split(r"^FROM .*$", text(flavour), flags=re.MULTILINE)[1:]
     copied = {word for line in re.findall(r"^COPY (.+)$", stage, re.MULTILINE) for word in line.split()[:-1]}
-    assert copied == {"pyproject.toml", "constraints.txt", "deploy/install.py", "deploy/image/build.sh", "wheelhous[e]"}
+    settings = {"pyproject.toml", "constraints.txt"}
+    assert copied == {*settings, "deploy/install.py", "deploy/image/build.sh", "backends/vendors.py", "wheelhous[e]"}
     assert "COPY . .\n" in code
     assert re.findall(r"^COPY --from=(\w+)", final, re.MULTILINE) == ["dependencies", "code"]
 
