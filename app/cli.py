@@ -13,34 +13,21 @@ import gc
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from app.config import Settings, split
+from app.tools import predict
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.doctor import CHECKS, examine
 
-if TYPE_CHECKING:
-    from app.tools.offline import Prediction
-
-_SETTINGS_OF_PREDICT = (
-    "weights",
-    "weights_mirror",
-    "device",
-    "engine",
-    "precision",
-    "calibrate",
-    "operator_libraries",
-    "cache_dir",
-    "simulate",
-)
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
-    "demo": "anychip demo",
-    "predict": "anychip predict yolov8n street.jpg --save drawn/",
+    "demo": "anychip demo --open",
+    "predict": "anychip predict yolov8n images/ --output found.jsonl --save drawn/",
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
     "top": "anychip top --url http://gpu7:8000",
@@ -113,17 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     demo = add("demo", _demo, "Serve the sample weights that come with anychip; needs no network.")
     for command in (serve, demo):
         add_settings(command, tuple(Settings.model_fields))
+    demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
 
-    predict = add("predict", _predict, "Answer for some images in the terminal, without a server.")
-    predict.add_argument("model", help="a model's name, or name=architecture:weights")
-    predict.add_argument("images", nargs="+", type=Path, metavar="IMAGE")
-    predict.add_argument(
-        "--save", type=Path, metavar="DIR", help="draw boxes and labels into copies of the images there"
+    predict.add_arguments(
+        add("predict", predict.run, "Answer for images: some in the terminal, or a hundred thousand.")
     )
-    predict.add_argument("--top-k", type=int, default=5, help="classes to answer with (default: 5)")
-    predict.add_argument("--score-threshold", type=float, default=0.25, help="least score of a box (default: 0.25)")
-    predict.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(predict, _SETTINGS_OF_PREDICT)
 
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")
@@ -172,13 +153,16 @@ def _demo(parsed: argparse.Namespace) -> int:
     settings = read_settings(parsed, weights="sample")
 
     def announce(address: str) -> None:
-        print(f"anychip is ready at {address} (API: {address}/docs). Try:\n")
+        page = f"{address}/" if settings.playground else f"{address}/docs"
+        print(f"Open {page} in a browser, or ask from a terminal:\n")
         for model, prefix in (("resnet50", "classify"), ("yolov8n", "detect")):
             path = min(IMAGES.glob(f"{prefix}*.jpg"))
             path = Path(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else path
             if model in settings.model_specs:
                 print(f"  curl -H 'Content-Type: image/jpeg' --data-binary @{path} {address}/v1/models/{model}:predict")
-        print("\nCtrl-C ends it.", flush=True)
+        print(f"\nThe API is described at {address}/docs. Ctrl-C ends the service.", flush=True)
+        if parsed.open:
+            webbrowser.open(page)
 
     return _run_service(settings, announce)
 
@@ -212,40 +196,6 @@ def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
     else:
         uvloop.run(serving)
     return 0
-
-
-def _predict(parsed: argparse.Namespace) -> int:
-    from app.tools.offline import Predictor, draw
-    from models import Options, PixelModel, open_model, parse_spec
-
-    settings = read_settings(parsed)
-    options = Options(top_k=parsed.top_k, score_threshold=parsed.score_threshold)
-    spec = parse_spec(parsed.model, settings.weights)
-    model = open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
-    if not isinstance(model, PixelModel):
-        raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
-    predictor = Predictor(model, settings)
-    answers = {}
-    for path in parsed.images:
-        encoded = path.read_bytes()
-        answers[str(path)] = prediction = predictor.predict(encoded, options)
-        if parsed.save:
-            print(f"drawn: {draw(encoded, prediction, parsed.save / f'{path.stem}.png')}", file=sys.stderr)
-        if not parsed.json:
-            _print_prediction(path, prediction)
-    if parsed.json:
-        print(json.dumps({"model": model.name, "weights": model.weights, "predictions": answers}, indent=2))
-    return 0
-
-
-def _print_prediction(path: Path, prediction: Prediction) -> None:
-    print(f"{path} ({prediction['width']} x {prediction['height']})")
-    findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
-    for found in findings:
-        where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
-        print(f"  {found['score']:.3f}  {found['label']}{where}")
-    if not findings:
-        print("  nothing found")
 
 
 def _devices(parsed: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.config import Settings
 from app.errors import Code, ServiceError
+from app.http.api_description import describe_api
 from app.http.body import BodyBudget
 from app.http.connection import OnePieceProtocol
 from app.http.docs_page import mount_docs
@@ -92,6 +93,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(devices.router)
     app.include_router(torchserve.router)
     app.include_router(stats_stream.router)
+    describe_api(app)
     mount_docs(app)
     if service.settings.playground:
         mount_playground(app)

@@ -1,90 +1,165 @@
-"""One image at a time without a server: `anychip predict`.
+"""Predictions for many images in this process: `anychip predict` without `--url`.
 
-Owns: the way from encoded bytes to a prediction in this process, and drawing it. It has no queue and no worker.
+    sources ─► decoder threads ─► a few batches of pixels ─► one device thread ─► postprocessing here ─► outcomes
+
+Owns: the way from files to predictions without a service. While the device computes a batch, the decoder threads fill
+the next ones, and this thread finishes the one before. Memory stays flat: a fixed number of batches exists.
 """
 
 from __future__ import annotations
 
-import colorsys
-import io
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from app.config import Settings, split
-from app.images.header import check_pixels, read_header
+from app.images.header import ImageError, check_pixels, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration, probes
 from app.serving.service import decode_into
-from backends import Unbuilt, choose, register_operator_libraries, simulated
-from models import Options, PixelModel
+from app.tools.image_sources import Source
+from app.tools.outcomes import Outcome
+from backends import Executable, Unbuilt, choose, host, register_operator_libraries, simulated
+from models import Options, PixelModel, Placement
 
-Prediction = Mapping[str, Any]
-"""One entry of "predictions" (docs/api.md), as postprocessing returns it or as JSON brought it."""
+_BATCHES = 4
+"""Batches that exist at a time: one on the device, one being finished, two being decoded."""
 
-_GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
+Reduced = list[tuple[npt.NDArray[Any], ...]]
 
 
-class Predictor:
-    """A model on the first device that fits the settings, for batches of one."""
+@dataclass(slots=True)
+class _Decoded:
+    """An image on its way: its file, and where it lies in the network's input, or why it cannot be read."""
 
-    def __init__(self, model: PixelModel, settings: Settings) -> None:
-        """Raises ModelError, BackendError, CalibrationError."""
+    source: Source
+    encoded: bytes | None = None
+    placement: Placement | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Pixels, uint8 [batch size, *input shape], and the images that are decoded into them."""
+
+    pixels: torch.Tensor
+    images: list[Future[_Decoded]] = field(default_factory=list)
+    reduced: Future[Reduced] | None = None
+
+
+class LocalPredictor:
+    """A model on the first device that fits the settings. A context manager: its threads end with it."""
+
+    def __init__(self, model: PixelModel, settings: Settings, options: Options, batch_size: int) -> None:
+        """Loads the model for batches of `batch_size`. Raises ModelError, BackendError, CalibrationError."""
         if settings.simulate:
             simulated.configure(settings.simulate, settings.cache_dir.expanduser())
         register_operator_libraries(split(settings.operator_libraries))
-        choice = choose(settings.device)
         self._model = model
         self._settings = settings
-        self._pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)
+        self._options = options
+        self._batch_size = batch_size
+        # Vendors keep the current device and graphs by thread: whatever loads the network also runs it.
+        self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._decoders = ThreadPoolExecutor(settings.decode_threads or host.core_count(), thread_name_prefix="decode")
+        try:
+            self.executable = self._device_thread.submit(self._load).result()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    @property
+    def weights(self) -> str:
+        """Where its weights come from."""
+        return self._model.weights
+
+    def close(self) -> None:
+        """End the threads; decoding that has not begun is dropped."""
+        self._decoders.shutdown(cancel_futures=True)
+        self._device_thread.shutdown(cancel_futures=True)
+
+    def outcomes(self, sources: Iterator[Source]) -> Iterator[Outcome]:
+        """One outcome a source, in the order of the sources. Raises BackendError when the device fails."""
+        shape = (self._batch_size, *self._model.input_shape)
+        free = deque(_Batch(torch.zeros(shape, dtype=torch.uint8)) for _ in range(_BATCHES))
+        under_way: deque[_Batch] = deque()
+        while True:
+            while free and (taken := list(islice(sources, self._batch_size))):
+                batch = free.popleft()
+                batch.images = [
+                    self._decoders.submit(self.decode, source, batch.pixels[row]) for row, source in enumerate(taken)
+                ]
+                # The device thread waits for the decoders, so that this one need not pass the batch on.
+                batch.reduced = self._device_thread.submit(self._run, batch)
+                under_way.append(batch)
+            if not under_way:
+                return
+            batch = under_way.popleft()
+            assert batch.reduced is not None
+            reduced = batch.reduced.result()
+            images = [image.result() for image in batch.images]
+            free.append(batch)
+            for image, outputs in zip(images, reduced, strict=True):
+                yield self._finish(image, outputs)
+
+    def _load(self) -> Executable:
+        settings, model = self._settings, self._model
+        choice = choose(settings.device)
         options = compile_options(
             model,
             probes(model) if choice.backend.facts.computes else None,
             Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
             settings.cache_dir.expanduser(),
         )
-        self._executable, _ = choice.backend.load(
+        executable, _ = choice.backend.load(
             Unbuilt(model.input_shape, model.network),
             choice.devices[0],
             settings.engine,
             settings.precision,
-            (1,),
+            (self._batch_size,),
             options=options,
         )
+        return executable
 
-    def predict(self, encoded: bytes, options: Options) -> Prediction:
-        """Predict for one encoded image. Raises ImageError."""
-        header = read_header(encoded)
-        check_pixels(header, self._settings.max_image_pixels)
-        placement = decode_into(self._model, encoded, header, self._pixels[0])
-        outputs = self._executable.run(self._pixels.numpy())
-        return self._model.postprocess(self._model.reduce(outputs, 0, options), placement, options)
+    def decode(self, source: Source, target: torch.Tensor) -> _Decoded:
+        """In a decoder thread: a file into its row of a batch."""
+        image = _Decoded(source)
+        try:
+            image.encoded = Path(source.path).read_bytes()
+            header = read_header(image.encoded)
+            check_pixels(header, self._settings.max_image_pixels)
+            image.placement = decode_into(self._model, image.encoded, header, target)
+        except ImageError as error:
+            image.error = str(error)
+        except OSError as error:
+            image.error = error.strerror or str(error)
+        return image
 
+    def _run(self, batch: _Batch) -> Reduced:
+        """In the device thread: the small arrays of each image; those of a file that cannot be read mean nothing."""
+        decoded = [image.result() for image in batch.images]  # Every one is waited for before the device reads.
+        if all(image.placement is None for image in decoded):
+            return [() for _ in decoded]
+        outputs = self.executable.run(batch.pixels.numpy())
+        return [self._model.reduce(outputs, row, self._options) for row in range(len(decoded))]
 
-def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
-    """Write the image as PNG with its boxes, or its best class, drawn in; returns the file's path."""
-    image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
-    canvas = ImageDraw.Draw(image)
-    line = max(2, round(max(image.size) / 300))
-    font = ImageFont.load_default(size=max(12, 5 * line))
-    for found in prediction.get("detections") or prediction.get("classes", [])[:1]:
-        colour = _colour(found["class_id"])
-        text = f"{found['label']} {found['score']:.2f}"
-        corner = (0.0, 0.0)
-        if "box" in found:
-            box = found["box"]
-            corner = (box["x1"], box["y1"])
-            canvas.rectangle((*corner, box["x2"], box["y2"]), outline=colour, width=line)
-        canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
-        canvas.text(corner, text, fill="black", font=font)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    image.save(target)
-    return target
-
-
-def _colour(class_id: int) -> tuple[int, int, int]:
-    red, green, blue = colorsys.hsv_to_rgb(class_id * _GOLDEN_RATIO % 1, 0.55, 1.0)
-    return round(red * 255), round(green * 255), round(blue * 255)
+    def _finish(self, image: _Decoded, outputs: Sequence[npt.NDArray[Any]]) -> Outcome:
+        if image.placement is None:
+            return Outcome(image.source, None, image.error, image.encoded)
+        if not all(np.isfinite(array).all() for array in outputs if array.dtype.kind == "f"):
+            return Outcome(image.source, None, "the model answered with NaN or infinity", image.encoded)
+        prediction = self._model.postprocess(outputs, image.placement, self._options)
+        return Outcome(image.source, prediction, "", image.encoded)

@@ -1,0 +1,105 @@
+"""What `/openapi.json` and `/docs` say beyond the routes themselves: answers' schemas, errors, and an example a route.
+
+Owns: the examples, which work as they are printed against `anychip demo` from a clone of the repository; a test runs
+every one of them. Must not change what a route does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from app.errors import MEANINGS, STATUS
+from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
+
+ADDRESS = "http://127.0.0.1:8000"
+"""Where `anychip demo` listens."""
+
+_IMAGES = "models/sample/images"
+_JPEG = f"-H 'Content-Type: image/jpeg' --data-binary @{_IMAGES}"
+_VALUES = {"{model}": "yolov8n", "{version}": "1", "{device}": "cpu:0"}
+
+_PREDICTIONS = f"curl {_JPEG}/classify_heart.jpg {ADDRESS}/predictions/resnet50"
+_INFER = f"""curl -H 'Inference-Header-Content-Length: 0' --data-binary @{_IMAGES}/detect_1.jpg \\
+     {ADDRESS}/v2/models/yolov8n/infer --output answer.bin"""
+
+EXAMPLES: dict[tuple[str, str], str] = {
+    ("post", "/v1/models/{model}:predict"): f"""curl {_JPEG}/detect_1.jpg \\
+     '{ADDRESS}/v1/models/yolov8n:predict?score_threshold=0.4'""",
+    ("post", "/v2/models/{model}/infer"): _INFER,
+    ("post", "/v2/models/{model}/versions/{version}/infer"): _INFER.replace(
+        "yolov8n/infer", "yolov8n/versions/1/infer"
+    ),
+    ("post", "/predictions/{model}"): _PREDICTIONS,
+    ("put", "/predictions/{model}"): f"curl -T {_IMAGES}/classify_heart.jpg {ADDRESS}/predictions/resnet50",
+    ("post", "/predictions/{model}/{version}"): f"{_PREDICTIONS}/1",
+    ("put", "/predictions/{model}/{version}"): (
+        f"curl -T {_IMAGES}/classify_heart.jpg {ADDRESS}/predictions/resnet50/1"
+    ),
+    ("get", "/v1/stats/stream"): f"curl --silent --no-buffer {ADDRESS}/v1/stats/stream | head -n 4",
+}
+"""Commands by method and path. A route that is not here needs nothing but its address."""
+
+_ANSWERS: dict[tuple[str, str], type[BaseModel]] = {
+    ("post", "/v1/models/{model}:predict"): PredictAnswer,
+    ("post", "/v2/models/{model}/infer"): InferAnswer,
+    ("post", "/v2/models/{model}/versions/{version}/infer"): InferAnswer,
+}
+"""Routes that write their JSON by hand, for speed; FastAPI describes the answers of all others."""
+
+
+def describe_api(app: FastAPI) -> None:
+    """Have `app.openapi()` tell everything; it is made once, when it is first asked for."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _described(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of extending the description.
+
+
+def example(method: str, path: str) -> str:
+    """The command that asks a route."""
+    known = EXAMPLES.get((method, path))
+    if known is not None:
+        return known
+    for name, value in _VALUES.items():
+        path = path.replace(name, value)
+    request = "" if method == "get" else f"-X {method.upper()} "
+    return f"curl {request}{ADDRESS}{path}"
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for model in (PredictAnswer, InferAnswer, ErrorAnswer):
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[model.__name__] = schema
+    errors = {
+        "description": "An error:\n\n" + "\n".join(f"- {STATUS[code]} `{code}`: {MEANINGS[code]}" for code in STATUS),
+        "content": _json_of(ErrorAnswer),
+    }
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            text = operation.get("description", "").rstrip()
+            operation["description"] = f"{text}\n\n```\n{example(method, path)}\n```"
+            answer = _ANSWERS.get((method, path))
+            if answer is not None:
+                good = operation["responses"].setdefault("200", {})
+                good["description"] = (answer.__doc__ or "").strip()
+                good.setdefault("content", {}).update(_json_of(answer))
+            # FastAPI's own form of a validation error is never answered here.
+            operation["responses"].pop("422", None)
+            operation["responses"]["default"] = errors
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    return document
+
+
+def _json_of(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}

@@ -1,0 +1,99 @@
+"""The shapes of answers and errors, for `/docs` and for tests.
+
+Owns: what a client may rely on in an answer. Must not be used to make answers: those are written straight to JSON, and
+a test holds real ones against these models.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Schema(BaseModel):
+    """A part of an answer. Fields that are not named here are a mistake, in the answer or here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Box(Schema):
+    """A box in pixels of the image as displayed: x1, y1 is its upper left corner, x2, y2 its lower right one."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+class Detection(Schema):
+    """An object that was found."""
+
+    label: str
+    class_id: int = Field(ge=0)
+    score: float = Field(ge=0, le=1)
+    box: Box
+
+
+class ImageClass(Schema):
+    """A class the image may have; of the best `top_k`."""
+
+    label: str
+    class_id: int = Field(ge=0)
+    score: float = Field(ge=0, le=1)
+
+
+class DetectedImage(Schema):
+    """What a detector found in an image, best score first. Width and height are the image's, as displayed."""
+
+    detections: list[Detection]
+    width: int
+    height: int
+
+
+class ClassifiedImage(Schema):
+    """What a classifier says of an image, best score first. Width and height are the image's, as displayed."""
+
+    classes: list[ImageClass]
+    width: int
+    height: int
+
+
+class PredictAnswer(Schema):
+    """The answer to `:predict`: an entry an image, in the order in which they were sent, and who computed it."""
+
+    model: str
+    predictions: list[DetectedImage | ClassifiedImage]
+    weights: str = Field(description="Where the weights come from: official, sample, random, or a file's name")
+    device: str
+    engine: str
+    precision: str
+    simulated: bool = Field(False, description="Present and true where the CPU stands in for an accelerator")
+
+
+class ErrorAnswer(Schema):
+    """The body of every error, on every route."""
+
+    error: str = Field(description="One plain sentence for people; it may change")
+    code: str = Field(description="For programs; it does not change")
+    request_id: str = Field(description="The log has the detail under it")
+
+
+class OutputTensor(Schema):
+    """A tensor of an Open Inference answer. As binary data its bytes follow the JSON, and `data` is not there."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: list[float | int | str | bool] | None = None
+    parameters: dict[str, int | float | str | bool] | None = None
+
+
+class InferAnswer(Schema):
+    """The answer to `/infer`, as JSON."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    parameters: dict[str, int | float | str | bool]
+    outputs: list[OutputTensor]

@@ -1,0 +1,81 @@
+"""An image with what was found in it drawn in: `anychip predict --save`.
+
+Owns: colours and shapes, the same as the playground's. Must not know where predictions come from.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from app.tools.outcomes import Prediction
+
+Point = tuple[float, float]
+
+_GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
+_LEAST_KEYPOINT_SCORE = 0.3
+
+
+def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
+    """Write the image as PNG with everything that was found, or its best class, drawn in; returns the file's path.
+
+    Raises OSError.
+    """
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
+    canvas = ImageDraw.Draw(image, "RGBA")
+    line = max(2, round(max(image.size) / 300))
+    font = ImageFont.load_default(size=max(12, 5 * line))
+    for found in prediction.get("detections") or prediction.get("classes", [])[:1]:
+        colour = _colour(found["class_id"])
+        for outline in polygons(found):
+            canvas.polygon(outline, fill=(*colour, 90), outline=colour, width=line)
+        turned = [_point(each) for each in found.get("corners", ())]
+        if turned:
+            canvas.polygon(turned, outline=colour, width=line)
+        elif "box" in found:
+            box = found["box"]
+            canvas.rectangle((box["x1"], box["y1"], box["x2"], box["y2"]), outline=colour, width=line)
+        for x, y in _keypoints(found):
+            canvas.ellipse((x - line, y - line, x + line, y + line), fill="white", outline=colour)
+        corner = (found["box"]["x1"], found["box"]["y1"]) if "box" in found else (turned or [(0.0, 0.0)])[0]
+        text = f"{found['label']} {found['score']:.2f}"
+        canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
+        canvas.text(corner, text, fill="black", font=font)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    image.save(target)
+    return target
+
+
+def polygons(found: Prediction) -> Iterator[list[Point]]:
+    """The outlines of an instance, where it has any: `segments` is one polygon or a list of them."""
+    segments: Sequence[Any] = found.get("segments") or ()
+    if not segments:
+        return
+    several = isinstance(segments[0], Sequence) and bool(segments[0]) and not isinstance(segments[0][0], int | float)
+    for part in segments if several else [segments]:
+        outline = [_point(each) for each in part]
+        if len(outline) >= 2:
+            yield outline
+
+
+def _point(given: Any) -> Point:
+    """A point as `{"x": …, "y": …}` or `[x, y]`."""
+    return (given["x"], given["y"]) if isinstance(given, Mapping) else (given[0], given[1])
+
+
+def _keypoints(found: Prediction) -> Iterator[Point]:
+    for given in found.get("keypoints", ()):
+        score = given.get("score", 1.0) if isinstance(given, Mapping) else (*given, 1.0)[2]
+        if score >= _LEAST_KEYPOINT_SCORE:
+            yield _point(given)
+
+
+def _colour(class_id: int) -> tuple[int, int, int]:
+    # The playground's hsl(… 85% 62%).
+    red, green, blue = colorsys.hls_to_rgb(class_id * _GOLDEN_RATIO % 1, 0.62, 0.85)
+    return round(red * 255), round(green * 255), round(blue * 255)

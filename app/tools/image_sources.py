@@ -1,0 +1,79 @@
+"""Which images `anychip predict` was told to read: files, directories, globs and lists.
+
+Owns: how an argument becomes paths, one at a time, so that a hundred thousand files need no list of them. Must not open
+an image.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.tools.arguments import CommandError
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
+"""What is taken of a directory. A file that is named itself is read whatever it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file to read. `relative`: where a drawing of it belongs below the folder of drawings, without its suffix."""
+
+    path: str
+    relative: str
+
+
+def find_images(arguments: Sequence[str]) -> Iterator[Source]:
+    """Every file of the arguments, in order; of a directory those of `SUFFIXES`, at any depth, by name.
+
+    `@FILE` names a list, a path a line; `@-` reads it from standard input. Only the names of one directory at a time
+    are held. Raises CommandError for a glob without a match, OSError for a list that cannot be read.
+    """
+    for argument in arguments:
+        if argument.startswith("@"):
+            yield from _listed(argument[1:])
+        elif os.path.isdir(argument):
+            yield from _inside(argument, "")
+        elif not os.path.exists(argument) and glob.has_magic(argument):
+            yield from _matching(argument)
+        else:
+            yield _named(argument)
+
+
+def _named(path: str) -> Source:
+    return Source(path, Path(path).stem)
+
+
+def _listed(name: str) -> Iterator[Source]:
+    if name == "-":
+        yield from (_named(line) for line in map(str.strip, sys.stdin) if line)
+        return
+    with open(name, encoding="utf-8") as lines:
+        yield from (_named(line) for line in map(str.strip, lines) if line)
+
+
+def _matching(pattern: str) -> Iterator[Source]:
+    found = False
+    for path in sorted(glob.iglob(pattern, recursive=True)):
+        found = True
+        if os.path.isdir(path):
+            yield from _inside(path, "")
+        else:
+            yield _named(path)
+    if not found:
+        raise CommandError(f"nothing matches {pattern}")
+
+
+def _inside(folder: str, prefix: str) -> Iterator[Source]:
+    with os.scandir(folder) as entries:
+        listed = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for name, is_folder in listed:
+        path = os.path.join(folder, name)
+        if is_folder:
+            yield from _inside(path, os.path.join(prefix, name))
+        elif os.path.splitext(name)[1].lower() in SUFFIXES:
+            yield Source(path, os.path.join(prefix, os.path.splitext(name)[0]))

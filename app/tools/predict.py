@@ -1,0 +1,259 @@
+"""`anychip predict`: answers for images, here or by a service, printed or written to a file.
+
+Owns: the command's options, its progress bar and its exit code. Imports torch only where a device computes here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from app.config import Settings
+from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.image_sources import Source, find_images
+from app.tools.outcomes import Journal, Outcome, Predicting
+from app.tools.tables import FORMATS, Format, check_format, convert
+
+_SETTINGS = (
+    "weights",
+    "weights_mirror",
+    "device",
+    "engine",
+    "precision",
+    "calibrate",
+    "operator_libraries",
+    "decode_threads",
+    "max_image_pixels",
+    "cache_dir",
+    "null",
+    "simulate",
+)
+_BATCH_SIZE = 8
+_DRAWINGS_WAITING = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "model", help="a model's name, or name=architecture:weights; with --url the service's name of it"
+    )
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="files, directories, globs in quotes, or @LIST, a file with a path a line (@-: standard input)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write answers there: .jsonl, .csv, .parquet (needs anychip[parquet]), or .json for COCO",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with an --output that was not finished")
+    parser.add_argument("--overwrite", action="store_true", help="replace an --output that exists")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="draw what was found into copies of the images there")
+    parser.add_argument("--url", default="", help="ask a running service, e.g. http://127.0.0.1:8000")
+    parser.add_argument(
+        "--key", default=os.environ.get("ANYCHIP_KEY", ""), help="API key for it (default: $ANYCHIP_KEY)"
+    )
+    parser.add_argument("--parallel", type=int, default=0, help="requests at a time (default: what keeps it busy)")
+    parser.add_argument(
+        "--batch-size", type=int, default=_BATCH_SIZE, help="images a batch, without --url (default: 8)"
+    )
+    parser.add_argument("--top-k", type=int, default=5, help="classes to answer with (default: 5)")
+    parser.add_argument("--score-threshold", type=float, default=0.25, help="least score of a box (default: 0.25)")
+    parser.add_argument("--iou-threshold", type=float, default=0.7, help="overlap of boxes of a class (default: 0.7)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, _SETTINGS)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """The command; 1 when any image failed."""
+    kind = _output_format(parsed)
+    if parsed.batch_size < 1 or parsed.parallel < 0:
+        raise CommandError("--batch-size must be at least 1, and --parallel at least 0")
+    count = sum(1 for _ in find_images(parsed.images)) if "@-" not in parsed.images else None
+    if count == 0:
+        raise CommandError(f"there are no images in {', '.join(parsed.images)}")
+    with _predictor(parsed, count) as predictor:
+        if kind is None:
+            return _print_all(predictor, parsed, count)
+        return _write_all(predictor, parsed, count, kind)
+
+
+def _output_format(parsed: argparse.Namespace) -> Format | None:
+    """Checked before any work begins. Raises CommandError."""
+    if parsed.output is None:
+        if parsed.resume or parsed.overwrite:
+            raise CommandError("--resume and --overwrite need an --output")
+        return None
+    kind = FORMATS.get(parsed.output.suffix.lower())
+    if kind is None:
+        raise CommandError(f"{parsed.output} must end with {', '.join(FORMATS)}")
+    check_format(kind)
+    journal = _journal_path(parsed.output, kind)
+    if parsed.resume and parsed.overwrite:
+        raise CommandError("--resume and --overwrite are the opposite of each other")
+    for path in {parsed.output, journal}:
+        if path.exists() and not (parsed.resume or parsed.overwrite):
+            raise CommandError(f"{path} exists: --resume goes on with it, --overwrite replaces it")
+    if parsed.resume and kind != "jsonl" and parsed.output.exists() and not journal.exists():
+        raise CommandError(f"{parsed.output} is finished; --overwrite makes it again")
+    return kind
+
+
+def _journal_path(output: Path, kind: Format) -> Path:
+    """Where lines are appended while the work goes on: the output itself, or a file beside it until the end."""
+    return output if kind == "jsonl" else output.with_name(output.name + ".partial.jsonl")
+
+
+@contextlib.contextmanager
+def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predicting]:
+    query = {"top_k": parsed.top_k, "score_threshold": parsed.score_threshold, "iou_threshold": parsed.iou_threshold}
+    if parsed.url:
+        from app.tools.remote import RemotePredictor
+
+        yield RemotePredictor(parsed.url, parsed.model, query, parsed.key, parsed.parallel)
+        return
+    from app.tools.offline import LocalPredictor
+    from backends import null
+    from models import Options, PixelModel, open_model, parse_spec
+
+    settings: Settings = read_settings(parsed)
+    if settings.null:
+        null.configure(settings.null)
+    spec = parse_spec(parsed.model, settings.weights)
+    model = open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
+    batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size
+    predictor = LocalPredictor(model, settings, Options(**query), batch_size)
+    try:
+        yield predictor
+    finally:
+        predictor.close()
+
+
+def _print_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None) -> int:
+    answers: dict[str, Any] = {}
+    failed = 0
+    with _Drawings(parsed.save, announced=True) as drawings:
+        for outcome in predictor.outcomes(find_images(parsed.images)):
+            drawings.add(outcome)
+            if outcome.prediction is None:
+                failed += 1
+                _complain(outcome)
+            elif parsed.json:
+                answers[outcome.source.path] = outcome.prediction
+            else:
+                _print_prediction(outcome.source.path, outcome.prediction)
+    if parsed.json:
+        document = {"model": predictor.model, "weights": predictor.weights, "predictions": answers}
+        print(json.dumps(document, indent=2))
+    return _summarise(failed + drawings.failed, count)
+
+
+def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None, kind: Format) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    failed = 0
+    path = _journal_path(parsed.output, kind)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with (
+        Journal(path, predictor.model, resume=parsed.resume) as journal,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        _Drawings(parsed.save, announced=False) as drawings,
+    ):
+        left = None if count is None else max(0, count - journal.done)
+        task = progress.add_task(predictor.model, total=left, rate="")
+        sources: Iterator[Source] = (each for each in find_images(parsed.images) if not journal.holds(each.path))
+        for outcome in predictor.outcomes(sources):
+            journal.write(outcome, predictor.weights)
+            drawings.add(outcome)
+            if outcome.prediction is None:
+                failed += 1
+                _complain(outcome)
+            speed = progress.tasks[task].speed
+            progress.update(task, advance=1, rate=f"{speed:.1f} images/s" if speed else "")
+        done = int(progress.tasks[task].completed)
+        elapsed_s = progress.tasks[task].elapsed or 0.0
+    if kind != "jsonl":
+        convert(path, parsed.output, kind)
+        path.unlink()
+    rate = f", {done / elapsed_s:.1f} images/s" if elapsed_s > 0 and done else ""
+    print(f"{parsed.output}: {done} images, {failed} failed{rate}", file=sys.stderr)
+    return 1 if failed or drawings.failed else 0
+
+
+class _Drawings:
+    """Drawn copies, made in threads while the work goes on; few wait at a time."""
+
+    def __init__(self, folder: Path | None, *, announced: bool) -> None:
+        self._folder = folder
+        self._announced = announced
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="draw")
+        self._under_way: list[Future[Path]] = []
+        self.failed = 0
+
+    def __enter__(self) -> _Drawings:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait(0)
+        self._threads.shutdown()
+
+    def add(self, outcome: Outcome) -> None:
+        """Draw an outcome, where drawings are wanted and something can be drawn."""
+        if self._folder is None or outcome.prediction is None or outcome.encoded is None:
+            return
+        from app.tools.drawing import draw
+
+        target = self._folder / f"{outcome.source.relative}.png"
+        self._under_way.append(self._threads.submit(draw, outcome.encoded, outcome.prediction, target))
+        self._wait(_DRAWINGS_WAITING)
+
+    def _wait(self, most: int) -> None:
+        while len(self._under_way) > most:
+            try:
+                path = self._under_way.pop(0).result()
+            except OSError as error:
+                self.failed += 1
+                print(f"anychip: cannot draw: {error}", file=sys.stderr)
+            else:
+                if self._announced:
+                    print(f"drawn: {path}", file=sys.stderr)
+
+
+def _complain(outcome: Outcome) -> None:
+    print(f"anychip: {outcome.source.path}: {outcome.error}", file=sys.stderr)
+
+
+def _summarise(failed: int, count: int | None) -> int:
+    if failed and count != 1:
+        print(f"anychip: {failed} of {count or 'the'} images failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _print_prediction(path: str, prediction: Any) -> None:
+    print(f"{path} ({prediction['width']} x {prediction['height']})")
+    findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
+    for found in findings:
+        where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
+        print(f"  {found['score']:.3f}  {found['label']}{where}")
+    if not findings:
+        print("  nothing found")

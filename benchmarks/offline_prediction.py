@@ -1,0 +1,115 @@
+"""`anychip predict` over many small images, against what decoding and the device allow by themselves.
+
+    python -m benchmarks.offline_prediction --images 20000
+
+One process measures, one after the other: decoding alone (every decoder thread, nothing else), the device alone (full
+batches, nothing decoded) and the whole command with its output file. The device is `null`, which sleeps for as long as
+it is told and takes no processor time, so that the smaller of the two rates is what the command could reach. Twice:
+with a device that is faster than decoding, and with one that is slower. The command's rate is the one it prints: from
+the first image on, without the time that loading takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import resource
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from app.cli import main as anychip
+from app.config import Settings
+from app.tools.image_sources import find_images
+from app.tools.offline import LocalPredictor
+from backends import host, null
+from models import Options, open_model, parse_spec
+
+_MODEL = "resnet18"
+
+
+def write_images(folder: Path, count: int, side: int) -> None:
+    """JPEG files of `side` x `side` pixels, of 32 different contents."""
+    random = np.random.default_rng(0)
+    encoded = []
+    for _ in range(32):
+        small = Image.fromarray(random.integers(0, 255, (side // 8, side // 8, 3), np.uint8))
+        stream = io.BytesIO()
+        small.resize((side, side), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=90)
+        encoded.append(stream.getvalue())
+    for number in range(count):
+        path = folder / f"{number // 1000:03}" / f"{number:06}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded[number % len(encoded)])
+
+
+def decoding_rate(predictor: LocalPredictor, folder: Path, batch_size: int) -> float:
+    """Images a second that all decoder threads place into batches, with nothing else to do."""
+    sources = list(find_images([str(folder)]))
+    pixels = torch.zeros((batch_size, 224, 224, 3), dtype=torch.uint8)
+    threads = host.core_count()
+
+    def decode(first: int) -> None:
+        for number in range(first, len(sources), threads):
+            predictor.decode(sources[number], pixels[number % batch_size])
+
+    started_s = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(decode, range(threads)))
+    return len(sources) / (time.perf_counter() - started_s)
+
+
+def device_rate(predictor: LocalPredictor, batch_size: int, seconds: float = 5.0) -> float:
+    """Images a second of full batches, one after the other."""
+    pixels = np.zeros((batch_size, 224, 224, 3), np.uint8)
+    batches, started_s = 0, time.perf_counter()
+    while time.perf_counter() - started_s < seconds:
+        predictor.executable.run(pixels)
+        batches += 1
+    return batches * batch_size / (time.perf_counter() - started_s)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="How near anychip predict comes to decoding and the device.")
+    parser.add_argument("--images", type=int, default=20_000)
+    parser.add_argument("--side", type=int, default=128, help="pixels of an image's side (default: 128)")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--delays-ms", default="2,12", help="what a batch takes on the device, one run each")
+    parsed = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "images"
+        folder.mkdir()
+        write_images(folder, parsed.images, parsed.side)
+        for delay_ms in map(float, parsed.delays_ms.split(",")):
+            told = f"delay_ms={delay_ms:g}"
+            null.configure(told)
+            settings = Settings(device="null", weights="random")
+            model = open_model(parse_spec(_MODEL, "random"), settings.weights_dir)
+            predictor = LocalPredictor(model, settings, Options(), parsed.batch_size)
+            decoding = decoding_rate(predictor, folder, parsed.batch_size)
+            device = device_rate(predictor, parsed.batch_size)
+            predictor.close()
+            output = Path(name) / f"{delay_ms:g}.jsonl"
+            command = ["predict", _MODEL, str(folder), "--output", str(output), "--batch-size", str(parsed.batch_size)]
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                assert anychip([*command, "--device", "null", "--weights", "random", "--null", told]) == 0
+            whole = float(re.findall(r"([\d.]+) images/s", said.getvalue())[-1])
+            limit = min(decoding, device)
+            peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(
+                f"batch {delay_ms:g} ms: decoding alone {decoding:.0f}/s, device alone {device:.0f}/s, "
+                f"predict {whole:.0f}/s = {whole / limit:.2f} of the smaller; peak memory {peak_mib:.0f} MiB"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""`anychip predict` over many images: what is read, what is written, and what is left after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from app.cli import main
+from app.tools.arguments import CommandError
+from app.tools.image_sources import Source, find_images
+from app.tools.outcomes import Journal, Outcome, read_lines
+from app.tools.tables import COLUMNS, convert
+from models.sample import IMAGES
+
+ROOT = Path(__file__).parents[2]
+NULL = ("--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
+SAMPLE = ("--weights", "sample", "--device", "cpu", "--engine", "eager", "--precision", "fp32")
+BOX = {"x1": 1.0, "y1": 2.0, "x2": 11.0, "y2": 22.0}
+DETECTION = {"label": "cat", "class_id": 3, "score": 0.5, "box": BOX}
+
+
+def image(path, size=(8, 8)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, "red").save(path)
+    return path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_table(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def outcome(name, *detections, error=""):
+    prediction = None if error else {"detections": list(detections), "width": 30, "height": 40}
+    return Outcome(Source(name, name), prediction, error)
+
+
+def test_directories_globs_lists_and_files_are_read_in_order(tmp_path):
+    names = ["b/two.PNG", "b/a/one.jpg", "c.webp", "notes.txt"]
+    for name in names[:3]:
+        image(tmp_path / name)
+    (tmp_path / "notes.txt").write_text(f"{tmp_path}/c.webp\n\n{tmp_path}/missing.jpg\n")
+    found = list(find_images([str(tmp_path)]))
+    assert [os.path.relpath(each.path, tmp_path) for each in found] == ["b/a/one.jpg", "b/two.PNG", "c.webp"]
+    assert [each.relative for each in found] == ["b/a/one", "b/two", "c"]
+    assert [each.path for each in find_images([f"{tmp_path}/*.webp"])] == [f"{tmp_path}/c.webp"]
+    listed = [each.path for each in find_images([f"@{tmp_path}/notes.txt"])]
+    assert listed == [f"{tmp_path}/c.webp", f"{tmp_path}/missing.jpg"]
+    assert [each.path for each in find_images(["notes.txt"])] == ["notes.txt"]
+    with pytest.raises(CommandError, match="nothing matches"):
+        list(find_images([f"{tmp_path}/*.tiff"]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(["good", "bad"]), max_size=12), st.integers(0, 400))
+def test_whatever_an_interruption_leaves_is_gone_on_with(tmp_path_factory, kinds, cut):
+    path = tmp_path_factory.mktemp("journal") / "out.jsonl"
+    with Journal(path, "m", resume=False) as journal:
+        for number, kind in enumerate(kinds):
+            journal.write(outcome(f"{number}.jpg", error="" if kind == "good" else "broken"), "w")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(0, len(whole) - cut)])
+    left = {json.loads(line)["file"] for line in path.read_bytes().split(b"\n")[:-1] if b"error" not in line}
+    with Journal(path, "m", resume=True) as journal:
+        assert journal.done == len(left)
+        for number in range(len(kinds)):
+            assert journal.holds(f"{number}.jpg") == (f"{number}.jpg" in left)
+            if not journal.holds(f"{number}.jpg"):
+                journal.write(outcome(f"{number}.jpg"), "w")
+    assert sorted(each["file"] for each in read_lines(path)) == sorted(f"{number}.jpg" for number in range(len(kinds)))
+
+
+def test_another_models_answers_are_not_gone_on_with(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with Journal(path, "one", resume=False) as journal:
+        journal.write(outcome("a.jpg"), "w")
+    before = path.read_bytes()
+    with pytest.raises(CommandError, match="answers of one, not of two"):
+        Journal(path, "two", resume=True)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_csv_parquet_and_coco_hold_what_the_lines_hold(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with Journal(path, "m", resume=False) as journal:
+        journal.write(outcome("a.jpg", DETECTION, {**DETECTION, "class_id": 5, "label": "dog"}), "w")
+        journal.write(outcome("b.jpg", error="broken"), "w")
+        journal.write(outcome("c.jpg"), "w")
+    convert(path, tmp_path / "out.csv", "csv")
+    table = read_table(tmp_path / "out.csv")
+    assert tuple(table[0]) == COLUMNS
+    assert table[1] == ["a.jpg", "30", "40", "cat", "3", "0.5", "1.0", "2.0", "11.0", "22.0", ""]
+    assert [row[0] for row in table[1:]] == ["a.jpg", "a.jpg", "b.jpg", "c.jpg"]
+    assert table[3][-1] == "broken"
+    convert(path, tmp_path / "out.json", "coco")
+    coco = json.loads((tmp_path / "out.json").read_text())
+    assert [(each["id"], each["file_name"]) for each in coco["images"]] == [(1, "a.jpg"), (2, "c.jpg")]
+    assert coco["annotations"][0] == {
+        "id": 1, "image_id": 1, "category_id": 3, "score": 0.5,
+        "bbox": [1.0, 2.0, 10.0, 20.0], "area": 200.0, "iscrowd": 0,
+    }  # fmt: skip
+    assert coco["categories"] == [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    convert(path, tmp_path / "out.parquet", "parquet")
+    columns = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert columns["label"] == ["cat", "dog", None, None]
+    assert columns["x2"][:2] == [11.0, 11.0]
+    assert columns["error"] == [None, None, "broken", None]
+
+
+def test_memory_does_not_grow_with_the_number_of_answers(tmp_path):
+    path = tmp_path / "out.jsonl"
+
+    def write(count):
+        tracemalloc.reset_peak()
+        with Journal(path, "m", resume=False) as journal:
+            for number in range(count):
+                journal.write(outcome(f"{number}.jpg", DETECTION), "w")
+        for kind in ("csv", "coco"):
+            convert(path, tmp_path / f"out.{kind}", kind)
+        return tracemalloc.get_traced_memory()[1]
+
+    tracemalloc.start()
+    try:
+        write(100)  # Whatever is made once.
+        few, many = write(500), write(5000)
+    finally:
+        tracemalloc.stop()
+    assert many < 1.2 * few + 100_000
+
+
+def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
+    for name in ("a", "c"):
+        image(tmp_path / "in" / f"{name}.png")
+    (tmp_path / "in" / "b.jpg").write_text("no image")
+    output = tmp_path / "out.jsonl"
+    arguments = ["predict", "yolov8n", str(tmp_path / "in"), str(tmp_path / "none.jpg"), "--output", str(output), *NULL]
+    assert main(arguments) == 1
+    written = {Path(each["file"]).name: each for each in lines(output)}
+    assert {name: "error" in each for name, each in written.items()} == {
+        "a.png": False, "b.jpg": True, "c.png": False, "none.jpg": True,
+    }  # fmt: skip
+    assert "not an image" in written["b.jpg"]["error"]
+    assert written["a.png"]["width"] == 8
+    said = capsys.readouterr().err
+    assert "b.jpg: " in said
+    assert "4 images, 2 failed" in said
+    assert main(arguments) == 1
+    assert "exists: --resume goes on with it" in capsys.readouterr().err
+    image(tmp_path / "in" / "b.jpg")
+    image(tmp_path / "none.jpg")
+    assert main([*arguments, "--resume"]) == 0
+    assert "2 images, 0 failed" in capsys.readouterr().err
+    assert len(lines(output)) == 4
+
+
+def test_the_answers_of_batches_are_those_of_single_images(tmp_path):
+    folder = str(IMAGES)
+    assert (
+        main(["predict", "yolov8n", folder, "--output", str(tmp_path / "8.jsonl"), "--batch-size", "4", *SAMPLE]) == 0
+    )
+    assert (
+        main(["predict", "yolov8n", folder, "--output", str(tmp_path / "1.jsonl"), "--batch-size", "1", *SAMPLE]) == 0
+    )
+    four, one = lines(tmp_path / "8.jsonl"), lines(tmp_path / "1.jsonl")
+    assert [each["file"] for each in four] == [each["file"] for each in one] == sorted(map(str, IMAGES.glob("*.jpg")))
+    for batched, single in zip(four, one, strict=True):
+        assert [each["label"] for each in batched["detections"]] == [each["label"] for each in single["detections"]]
+        for left, right in zip(batched["detections"], single["detections"], strict=True):
+            assert left["score"] == pytest.approx(right["score"], abs=1e-3)
+            assert list(left["box"].values()) == pytest.approx(list(right["box"].values()), abs=0.1)
+
+
+def test_drawings_keep_the_folders_of_their_images(tmp_path):
+    image(tmp_path / "in" / "x" / "same.png", (64, 48))
+    image(tmp_path / "in" / "y" / "same.png", (64, 48))
+    output = ("--output", str(tmp_path / "out.csv"), "--save", str(tmp_path / "drawn"))
+    assert main(["predict", "resnet18", str(tmp_path / "in"), *output, *NULL]) == 0
+    drawn = sorted(str(path.relative_to(tmp_path / "drawn")) for path in (tmp_path / "drawn").rglob("*.png"))
+    assert drawn == ["x/same.png", "y/same.png"]
+    assert not list(tmp_path.glob("*.partial.jsonl"))
+    assert len(read_table(tmp_path / "out.csv")) == 1 + 2 * 5
+
+
+def test_masks_key_points_and_turned_boxes_are_drawn(tmp_path):
+    from app.tools.drawing import draw
+
+    source = image(tmp_path / "in.png", (100, 100)).read_bytes()
+    square = [[10, 10], [60, 10], [60, 60], [10, 60]]
+    plain = Image.open(draw(source, {"detections": []}, tmp_path / "plain.png")).tobytes()
+    for extra in (
+        {"segments": square},
+        {"segments": [square]},
+        {"corners": [{"x": x, "y": y} for x, y in square]},
+        {"keypoints": [[30, 30, 0.9], [50, 50, 0.1]]},
+    ):
+        found = {"label": "cat", "class_id": 1, "score": 0.5, **extra}
+        drawn = Image.open(draw(source, {"detections": [found]}, tmp_path / "drawn.png"))
+        assert drawn.tobytes() != plain
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    for number in range(60):
+        image(tmp_path / "in" / f"{number:02}.png")
+    output = tmp_path / "out.jsonl"
+    command = ["predict", "resnet18", str(tmp_path / "in"), "--output", str(output), *NULL]
+    slow = [sys.executable, "-m", "app", *command, "--null", "delay_ms=200", "--batch-size", "2"]
+    process = subprocess.Popen(slow, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < 4):
+            pass
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = output.read_bytes()
+    with output.open("ab") as file:
+        file.write(b'{"file":"cut o')
+    assert 4 <= before.count(b"\n") < 60
+    assert main([*command, "--resume"]) == 0
+    assert output.read_bytes().startswith(before)
+    assert sorted(Path(each["file"]).name for each in lines(output)) == [f"{number:02}.png" for number in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--output", "out.txt"], "must end with"),
+        (["--resume"], "need an --output"),
+        (["--output", "out.csv", "--resume", "--overwrite"], "opposite"),
+        (["--url", "http://127.0.0.1:9"], "nothing answers"),
+        (["--batch-size", "0"], "at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_any_work(tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    image(tmp_path / "a.png")
+    assert main(["predict", "resnet18", "a.png", *arguments, *NULL]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_line_that_is_none_of_ours_is_refused(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(orjson.dumps(["no", "object"]) + b"\n")
+    with pytest.raises(CommandError, match="line 1"):
+        list(read_lines(path))

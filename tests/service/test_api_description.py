@@ -1,0 +1,111 @@
+"""`/openapi.json`: its examples work as they are printed, and real answers have the shapes it describes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.http.api_description import ADDRESS
+from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
+from models.sample import IMAGES
+from tests.support.service_process import running
+
+ROOT = Path(__file__).parents[2]
+_UNLOADING, _LOADING = "/unload", "/load"
+NULL = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with running(
+        tmp_path_factory.mktemp("described"), "--models", "resnet50,yolov8n", "--weights", "sample"
+    ) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def description(service):
+    with service.client() as client:
+        return client.get("/openapi.json").json()
+
+
+def examples(description):
+    """Method, path and command of every route."""
+    return [
+        (method, path, re.search(r"```\n(.*?)\n```", operation["description"], re.DOTALL)[1])
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    ]
+
+
+def failures(service, listed, folder):
+    """Examples that do not work as they are printed, run in a folder that looks like a clone of the repository."""
+    (folder / "models").symlink_to(ROOT / "models")
+    failed = {}
+    for method, path, command in listed:
+        assert ADDRESS in command
+        script = f'curl() {{ command curl --fail --silent --show-error "$@"; }}\n{command}\n'
+        script = script.replace(ADDRESS, service.url)
+        ended = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, timeout=120, check=False)
+        output = ended.stdout or b"".join(path.read_bytes() for path in folder.glob("answer.bin"))
+        if ended.returncode or not output:
+            failed[f"{method} {path}"] = (command, ended.stderr.decode())
+    return failed
+
+
+def test_every_example_works_as_it_is_printed(service, description, tmp_path):
+    listed = [each for each in examples(description) if not each[1].endswith((_LOADING, _UNLOADING))]
+    assert len(listed) > 20
+    assert failures(service, listed, tmp_path) == {}
+
+
+def test_examples_that_change_models_work_one_after_the_other(description, tmp_path):
+    listed = [each for each in examples(description) if each[1].endswith((_UNLOADING, _LOADING))]
+    listed.sort(key=lambda each: each[1].endswith(_LOADING) and not each[1].endswith(_UNLOADING))
+    assert len(listed) == 2
+    with running(tmp_path, "--models", "resnet50,yolov8n", *NULL) as service:
+        (tmp_path / "clone").mkdir()
+        assert [path.rpartition("/")[2] for _, path, _ in listed] == ["unload", "load"]
+        assert failures(service, listed, tmp_path / "clone") == {}
+
+
+def test_answers_and_errors_are_described_on_every_route(description):
+    schemas = description["components"]["schemas"]
+    assert {"PredictAnswer", "DetectedImage", "Box", "InferAnswer", "ErrorAnswer", "Stats", "Models"} <= set(schemas)
+    assert "HTTPValidationError" not in schemas
+    text = str(description["paths"])
+    for reference in set(re.findall(r"#/components/schemas/(\w+)", text + str(schemas))):
+        assert reference in schemas
+    for path, operations in description["paths"].items():
+        for operation in operations.values():
+            assert operation["responses"]["default"]["content"]["application/json"], path
+            assert "DEADLINE_EXCEEDED" in operation["responses"]["default"]["description"]
+
+
+def test_real_answers_have_the_shapes_that_are_described(service):
+    jpeg = {"Content-Type": "image/jpeg"}
+    body = (IMAGES / "detect_1.jpg").read_bytes()
+    with service.client() as client:
+        detected = client.post("/v1/models/yolov8n:predict", content=body, headers=jpeg)
+        answer = PredictAnswer.model_validate_json(detected.content, strict=True)
+        assert answer.predictions[0].detections
+        classified = client.post("/v1/models/resnet50:predict?top_k=3", content=body, headers=jpeg)
+        answer = PredictAnswer.model_validate_json(classified.content, strict=True)
+        assert len(answer.predictions[0].classes) == 3
+        pixels = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["bm8gaW1hZ2U="]}
+        refused = client.post("/v2/models/resnet50/infer", json={"inputs": [pixels]})
+        assert ErrorAnswer.model_validate_json(refused.content, strict=True).code == "INVALID_IMAGE"
+        missing = client.get("/v2/models/none")
+        assert ErrorAnswer.model_validate_json(missing.content, strict=True).code == "MODEL_NOT_FOUND"
+        raw = client.post("/v2/models/resnet50/infer", json={"inputs": [_image(body)]})
+        outputs = InferAnswer.model_validate_json(raw.content, strict=True).outputs
+        assert {each.name for each in outputs} == {"logits", "probabilities", "predictions"}
+
+
+def _image(body):
+    import base64
+
+    return {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(body).decode()]}
