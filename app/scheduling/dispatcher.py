@@ -69,6 +69,7 @@ class Dispatcher:
         self._device_metrics = {device: DeviceMetrics(metrics, device, choice.vendor) for device in choice.devices}
         self._served_states = ServedStates(metrics)
         self._workers: dict[str, WorkerProcess] = {}
+        self._dispatching = False  # It is about to, in this turn of the loop.
         self._wake: asyncio.TimerHandle | None = None
         self._handovers = Handovers(self.replicas, settings, metrics)
         self._releases = Releases()
@@ -136,10 +137,17 @@ class Dispatcher:
         position: int,
         trace: RequestTrace | None = None,
     ) -> Item[Pending]:
-        """Queue an item whose slot is filled. The caller must await `outcome`, which gives the slot back."""
+        """Queue an item whose slot is filled. The caller must await `outcome`, which gives the slot back.
+
+        Raises NOT_READY, the slot free again, where the model was unloaded or lost its last worker meanwhile.
+        """
+        name = reservation.model
+        if not self.scheduler.serves(name) and not self.readiness.state(name).accepts_requests:
+            self.models[name].slots.give(slot)
+            self.refuse_unless_served(name)
         pending = Pending(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
         item = self.scheduler.enqueue(reservation, pending, time.monotonic(), position)
-        self._dispatch()
+        self._dispatch_soon()
         return item
 
     async def outcome(self, served: ServedModel, item: Item[Pending]) -> Outcome:
@@ -178,8 +186,15 @@ class Dispatcher:
             [worker for worker in self._workers.values() if device in (None, worker.device)]
         )
 
+    def _dispatch_soon(self) -> None:
+        """Dispatch once, after all that this turn of the loop brings, and before those that it answers go on."""
+        if not self._dispatching:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
     def _dispatch(self) -> None:
         """Send what can be sent."""
+        self._dispatching = False
         now_s = time.monotonic()
         batches, dropped = self.scheduler.dispatch(now_s)
         for item in dropped:
@@ -189,9 +204,10 @@ class Dispatcher:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        wake_at = self.scheduler.wake_at()
+        wake_at = self.scheduler.wake_at(now_s)
         if wake_at is not None:
-            self._wake = asyncio.get_running_loop().call_later(wake_at - now_s, self._dispatch)
+            # Timers have a resolution of a millisecond: a shorter one would be asked for again and again.
+            self._wake = asyncio.get_running_loop().call_later(max(wake_at - now_s, 1e-3), self._dispatch)
 
     def _send(self, batch: Batch[Pending]) -> None:
         worker = self._workers[batch.worker]
@@ -237,37 +253,24 @@ class Dispatcher:
     def _worker_ready(self, worker: WorkerProcess) -> None:
         assert worker.ready is not None
         self._workers[worker.id] = worker
-        loaded = zip(self.models, worker.ready.loaded, strict=True)
-        self.scheduler.add_worker(worker.id, {name: each.latency_s for name, each in loaded if each})
+        loaded = {name: each for name, each in zip(self.models, worker.ready.loaded, strict=True) if each}
+        self.scheduler.add_worker(
+            worker.id,
+            {name: each.latency_s for name, each in loaded.items()},
+            {name: each.depth for name, each in loaded.items()},
+        )
         self._device_metrics[worker.device].ready()
         self._served_states.show(self._workers.values())
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
-        self._dispatch()
+        self._dispatch_soon()
         if worker.ready.staged:
             self._handovers.compile(worker)
 
     def _worker_message(self, worker: WorkerProcess, message: Message) -> None:
-        now_s = time.monotonic()
         if isinstance(message, Computed):
-            batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=not message.fitted)
-            served = self.models[batch.model]
-            if message.fitted:
-                self.scheduler.limit_batches(worker.id, batch.model, message.fitted, now_s)
-            span = self._records.done(batch, served, worker, message)
-            for item in batch.items:
-                served.slots.give(item.payload.slot)
-            self._finished(worker)  # The device first, then those who wait.
-            for item, result in zip(batch.items, message.results, strict=True):
-                if item.payload.future.done():
-                    served.metrics.wasted.inc()
-                else:
-                    item.payload.future.set_result(Outcome(result, worker, message.infer_s, span))
+            self._computed(worker, message)
         elif isinstance(message, Failed):
-            batch = self.scheduler.finish(worker.id, message.batch_id, now_s, learn=False)
-            about = {"request_id": ",".join(item.payload.request_id for item in batch.items), "worker": worker.id}
-            log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, message.reason, extra=about)
-            self._again(batch.items, message.reason, suspects=True)
-            self._finished(worker)
+            self._failed(worker, message)
         elif isinstance(message, Stats):
             self._device_metrics[worker.device].report(worker.id, message)
         elif isinstance(message, Released):
@@ -276,10 +279,41 @@ class Dispatcher:
         elif isinstance(message, HandOver):
             self._handovers.relieve(worker, message.trigger)
 
+    def _computed(self, worker: WorkerProcess, done: Computed) -> None:
+        now_s = time.monotonic()
+        batch = self.scheduler.finish(worker.id, done.batch_id, now_s, learn=not done.fitted)
+        # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
+        if len(done.results) != len(batch.items):
+            self._lost(worker, batch, f"{len(done.results)} results came for {len(batch.items)} items")
+            return
+        served = self.models[batch.model]
+        if done.fitted:
+            self.scheduler.limit_batches(worker.id, batch.model, done.fitted, now_s)
+        span = self._records.done(batch, served, worker, done)
+        for item in batch.items:
+            served.slots.give(item.payload.slot)
+        self._finished(worker)  # The device first, then those who wait.
+        for item, result in zip(batch.items, done.results, strict=True):
+            if item.payload.future.done():
+                served.metrics.wasted.inc()
+            else:
+                item.payload.future.set_result(Outcome(result, worker, done.infer_s, span))
+
+    def _failed(self, worker: WorkerProcess, failed: Failed) -> None:
+        batch = self.scheduler.finish(worker.id, failed.batch_id, time.monotonic(), learn=False)
+        self._lost(worker, batch, failed.reason)
+
+    def _lost(self, worker: WorkerProcess, batch: Batch[Pending], reason: str) -> None:
+        """A batch has failed, and the worker lives on."""
+        about = {"request_id": ",".join(item.payload.request_id for item in batch.items), "worker": worker.id}
+        log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, reason, extra=about)
+        self._again(batch.items, reason, suspects=True)
+        self._finished(worker)
+
     def _finished(self, worker: WorkerProcess) -> None:
         if worker.retiring and self.scheduler.idle(worker.id):
             worker.drained.set()
-        self._dispatch()
+        self._dispatch_soon()
 
     def _worker_retiring(self, worker: WorkerProcess) -> None:
         self.scheduler.retire_worker(worker.id)
@@ -292,10 +326,12 @@ class Dispatcher:
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.id, last=last)
         self._served_states.show(self._workers.values())
-        for number, batch in enumerate(self.scheduler.remove_worker(worker.id)):
-            # Batches run in the order they were sent: the first may be to blame, the others had not begun.
-            self._again(batch.items, reason, suspects=number == 0)
-        self._dispatch()
+        lost = self.scheduler.remove_worker(worker.id)
+        for batch in lost.begun:
+            self._again(batch.items, reason, suspects=True)
+        for batch in lost.waiting:
+            self._again(batch.items, reason, suspects=False)
+        self._dispatch_soon()
 
     def _worker_died(self, replica: Replica, kind: str) -> None:
         self._metrics.worker_restarts.labels(replica.device, kind).inc()

@@ -1,4 +1,4 @@
-"""What is known of how long things take: batches by their size, and answers against what was expected.
+"""Estimates of how long things take: batches by their size, and answers compared with what was expected.
 
 Owns: the estimates and the batch size that follows from them. Pure logic; times are in seconds, the clock is a
 parameter. Must not know queues or workers.
@@ -33,14 +33,16 @@ class Ladder:
         self._usable = len(self.sizes)
         self._limited_until_s = 0.0
         self._limited_for_s = _CEILING_S
+        self._best: dict[int, int] = {}  # What `best_size` and `best_s` found, until something is learned.
+        self._best_s: dict[int, float] = {}
         self._rated()
 
     def learn(self, size: int, seconds: float) -> None:
-        """Move the estimate for `size` towards what a batch just took, towards a stall no further than to a limit."""
+        """Move the estimate for `size` towards the time a batch just took. A stall moves it by no more than a limit."""
         credible_s = min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
         self._seconds[size] += _LEARNING_RATE * (credible_s - self._seconds[size])
         self.least_s = min(self.least_s, seconds)
-        # The other sizes sink towards where the measured ladder has them: one that stalled is tried again some day.
+        # The other sizes sink towards their measured share of this one, so that a size that stalled is tried again.
         scale = self._seconds[size] / self._measured[size]
         for other in self.sizes:
             self._seconds[other] -= _DRIFT * max(0.0, self._seconds[other] - self._measured[other] * scale)
@@ -75,12 +77,29 @@ class Ladder:
         padded size above.
         """
         ceiling = self.ceiling(now)
-        usable = self.sizes[: self._usable]
-        above = next((size for size in usable if size >= waiting), ceiling)
-        below = next((size for size in reversed(usable) if size <= waiting), above)
-        return max((above, below), key=lambda size: (min(size, waiting) / max(self._seconds[size], 1e-9), size))
+        waiting = min(waiting, ceiling)
+        best = self._best.get(waiting)
+        if best is None:
+            usable = self.sizes[: self._usable]
+            above = next(size for size in usable if size >= waiting)
+            below = next((size for size in reversed(usable) if size <= waiting), above)
+            best = max((above, below), key=lambda size: (min(size, waiting) / max(self._seconds[size], 1e-9), size))
+            self._best[waiting] = best
+        return best
+
+    def best_s(self, waiting: int, now: float) -> float:
+        """Seconds expected of the next batch when `waiting` items are there."""
+        if self._usable < len(self.sizes):
+            self.ceiling(now)
+        seconds = self._best_s.get(waiting)
+        if seconds is None:
+            seconds = self._best_s[waiting] = self._seconds[self.best_size(waiting, now)]
+        return seconds
 
     def _rated(self) -> None:
+        """The estimates, or the sizes that may be used, have changed."""
+        self._best.clear()
+        self._best_s.clear()
         self.rate = max(size / max(self._seconds[size], 1e-9) for size in self.sizes[: self._usable])
 
 
@@ -110,18 +129,21 @@ class Lateness:
 
 
 class Lane:
-    """A worker as an image in the queue sees it: one full batch after the other, from `start_s` from now on."""
+    """A worker as an image in the queue sees it: one full batch after the other, from `start_s` on."""
+
+    __slots__ = ("full", "ladder", "now", "start_s", "step_s")
 
     def __init__(self, ladder: Ladder, start_s: float, models: int, now: float) -> None:
+        """`start_s`: seconds from `now`; `models`: how many have work for the worker and take turns."""
         self.ladder = ladder
         self.start_s = start_s
         self.now = now
         self.full = ladder.ceiling(now)
-        self.step_s = max(ladder.of(self.full), 1e-9) * models  # Models with work take turns.
+        self.step_s = max(ladder.of(self.full), 1e-9) * models
 
     def done_s(self, images: int) -> float:
         """When a batch of up to so many images would be done, were it the next one."""
-        return self.start_s + self.ladder.of(self.ladder.best_size(images, self.now))
+        return self.start_s + self.ladder.best_s(images, self.now)
 
     def skip(self, batches: int) -> int:
         """Let so many full batches go first; returns their images."""
@@ -130,13 +152,18 @@ class Lane:
 
 
 def last_s(lanes: Sequence[Lane], images: int, usual: int) -> float:
-    """Seconds until the last of `images` is done, whole batches at a time and never less than `usual` in the last."""
-    spare = images - 2 * sum(lane.full for lane in lanes)
-    if spare > 0:  # All but the last few batches at once, or a long queue would take long to reckon with.
-        spare_s = spare / sum(lane.full / lane.step_s for lane in lanes)
-        images -= sum(lane.skip(int(spare_s / lane.step_s)) for lane in lanes)
+    """Seconds until the last of `images` is done. Every batch is whole, and the last has at least `usual` images."""
+    spare = images - 2 * sum([lane.full for lane in lanes])
+    if spare > 0:  # All but the last few batches at once, so that a long queue costs no more than a short one.
+        spare_s = spare / sum([lane.full / lane.step_s for lane in lanes])
+        images -= sum([lane.skip(int(spare_s / lane.step_s)) for lane in lanes])
     while True:
-        lane = min(lanes, key=lambda lane: lane.done_s(max(images, usual)))
-        if images <= lane.full:
-            return lane.done_s(max(images, usual))
-        images -= lane.skip(1)
+        wanted = max(images, usual)
+        first, first_s = lanes[0], lanes[0].done_s(wanted)
+        for lane in lanes[1:]:
+            done_s = lane.done_s(wanted)
+            if done_s < first_s:
+                first, first_s = lane, done_s
+        if images <= first.full:
+            return first_s
+        images -= first.skip(1)

@@ -1,7 +1,7 @@
-"""What waits: the images of a model on their way to a worker, in the order in which they run.
+"""The images of a model that wait for a worker, in the order in which they will run.
 
-Owns: one model's queue, its bound and its order. Must not know workers or batches' times. Times are in seconds, the
-clock is a parameter.
+Owns: one model's queue, its bound and its order. Must not know workers, nor how long batches take. Times are in
+seconds, the clock is a parameter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class DeadlineUnreachableError(Exception):
 class Reservation:
     """Room in a model's queue for the images of one request: `left` of `images` are still on their way to it.
 
-    `expected_s`: when the first of them was expected to be answered, by the queue alone, from `admitted_s` on.
+    `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
+    included; None where the model had no worker. `lost_workers`: how many the model had lost until then.
     """
 
     model: str
@@ -41,15 +42,16 @@ class Reservation:
     priority: int
     deadline_s: float
     admitted_s: float
-    expected_s: float
+    expected_s: float | None
+    lost_workers: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Item(Generic[T]):
-    """One image that waits for its answer. `payload` is the caller's; deadlines and times are in seconds.
+    """One image that waits for its answer. `payload` is the caller's.
 
-    `position`: which image of its request. `alone`: it runs in a batch of its own, because the last one it was in took
-    its worker down.
+    `position`: which image of its request. `requeued`: a batch with it was lost or failed. `alone`: it may have been
+    the reason; it runs in a batch of its own, with nothing else on its worker. `rank_s`: its order in the queue.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Item(Generic[T]):
     priority: int = 0
     position: int = 0
     alone: bool = False
+    requeued: bool = False
     reservation: Reservation | None = field(default=None, repr=False)
     enqueued_s: float = 0.0
     dispatched_s: float = 0.0
@@ -84,21 +87,30 @@ class Queue(Generic[T]):
     limit: int
     reserved: int = 0
     depth: int = 0
+    in_flight: int = 0  # Images with workers.
+    lost_workers: int = 0  # Workers that ended with work to do, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     heap: list[tuple[float, int, Item[T]]] = field(default_factory=list)
+    aged: bool = False  # Whether `oldest_s` is asked for.
+    ages: list[tuple[float, int, Item[T]]] = field(default_factory=list)  # The heap's items by `enqueued_s`.
     lateness: Lateness = field(default_factory=Lateness)
-    usual: float = 1.0  # Images in a batch of late: an image that waits will ride in one as full.
+    usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
     def late(self, items: Iterable[Item[T]], answered_s: float) -> None:
         """Learn from when items were answered, or would have been.
 
-        Only from the latest: what shares a batch shares its noise. And only from the first of a request: the others
-        wait for those of their own as well.
+        Items of one batch share its noise, so only the latest counts. Of a request only the first image counts: the
+        others also wait for each other. What was admitted before a worker was lost, or without one, says nothing: its
+        answer waited for a restart, not for the queue.
         """
         late_s = [
             answered_s - item.reservation.admitted_s - item.reservation.expected_s
             for item in items
-            if item.reservation is not None and not item.position and not item.alone
+            if item.reservation is not None
+            and item.reservation.expected_s is not None
+            and item.reservation.lost_workers == self.lost_workers
+            and not item.position
+            and not item.requeued
         ]
         if late_s:
             self.lateness.learn(max(late_s))
@@ -109,15 +121,17 @@ class Queue(Generic[T]):
         if left:
             self.ahead[priority] = left
         else:
-            del self.ahead[priority]  # Priorities are the clients' numbers: what is unused must not stay.
+            del self.ahead[priority]  # Clients choose priorities: what is unused must not stay.
 
     def ahead_of(self, priority: int) -> int:
         """Images waiting or reserved that go before new ones of this priority."""
-        return sum(images for other, images in self.ahead.items() if other >= priority)
+        return sum([images for other, images in self.ahead.items() if other >= priority])
 
     def push(self, item: Item[T], order: int) -> None:
         """Let an item wait; `order` decides between equal ranks."""
         heapq.heappush(self.heap, (item.rank_s, order, item))
+        if self.aged:
+            heapq.heappush(self.ages, (item.enqueued_s, order, item))
         item.queued = True
         self.depth += 1
         self.count(item.priority, 1)
@@ -138,7 +152,13 @@ class Queue(Generic[T]):
         if len(self.heap) > 2 * self.depth + 16:
             self.heap = [entry for entry in self.heap if entry[2].queued]
             heapq.heapify(self.heap)
+        if self.aged:
+            while self.ages and not self.ages[0][2].queued:
+                heapq.heappop(self.ages)
+            if len(self.ages) > 2 * self.depth + 16:
+                self.ages = [(item.enqueued_s, order, item) for _, order, item in self.heap if item.queued]
+                heapq.heapify(self.ages)
 
     def oldest_s(self) -> float:
-        """When the one that waits longest was enqueued."""
-        return min(entry[2].enqueued_s for entry in self.heap if entry[2].queued)
+        """When the item that has waited longest was enqueued; only where `aged`. Raises IndexError when none waits."""
+        return self.ages[0][0]

@@ -1,8 +1,7 @@
 """Which items run next, where, and in batches of what size.
 
-Owns: the queues, the batches in flight, each worker's credits and what was learned of latencies. Pure
-logic: no torch, no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must not know what an item
-holds.
+Owns: the queues, the batches in flight, each worker's credits and what was learned of latencies. Pure logic: no torch,
+no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must not know what an item holds.
 
     reserve ─► (upload, decode) ─► enqueue ─► dispatch ─► Batch ─► finish
        └─ release ─┘                  │           └─ worker lost ─► requeue
@@ -13,17 +12,21 @@ it; a partial batch keeps filling until the worker is free. Models share a worke
 has a virtual clock that runs on by the seconds its batches take, and the model furthest behind goes first (start-time
 fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its deadline is refused at the door; what has
 become hopeless meanwhile is dropped when a batch is formed, never computed.
+
+After a worker is lost, the items that may have been the reason run alone: nothing else is on their worker meanwhile, so
+that a second loss shows which one it was.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from app.scheduling.latency import Ladder, Lane, last_s
 from app.scheduling.queue import Batch, DeadlineUnreachableError, Item, Queue, QueueFullError, Reservation, T
+from app.scheduling.worker_state import WorkerState
 
 __all__ = [
     "PRIORITY_WORTH_S",
@@ -32,6 +35,7 @@ __all__ = [
     "Batch",
     "DeadlineUnreachableError",
     "Item",
+    "LostBatches",
     "QueueFullError",
     "Reservation",
     "Scheduler",
@@ -48,25 +52,15 @@ WAY_BACK = 0.04
 """Share of the time a request has that is left for its answer to reach the client: nobody here sees that part."""
 
 _USUAL_RATE = 0.2
-_CREDITS = 2  # One batch running, one in front of the worker.
 
 
-@dataclass(slots=True)
-class _Worker(Generic[T]):
-    ladders: dict[str, Ladder]
-    served_s: dict[str, float]
-    clock_s: float = 0.0
-    free_s: float = 0.0  # When all that is in flight is expected to be done.
-    finished_s: float = 0.0
-    retiring: bool = False
-    batches: dict[int, Batch[T]] = field(default_factory=dict)
+class LostBatches(NamedTuple, Generic[T]):
+    """The batches that a lost worker never finished, in the order sent."""
 
-    def turn_s(self, model: str) -> float:
-        """Where the model stands on the worker's clock. One that was idle stands at now: idleness earns no credit."""
-        return max(self.clock_s, self.served_s[model])
-
-    def wait_s(self, now: float) -> float:
-        return max(0.0, self.free_s - now) if self.batches else 0.0
+    begun: tuple[Batch[T], ...]
+    """Those that may have been running: one of them may be the reason for the loss."""
+    waiting: tuple[Batch[T], ...]
+    """Those that cannot have begun."""
 
 
 class Scheduler(Generic[T]):
@@ -74,22 +68,26 @@ class Scheduler(Generic[T]):
 
     def __init__(self, queue_limits: Mapping[str, int], max_wait_s: float = 0.0) -> None:
         """`queue_limits`: images each model may have waiting, reservations included."""
-        self._queues: dict[str, Queue[T]] = {model: Queue(limit) for model, limit in queue_limits.items()}
-        self._workers: dict[str, _Worker[T]] = {}
+        aged = max_wait_s > 0
+        self._queues: dict[str, Queue[T]] = {model: Queue(limit, aged=aged) for model, limit in queue_limits.items()}
+        self._workers: dict[str, WorkerState[T]] = {}
+        # The workers that take new batches of a model. Replaced, never changed: a scrape reads it from its own thread.
+        self._serving: dict[str, tuple[tuple[WorkerState[T], Ladder], ...]] = dict.fromkeys(queue_limits, ())
+        self._free: dict[str, WorkerState[T]] = {}  # The workers that have a credit.
         self._max_wait_s = max_wait_s
         self._ids = count(1)
         self._order = count()
 
-    def check(self, model: str, images: int, deadline_s: float, priority: int, now: float) -> float:
-        """Whether `images` more could be taken; returns the seconds until the last is expected to be answered.
+    def check(self, model: str, images: int, deadline_s: float, priority: int, now: float) -> float | None:
+        """Whether `images` more could be taken.
 
-        Raises QueueFullError, DeadlineUnreachableError.
+        Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
+        no worker. Raises QueueFullError, DeadlineUnreachableError.
         """
         queue = self._queues[model]
         if queue.reserved + queue.depth + images > queue.limit:
             raise QueueFullError(f"{model} has {queue.reserved + queue.depth} of {queue.limit} images waiting")
-        ahead = queue.ahead_of(priority)
-        expected_s, least_s = self._expected_s(model, ahead, images, now)
+        expected_s, least_s = self._expected_s(model, queue.ahead_of(priority), images, now)
         if least_s > (1 - WAY_BACK) * (deadline_s - now):
             raise DeadlineUnreachableError(least_s)
         return expected_s
@@ -102,7 +100,7 @@ class Scheduler(Generic[T]):
             expected_s, _ = self._expected_s(model, queue.ahead_of(priority), 1, now)
         queue.reserved += images
         queue.count(priority, images)
-        return Reservation(model, images, images, priority, deadline_s, now, expected_s)
+        return Reservation(model, images, images, priority, deadline_s, now, expected_s, queue.lost_workers)
 
     def release(self, reservation: Reservation) -> None:
         """Give back what was reserved and not filled. Idempotent."""
@@ -114,30 +112,24 @@ class Scheduler(Generic[T]):
 
     def enqueue(self, reservation: Reservation, payload: T, now: float, position: int = 0) -> Item[T]:
         """Turn one image of a reservation into a waiting item. Raises ValueError when nothing is left of it."""
+        model, priority = reservation.model, reservation.priority
         if not reservation.left:
-            raise ValueError(f"nothing is left of this reservation for {reservation.model}")
-        queue = self._queues[reservation.model]
+            raise ValueError(f"nothing is left of this reservation for {model}")
+        queue = self._queues[model]
         reservation.left -= 1
         queue.reserved -= 1
-        queue.count(reservation.priority, -1)
-        item = Item(
-            reservation.model,
-            payload,
-            reservation.deadline_s,
-            reservation.priority,
-            position,
-            reservation=reservation,
-            enqueued_s=now,
-        )
-        rate = self._rate(reservation.model) if position else 0.0
+        queue.count(priority, -1)
+        item = Item(model, payload, reservation.deadline_s, priority, position, reservation=reservation, enqueued_s=now)
+        rate = self._rate(model) if position else 0.0
         behind_s = position / (REQUEST_SHARE * rate) if rate else 0.0
-        item.rank_s = now + behind_s - reservation.priority * PRIORITY_WORTH_S
+        item.rank_s = now + behind_s - priority * PRIORITY_WORTH_S
         queue.push(item, next(self._order))
         return item
 
     def requeue(self, item: Item[T], *, alone: bool) -> None:
         """Put an item of a lost batch back where it was in the order, even into a full queue: it was accepted."""
         item.alone = alone
+        item.requeued = True
         self._queues[item.model].push(item, next(self._order))
 
     def discard(self, item: Item[T]) -> bool:
@@ -165,62 +157,77 @@ class Scheduler(Generic[T]):
 
     def in_flight(self, model: str) -> int:
         """Items with workers."""
-        return sum(
-            len(batch.items)
-            for worker in self._workers.values()
-            for batch in worker.batches.values()
-            if batch.model == model
-        )
+        return self._queues[model].in_flight
 
     def drain_time_s(self, model: str) -> float:
         """Seconds until what waits and runs now is done, over all workers of the model; infinite without one."""
         rate = self._rate(model)
         queue = self._queues[model]
-        return (queue.depth + queue.reserved + self.in_flight(model)) / rate if rate else float("inf")
+        return (queue.depth + queue.reserved + queue.in_flight) / rate if rate else math.inf
 
-    def add_worker(self, worker: str, latency_s: Mapping[str, Mapping[int, float]]) -> None:
-        """A worker is ready; `latency_s`: for each model it serves, seconds by ladder size."""
-        if worker in self._workers:
-            raise ValueError(f"worker {worker} is there already")
-        self._workers[worker] = _Worker(
-            ladders={model: Ladder(seconds) for model, seconds in latency_s.items()},
-            served_s=dict.fromkeys(latency_s, 0.0),
-        )
+    def add_worker(
+        self, name: str, latency_s: Mapping[str, Mapping[int, float]], depths: Mapping[str, int] | None = None
+    ) -> None:
+        """A worker is ready. For each model it serves, `latency_s`: seconds by ladder size; `depths`: how many batches
+        it has begun at most at once (default 1).
+        """
+        if name in self._workers:
+            raise ValueError(f"worker {name} is there already")
+        ladders = {model: Ladder(seconds) for model, seconds in latency_s.items()}
+        worker: WorkerState[T] = WorkerState(name, ladders, depths or {}, dict.fromkeys(latency_s, 0.0))
+        self._workers[name] = worker
+        self._membership_changed()
+        self._credits_changed(worker)
 
-    def retire_worker(self, worker: str) -> None:
+    def retire_worker(self, name: str) -> None:
         """Send this worker nothing more; what it has in flight it may finish. Unknown workers are none to retire."""
-        if worker in self._workers:
-            self._workers[worker].retiring = True
+        if name in self._workers:
+            self._workers[name].retiring = True
+            self._membership_changed()
+            self._credits_changed(self._workers[name])
 
-    def remove_worker(self, worker: str) -> tuple[Batch[T], ...]:
-        """A worker is gone; returns the batches it never finished, in the order sent: only the first can have run."""
-        gone = self._workers.pop(worker, None)
-        return tuple(gone.batches.values()) if gone else ()
+    def remove_worker(self, name: str) -> LostBatches[T]:
+        """A worker is gone; returns the batches it never finished. Unknown workers have none."""
+        worker = self._workers.pop(name, None)
+        if worker is None:
+            return LostBatches((), ())
+        self._membership_changed()
+        self._free.pop(name, None)
+        batches, begun = tuple(worker.batches.values()), worker.begun()
+        for batch in batches:
+            self._queues[batch.model].in_flight -= len(batch.items)
+        if batches or not worker.retiring:
+            for model in worker.ladders:
+                self._queues[model].lost_workers += 1
+        return LostBatches(batches[:begun], batches[begun:])
 
-    def idle(self, worker: str) -> bool:
+    def idle(self, name: str) -> bool:
         """Whether nothing is in flight with this worker."""
-        return worker not in self._workers or not self._workers[worker].batches
+        return name not in self._workers or not self._workers[name].batches
 
     def serves(self, model: str) -> bool:
-        """Whether any worker serves the model."""
-        return any(model in worker.ladders for worker in self._active())
+        """Whether any worker takes new batches of the model."""
+        return bool(self._serving[model])
 
-    def limit_batches(self, worker: str, model: str, size: int, now: float) -> None:
+    def limit_batches(self, name: str, model: str, size: int, now: float) -> None:
         """The worker's memory held no more than `size` images of the model: no larger batches for a while."""
-        self._workers[worker].ladders[model].limit(size, now)
+        self._workers[name].ladders[model].limit(size, now)
 
-    def finish(self, worker: str, batch_id: int, now: float, *, learn: bool = True) -> Batch[T]:
+    def finish(self, name: str, batch_id: int, now: float, *, learn: bool = True) -> Batch[T]:
         """A batch is done; `learn`: whether the time it took says anything about the next. Raises KeyError."""
-        state = self._workers[worker]
-        batch = state.batches.pop(batch_id)
-        taken_s = now - max(batch.dispatched_s, state.finished_s)
-        state.finished_s = now
-        ladder = state.ladders[batch.model]
-        state.served_s[batch.model] += taken_s - ladder.of(batch.size)
+        worker = self._workers[name]
+        batch = worker.batches.pop(batch_id)
+        worker.alone = False
+        self._credits_changed(worker)
+        queue, ladder = self._queues[batch.model], worker.ladders[batch.model]
+        queue.in_flight -= len(batch.items)
+        taken_s = now - max(batch.dispatched_s, worker.finished_s)
+        worker.finished_s = now
+        worker.served_s[batch.model] += taken_s - ladder.of(batch.size)
         if learn:
             ladder.learn(batch.size, taken_s)
-            self._queues[batch.model].late(batch.items, now)
-        state.free_s = now + sum(state.ladders[other.model].of(other.size) for other in state.batches.values())
+            queue.late(batch.items, now)
+        worker.free_s = now + sum([worker.ladders[other.model].of(other.size) for other in worker.batches.values()])
         return batch
 
     def dispatch(self, now: float) -> tuple[list[Batch[T]], list[Item[T]]]:
@@ -228,77 +235,110 @@ class Scheduler(Generic[T]):
         batches: list[Batch[T]] = []
         dropped: list[Item[T]] = []
         formed = True
-        while formed and any(queue.depth for queue in self._queues.values()):
+        while formed and self._free and any(queue.depth for queue in self._queues.values()):
             formed = False
-            for name, worker in sorted(self._workers.items(), key=lambda entry: self._done_s(entry[1], now)):
-                if worker.retiring or len(worker.batches) >= _CREDITS:
-                    continue
-                batch = self._form(name, worker, now, dropped)
+            free = [worker for worker in self._free.values() if not worker.batches or self._fills(worker, now)]
+            if len(free) > 1:
+                free.sort(key=lambda worker: self._done_s(worker, now))
+            for worker in free:
+                batch = self._form(worker, now, dropped)
                 if batch is not None:
-                    worker.batches[batch.id] = batch
-                    worker.free_s = max(now, worker.free_s) + worker.ladders[batch.model].of(batch.size)
                     batches.append(batch)
                     formed = True
                     break
         return batches, dropped
 
-    def wake_at(self) -> float | None:
-        """When to dispatch again though nothing has happened: a batch has then waited `max_wait_s`."""
-        if not self._max_wait_s or all(worker.batches for worker in self._active()):
+    def wake_at(self, now: float) -> float | None:
+        """When to dispatch again though nothing has happened: a batch for an idle worker has waited `max_wait_s`.
+
+        To be asked after `dispatch`: what an idle worker did not take then waits for another worker, not for a moment.
+        """
+        if not self._max_wait_s:
             return None
-        waiting = [queue.oldest_s() for queue in self._queues.values() if queue.depth]
-        return min(waiting) + self._max_wait_s if waiting else None
-
-    def _active(self) -> list[_Worker[T]]:
-        # Of a copy: a scrape asks from a thread of its own whether a model is served.
-        return [worker for worker in [*self._workers.values()] if not worker.retiring]
-
-    def _done_s(self, worker: _Worker[T], now: float) -> float:
-        """When the next batch of this worker would be done: the least of these gets the next items."""
-        next_s = [
-            ladder.of(ladder.best_size(self._queues[model].depth, now))
-            for model, ladder in worker.ladders.items()
-            if self._queues[model].depth
+        wake_s = [
+            queue.oldest_s() + self._max_wait_s
+            for model, queue in self._queues.items()
+            if queue.depth and not all(worker.batches for worker, _ in self._serving[model])
         ]
-        return worker.wait_s(now) + min(next_s, default=0.0)
+        return min((each for each in wake_s if each > now), default=None)
+
+    def _membership_changed(self) -> None:
+        active = [worker for worker in self._workers.values() if not worker.retiring]
+        self._serving = {
+            model: tuple((worker, worker.ladders[model]) for worker in active if model in worker.ladders)
+            for model in self._queues
+        }
+
+    def _credits_changed(self, worker: WorkerState[T]) -> None:
+        if worker.has_credit:
+            self._free[worker.name] = worker
+        else:
+            self._free.pop(worker.name, None)
+
+    def _fills(self, worker: WorkerState[T], now: float) -> bool:
+        """Whether a full batch waits for the worker: nothing less goes behind another batch."""
+        return any(self._queues[model].depth >= ladder.ceiling(now) for model, ladder in worker.ladders.items())
+
+    def _done_s(self, worker: WorkerState[T], now: float) -> float:
+        """When the next batch of this worker would be done: the least of these gets the next items."""
+        depths = [(self._queues[model].depth, ladder) for model, ladder in worker.ladders.items()]
+        return worker.wait_s(now) + min([ladder.best_s(depth, now) for depth, ladder in depths if depth], default=0.0)
 
     def _rate(self, model: str) -> float:
         """Images a second that the model's workers can answer, less what other models with work take of them."""
-        rate = 0.0
-        for worker in self._active():
-            if model in worker.ladders:
-                rate += worker.ladders[model].rate / (1 + self._others(worker, model))
-        return rate
+        return sum([ladder.rate / self._sharing(worker, model) for worker, ladder in self._serving[model]])
 
-    def _others(self, worker: _Worker[T], model: str) -> int:
-        """Other models that have work for the worker."""
-        return sum(other != model and bool(self._queues[other].ahead) for other in worker.ladders)
+    def _sharing(self, worker: WorkerState[T], model: str) -> int:
+        """How many models have work for the worker, this one included."""
+        if len(worker.ladders) == 1:
+            return 1
+        return 1 + sum([other != model and bool(self._queues[other].ahead) for other in worker.ladders])
 
-    def _expected_s(self, model: str, ahead: int, images: int, now: float) -> tuple[float, float]:
-        """Seconds until the last of `images` behind `ahead` others is answered: by the queue alone, and with what
-        answers were late of late, which is what an admission must reckon with.
+    def _expected_s(self, model: str, ahead: int, images: int, now: float) -> tuple[float | None, float]:
+        """Seconds until the last of `images` behind `ahead` others is answered: by the queue alone (None without a
+        worker), and plus recent lateness; admission uses the second.
         """
-        workers = [worker for worker in self._active() if model in worker.ladders]
+        workers = self._serving[model]
         if not workers:
-            return 0.0, 0.0  # A worker is on its way and nothing is known of it: only the deadline itself can tell.
+            return None, 0.0  # Nothing is known of the worker that will come: only the deadline itself can tell.
+        if not ahead:
+            idle = [ladder for worker, ladder in workers if not worker.batches]
+            if idle:
+                # With nothing in front of it an item is refused only if no batch was ever fast enough: an estimate that
+                # has gone wrong could never get better if it kept away the work that would correct it.
+                all_s = own_s = min([ladder.best_s(images, now) for ladder in idle])
+                if images > 1:
+                    all_s = last_s([Lane(ladder, 0.0, 1, now) for ladder in idle], images, images)
+                return all_s, max(0.0, all_s - own_s) + min([ladder.least_s for ladder in idle])
         queue = self._queues[model]
-        if not ahead and any(not worker.batches for worker in workers):
-            # With nothing in front of it an item is refused only if no batch was ever fast enough: an estimate that
-            # has gone wrong could never get better if it kept away the work that would correct it.
-            lanes = [Lane(worker.ladders[model], 0.0, 1, now) for worker in workers if not worker.batches]
-            expected_s = last_s(lanes, images, images)
-            own_s = min(lane.ladder.of(lane.ladder.best_size(images, now)) for lane in lanes)
-            return expected_s, max(0.0, expected_s - own_s) + min(lane.ladder.least_s for lane in lanes)
-        lanes = [
-            Lane(worker.ladders[model], worker.wait_s(now), 1 + self._others(worker, model), now) for worker in workers
-        ]
-        expected_s = last_s(lanes, ahead + images, round(queue.usual))
+        expected_s = self._next_s(model, ahead + images, now)
+        if expected_s is None:
+            lanes = [Lane(ladder, worker.wait_s(now), self._sharing(worker, model), now) for worker, ladder in workers]
+            expected_s = last_s(lanes, ahead + images, round(queue.usual))
         return expected_s, expected_s + queue.lateness.seconds
 
-    def _form(self, name: str, worker: _Worker[T], now: float, dropped: list[Item[T]]) -> Batch[T] | None:
+    def _next_s(self, model: str, images: int, now: float) -> float | None:
+        """Seconds until the next batch of any of the workers is done; None where `images` do not fit into it.
+
+        The first step of `last_s`, which is mostly enough, for a fraction of its cost.
+        """
+        wanted = max(images, round(self._queues[model].usual))
+        first, first_s = None, math.inf
+        for worker, ladder in self._serving[model]:
+            done_s = ladder.best_s(wanted, now)
+            if worker.free_s > now and worker.batches:
+                done_s += worker.free_s - now
+            if done_s < first_s:
+                first, first_s = ladder, done_s
+        return first_s if first is not None and images <= first.ceiling(now) else None
+
+    def _form(self, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> Batch[T] | None:
+        """Form the worker's next batch and count it as in flight; None where there is none for it now."""
         idle = not worker.batches
         for model in sorted((m for m in worker.ladders if self._queues[m].depth), key=worker.turn_s):
             queue, ladder = self._queues[model], worker.ladders[model]
+            if not idle and queue.first().alone:
+                return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.
             if queue.depth < ladder.ceiling(now):
                 if not idle:
                     # The model whose turn it is keeps filling; another must not overtake it meanwhile.
@@ -307,26 +347,38 @@ class Scheduler(Generic[T]):
                     continue
             items = self._take(model, worker, now, dropped)
             if items:
-                queue.usual += _USUAL_RATE * (len(items) - queue.usual)
-                size = next(size for size in ladder.sizes if size >= len(items))
-                worker.clock_s = worker.turn_s(model)
-                worker.served_s[model] = worker.clock_s + ladder.of(size)
-                return Batch(next(self._ids), name, model, tuple(items), size, now)
+                return self._send(model, worker, tuple(items), now)
         return None
 
-    def _take(self, model: str, worker: _Worker[T], now: float, dropped: list[Item[T]]) -> list[Item[T]]:
+    def _send(self, model: str, worker: WorkerState[T], items: tuple[Item[T], ...], now: float) -> Batch[T]:
+        queue, ladder = self._queues[model], worker.ladders[model]
+        queue.usual += _USUAL_RATE * (len(items) - queue.usual)
+        queue.in_flight += len(items)
+        size = next(size for size in ladder.sizes if size >= len(items))
+        worker.clock_s = worker.turn_s(model)
+        worker.served_s[model] = worker.clock_s + ladder.of(size)
+        worker.free_s = max(now, worker.free_s) + ladder.of(size)
+        worker.alone = items[0].alone
+        batch = Batch(next(self._ids), worker.name, model, items, size, now)
+        worker.batches[batch.id] = batch
+        self._credits_changed(worker)
+        return batch
+
+    def _take(self, model: str, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> list[Item[T]]:
+        """Take the items of a batch out of the queue; those that are hopeless go to `dropped`."""
         queue, ladder = self._queues[model], worker.ladders[model]
         items: list[Item[T]] = []
         hopeless: list[Item[T]] = []
         wanted = ladder.best_size(queue.depth, now)
-        here_s = now + worker.wait_s(now) + ladder.of(wanted)
-        best_s = min(here_s, self._elsewhere_s(model, worker, now))
+        best_s = here_s = now + worker.wait_s(now) + ladder.of(wanted)
         while queue.depth and len(items) < wanted:
             item = queue.first()
             if item.alone and items:
                 break
-            if best_s <= item.deadline_s < now + ladder.least_s:
-                break  # This worker was never fast enough for it, another is: left to that one.
+            if item.deadline_s < here_s:
+                best_s = min(here_s, self._elsewhere_s(model, worker, now))
+                if best_s <= item.deadline_s < now + ladder.least_s:
+                    break  # This worker was never fast enough for it, another is: left to that one.
             queue.discard(item)
             # One that is only expected to be late is dropped if others can use its place, and given a try if not.
             if item.deadline_s <= now or (item.deadline_s < best_s and queue.depth >= wanted - len(items)):
@@ -336,17 +388,12 @@ class Scheduler(Generic[T]):
             items.append(item)
             if item.alone:
                 break
-        queue.late(hopeless, max(now, best_s))
-        dropped += hopeless
+        if hopeless:
+            queue.late(hopeless, max(now, best_s))
+            dropped += hopeless
         return items
 
-    def _elsewhere_s(self, model: str, worker: _Worker[T], now: float) -> float:
+    def _elsewhere_s(self, model: str, worker: WorkerState[T], now: float) -> float:
         """When the other workers could have answered the first that waits."""
-        return min(
-            (
-                now + other.wait_s(now) + other.ladders[model].of(other.ladders[model].sizes[0])
-                for other in self._active()
-                if other is not worker and model in other.ladders
-            ),
-            default=float("inf"),
-        )
+        others = [(other, ladder) for other, ladder in self._serving[model] if other is not worker]
+        return min((now + other.wait_s(now) + ladder.of(ladder.sizes[0]) for other, ladder in others), default=math.inf)

@@ -125,6 +125,7 @@ def _message(loaded: LoadedModel) -> Loaded:
             operators=dict(report.operators),
         ),
         dict(loaded.latency_s),
+        loaded.executable.depth,
     )
 
 

@@ -106,10 +106,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up."""
+    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`: how many
+    batches may have begun at once.
+    """
 
     report: Report
     latency_s: dict[int, float]
+    depth: int = 1
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -2,6 +2,7 @@
 
 import heapq
 import random
+import sys
 from collections import Counter
 from itertools import count
 
@@ -10,7 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, DeadlineUnreachableError, QueueFullError, Scheduler
+from app.scheduling.scheduler import (
+    PRIORITY_WORTH_S,
+    WAY_BACK,
+    DeadlineUnreachableError,
+    LostBatches,
+    QueueFullError,
+    Scheduler,
+)
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
 FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
@@ -105,14 +113,47 @@ def test_an_idle_worker_waits_for_a_fuller_batch_only_when_told_to():
     scheduler = make(max_wait_s=0.005)
     put(scheduler, 3, now=1.0)
     assert dispatch(scheduler, 1.001) == []
-    assert scheduler.wake_at() == pytest.approx(1.005)
+    assert scheduler.wake_at(1.001) == pytest.approx(1.005)
     assert len(items_of(dispatch(scheduler, 1.005))) == 2
+
+
+def test_nobody_is_woken_for_what_only_another_event_can_send():
+    scheduler = make({"a": 9, "b": 9}, workers=(), max_wait_s=0.005)
+    scheduler.add_worker("only a", {"a": {1: 0.1, 2: 0.1}})
+    put(scheduler, 1, "b")
+    assert dispatch(scheduler, 1.0) == []
+    assert scheduler.wake_at(1.0) is None, "no worker serves b"
+    put(scheduler, 1, "a", now=1.0)
+    assert dispatch(scheduler, 1.0) == []
+    assert scheduler.wake_at(1.0) == pytest.approx(1.005)
+
+
+def test_nobody_is_woken_for_what_is_left_to_a_faster_worker():
+    scheduler = make(workers=(), max_wait_s=0.005)
+    scheduler.add_worker("fast", {"m": {1: 0.1}})
+    put(scheduler, 1)
+    assert len(dispatch(scheduler, 1.0)) == 1
+    put(scheduler, 2, now=1.0, deadline=2.0)
+    dispatch(scheduler, 1.0)
+    scheduler.add_worker("slow", {"m": {1: 5.0, 8: 5.0}})
+    assert dispatch(scheduler, 1.5) == []
+    assert scheduler.waiting("m") == 1
+    assert scheduler.wake_at(1.5) is None, "it spins"
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_the_waiting_time_counts_from_the_oldest_that_waits(gone):
+    scheduler = make(workers=("w",), max_wait_s=0.5)
+    items = [item for now in (1.0, 1.1, 1.2) for item in put(scheduler, 1, now=now)]
+    for item in items[:gone]:
+        scheduler.discard(item)
+    assert scheduler.wake_at(1.2) == pytest.approx(items[gone].enqueued_s + 0.5)
 
 
 def test_without_a_waiting_time_nobody_needs_waking():
     scheduler = make(workers=())
     put(scheduler, 3)
-    assert scheduler.wake_at() is None
+    assert scheduler.wake_at(0.0) is None
 
 
 # Bounds
@@ -574,8 +615,8 @@ def test_a_worker_that_goes_leaves_its_unfinished_batches_in_the_order_sent():
     scheduler = make()
     put(scheduler, 16)
     batches = dispatch(scheduler)
-    assert scheduler.remove_worker("w") == tuple(batches)
-    assert scheduler.remove_worker("w") == ()
+    assert scheduler.remove_worker("w") == (tuple(batches[:1]), tuple(batches[1:]))
+    assert scheduler.remove_worker("w") == ((), ())
     assert not scheduler.serves("m")
     assert scheduler.in_flight("m") == 0
 
@@ -595,6 +636,85 @@ def test_items_of_a_lost_batch_run_alone_and_the_innocent_ones_behind_it_togethe
         scheduler.finish("v", batch.id, now)
         sent += dispatch(scheduler, now)
     assert [batch.items for batch in sent] == [ran.items[:1], ran.items[1:], behind.items]
+
+
+def test_where_a_device_begins_two_batches_both_may_be_the_reason_for_its_loss():
+    for depths, begun in (({"m": 1}, 1), ({"m": 2}, 2), (None, 1)):
+        scheduler = make(workers=())
+        scheduler.add_worker("w", {"m": LINEAR}, depths)
+        put(scheduler, 16)
+        batches = tuple(dispatch(scheduler))
+        assert scheduler.remove_worker("w") == (batches[:begun], batches[begun:])
+
+
+def test_behind_a_batch_of_depth_one_nothing_has_begun():
+    scheduler = make({"a": 8, "b": 8}, workers=())
+    scheduler.add_worker("w", {"a": LINEAR, "b": LINEAR}, {"a": 1, "b": 2})
+    put(scheduler, 8, "a")
+    put(scheduler, 8, "b")
+    first, second = dispatch(scheduler)
+    assert first.model != second.model
+    assert scheduler.remove_worker("w") == ((first,), (second,))
+
+
+def test_an_item_that_runs_alone_is_its_workers_only_batch():
+    scheduler = make()
+    put(scheduler, 16)
+    for batch in dispatch(scheduler):
+        scheduler.finish("w", batch.id, 0.1, learn=False)
+        for item in batch.items:
+            scheduler.requeue(item, alone=True)
+    put(scheduler, 16, now=0.1)
+    for number in range(16):
+        [batch] = dispatch(scheduler, 0.1 + number)
+        assert len(batch.items) == 1
+        assert dispatch(scheduler, 0.1 + number) == []
+        scheduler.finish("w", batch.id, 0.2 + number)
+    assert [len(batch.items) for batch in dispatch(scheduler, 20.0)] == [8, 8]
+
+
+def test_what_must_run_alone_is_not_overtaken_for_ever_by_another_model():
+    scheduler = make({"a": 1000, "b": 1000})
+    put(scheduler, 500, "a")
+    waiting = dispatch(scheduler)
+    [item] = put(scheduler, 1, "b")
+    scheduler.discard(item)
+    scheduler.requeue(item, alone=True)
+    now, overtaken = 0.0, 0
+    while item not in waiting[0].items:
+        overtaken += 1
+        now += 0.072
+        scheduler.finish("w", waiting.pop(0).id, now)
+        waiting += dispatch(scheduler, now)
+    assert overtaken <= 3
+
+
+@pytest.mark.parametrize("poisonous", [3, 11], ids=["in the batch that ran", "in the one behind it"])
+def test_a_poisonous_image_takes_two_workers_down_and_nobody_else_with_it(poisonous):
+    """The device begins two batches at once, and dies as soon as it begins the image."""
+    scheduler = make(workers=())
+    items = put(scheduler, 16)
+    poison, deaths, now, ended = items[poisonous], 0, 0.0, []
+    while len(ended) < len(items):
+        name = f"w{deaths}"
+        scheduler.add_worker(name, {"m": LINEAR}, {"m": 2})
+        flying = dispatch(scheduler, now)
+        while flying and poison not in items_of(flying):
+            now += 0.01
+            batch = flying.pop(0)
+            scheduler.finish(name, batch.id, now)
+            ended += batch.items
+            flying += dispatch(scheduler, now)
+        lost = scheduler.remove_worker(name)
+        assert not flying or lost.waiting == ()
+        for item in items_of(lost.begun):
+            if item.alone:
+                assert item is poison, "an innocent image failed"
+                ended.append(item)
+            else:
+                scheduler.requeue(item, alone=True)
+        deaths += bool(flying)
+    assert deaths == 2
 
 
 def test_lost_items_come_back_into_a_full_queue_and_before_later_ones():
@@ -635,7 +755,7 @@ def test_a_retiring_worker_gets_nothing_new_and_finishes_what_it_has():
     assert scheduler.finish("old", batch.id, 0.01) is batch
     assert scheduler.idle("old")
     assert all(batch.worker == "new" for batch in dispatch(scheduler, 0.01))
-    assert scheduler.remove_worker("old") == ()
+    assert scheduler.remove_worker("old") == ((), ())
     scheduler.retire_worker("old")
     assert "old" not in scheduler._workers
 
@@ -680,6 +800,53 @@ def test_a_lowered_ceiling_is_one_model_s_and_one_worker_s():
         largest[batch.worker, batch.model] = max(largest[batch.worker, batch.model], batch.size)
     assert largest["w", "a"] <= 1
     assert {largest["v", "a"], largest["v", "b"], largest["w", "b"]} == {8}
+
+
+# Cost
+
+
+def calls_an_image(workers, images=400):
+    """Calls of Python functions for each image of a service that is busy, in batches of two."""
+    scheduler = make({"m": 1000}, {1: 0.001, 2: 0.0011, 8: 0.0015}, [f"w{index}" for index in range(workers)])
+    flying, calls, now = [], 0, 0.0
+
+    def count_call(frame, event, _):
+        nonlocal calls
+        calls += event == "call"
+
+    put(scheduler, 4 * workers)
+    flying += dispatch(scheduler)
+    sys.setprofile(count_call)
+    try:
+        for _ in range(images // 2):
+            for _ in range(2):
+                put(scheduler, 1, now=now)
+                flying += dispatch(scheduler, now)
+            now += 0.001 / workers
+            batch = flying.pop(0)
+            scheduler.finish(batch.worker, batch.id, now)
+            flying += dispatch(scheduler, now)
+    finally:
+        sys.setprofile(None)
+    return calls / images
+
+
+def test_eight_workers_cost_hardly_more_an_image_than_one():
+    one, eight = calls_an_image(1), calls_an_image(8)
+    assert eight < 2 * one
+
+
+def test_dispatching_costs_nothing_while_nobody_has_a_credit():
+    scheduler = make({"m": 1000}, workers=[f"w{index}" for index in range(8)])
+    put(scheduler, 200)
+    assert len(dispatch(scheduler)) == 16
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        scheduler.dispatch(0.0)
+    finally:
+        sys.setprofile(None)
+    assert calls == ["dispatch"]
 
 
 # Simulations: discrete events
@@ -798,6 +965,48 @@ def test_below_capacity_nearly_everything_is_admitted_and_answered_in_time():
     assert kept >= 0.999
 
 
+class Outage(Simulation):
+    """Requests that leave at their deadlines, and workers that die with what they have."""
+
+    def arrive(self, now, lasts_s):
+        try:
+            [item] = put(self.scheduler, 1, now=now, deadline=now + lasts_s)
+        except DeadlineUnreachableError:
+            self.refused += 1
+        else:
+            self.at(item.deadline_s, lambda _: self.scheduler.discard(item))
+
+    def die(self, now, name):
+        self.lost = self.scheduler.remove_worker(name)
+        for batch in self.lost.begun + self.lost.waiting:
+            for item in batch.items:
+                self.scheduler.requeue(item, alone=batch in self.lost.begun)
+
+    def restart(self, now, name):
+        self.scheduler.add_worker(name, {"m": self.ladder})
+        self.free_s[name] = now
+
+    def _finish(self, now, batch):
+        if batch not in self.lost.begun + self.lost.waiting:
+            super()._finish(now, batch)
+
+
+@pytest.mark.parametrize("ladder", [{1: 0.01}, LINEAR, FLAT], ids=["one by one", "CPU", "GPU"])
+def test_after_an_outage_at_half_load_hardly_a_request_is_refused(ladder):
+    simulation = Outage(ladder, noise=0.1)
+    simulation.lost = LostBatches((), ())
+    rate = 0.5 * max(size / taken_s for size, taken_s in ladder.items())
+    simulation.poisson(rate, 30.0, lasts_s=0.25)
+    simulation.at(10.0, simulation.die, "w0")
+    simulation.at(15.0, simulation.restart, "w1")
+    simulation.run(15.0)
+    simulation.refused = 0
+    before = len(simulation.log)
+    simulation.run(20.0)
+    assert simulation.refused < 0.01 * 5 * rate
+    assert len(simulation.log) - before > 0.9 * 5 * rate
+
+
 # Any history
 
 
@@ -818,6 +1027,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended = set()  # Items answered, dropped, discarded or failed.
         self.workers = {}  # Whether each is retiring.
         self.ladders = {}
+        self.depths = {}
         self.ceilings = {}  # (worker, model): size and until when it surely holds.
 
     def _end(self, items):
@@ -910,10 +1120,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._end(gone)
 
     @precondition(lambda self: len(self.workers) < 3)
-    @rule(ladder=st.sampled_from([LINEAR, FLAT, {2: 0.01, 8: 0.03}]))
-    def add_worker(self, ladder):
+    @rule(ladder=st.sampled_from([LINEAR, FLAT, {2: 0.01, 8: 0.03}]), depth=st.integers(1, 2))
+    def add_worker(self, ladder, depth):
         name = f"w{len(self.ladders)}"
-        self.scheduler.add_worker(name, dict.fromkeys(self.LIMITS, ladder))
+        self.scheduler.add_worker(name, dict.fromkeys(self.LIMITS, ladder), dict.fromkeys(self.LIMITS, depth))
+        self.depths[name] = depth
         self.workers[name], self.ladders[name] = False, ladder
         self._dispatch()
 
@@ -930,17 +1141,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.workers)))
         del self.workers[name]
         lost = self.scheduler.remove_worker(name)
-        assert [batch.id for batch in lost] == [id for id, batch in self.flying.items() if batch.worker == name]
-        for number, batch in enumerate(lost):
+        sent = [batch for batch in self.flying.values() if batch.worker == name]
+        assert lost == (tuple(sent[: self.depths[name]]), tuple(sent[self.depths[name] :]))
+        for batch in sent:
             del self.flying[batch.id]
-            for item in batch.items:
-                if item.alone:
-                    self._end([item])  # It took a second worker down.
-                    continue
-                self.scheduler.requeue(item, alone=number == 0)
-                self.queued.append(item)
-                self.returned.add(item)
+            self._again(batch.items, suspects=batch in lost.begun)
         self._dispatch()
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def fail_batch(self, data):
+        batch = data.draw(st.sampled_from(list(self.flying.values())))
+        self.scheduler.finish(batch.worker, batch.id, self.now, learn=False)
+        del self.flying[batch.id]
+        self._again(batch.items, suspects=True)
+        self._dispatch()
+
+    def _again(self, items, suspects):
+        for item in items:
+            if item.alone and suspects:
+                self._end([item])  # It failed a second time.
+                continue
+            self.scheduler.requeue(item, alone=suspects or item.alone)
+            self.queued.append(item)
+            self.returned.add(item)
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), took_s=st.sampled_from([0.0, 0.01, 0.1, 3.0]), learn=st.booleans())
@@ -996,6 +1220,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for model in self.LIMITS:
             queue = self.scheduler._queues[model]
             assert len(queue.heap) <= 2 * queue.depth + 16
+
+    @invariant()
+    def what_runs_alone_is_its_workers_only_batch(self):
+        for batch in self.flying.values():
+            if batch.items[0].alone:
+                assert [other.worker for other in self.flying.values()].count(batch.worker) == 1
 
     @invariant()
     def at_most_two_batches_a_worker(self):

@@ -1,0 +1,52 @@
+"""What the scheduler knows of one worker. Must not know queues. Times are in seconds, the clock is a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic
+
+from app.scheduling.latency import Ladder
+from app.scheduling.queue import Batch, T
+
+_CREDITS = 2  # One batch running, one in front of the worker.
+
+
+@dataclass(slots=True)
+class WorkerState(Generic[T]):
+    """A worker's batches and clocks, and what is known of its speed.
+
+    `depths`: for each model, how many batches of it the device has begun at most at once.
+    """
+
+    name: str
+    ladders: dict[str, Ladder]
+    depths: Mapping[str, int]
+    served_s: dict[str, float]
+    clock_s: float = 0.0
+    free_s: float = 0.0  # When all that is in flight is expected to be done.
+    finished_s: float = 0.0
+    retiring: bool = False
+    alone: bool = False  # It has an item that must be its only one.
+    batches: dict[int, Batch[T]] = field(default_factory=dict)
+
+    def turn_s(self, model: str) -> float:
+        """Where the model stands on the worker's clock. One that was idle stands at now: idleness earns no credit."""
+        return max(self.clock_s, self.served_s[model])
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until all that is in flight is expected to be done."""
+        return max(0.0, self.free_s - now) if self.batches else 0.0
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether another batch may be sent to it."""
+        return not self.retiring and not self.alone and len(self.batches) < _CREDITS
+
+    def begun(self) -> int:
+        """How many of the batches may have begun: a device of depth 2 starts one before the one before is done."""
+        depths = [self.depths.get(batch.model, 1) for batch in self.batches.values()]
+        begun = min(1, len(depths))
+        while begun < len(depths) and min(depths[: begun + 1]) > begun:
+            begun += 1
+        return begun

@@ -1,0 +1,251 @@
+"""The dispatcher between its queue and its workers, which are objects here: no process is started."""
+
+import asyncio
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from app.config import Settings
+from app.errors import ServiceError
+from app.observability.metrics import Metrics
+from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.readiness import ModelState
+from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run
+from app.workers.process import Computed
+
+MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random")
+SLOTS = 64
+
+
+class Worker:
+    """A worker that keeps what it is sent."""
+
+    def __init__(self, name="null:0#1", depth=1, models=(MODEL,)):
+        self.id, self.device = name, "null:0"
+        self.plan = SimpleNamespace(load=SimpleNamespace(models=models))
+        loaded = Loaded(Report("null", "fp32"), {1: 0.001, 8: 0.002}, depth)
+        self.ready = Ready("null:0", "null", tuple(loaded if model else None for model in models))
+        self.retiring = False
+        self.drained = asyncio.Event()
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+    @property
+    def runs(self):
+        return [message for message in self.sent if isinstance(message, Run)]
+
+
+@contextlib.asynccontextmanager
+async def dispatching(*workers, replicas=("ready",)):
+    choice = SimpleNamespace(devices=("null:0",), vendor="null")
+    settings = Settings(models="m", batch_sizes="1,8", queue_size=SLOTS - 32)
+    dispatcher = Dispatcher(settings, choice, [MODEL], Metrics(enabled=False), None)
+    dispatcher.replicas += [SimpleNamespace(device="null:0", state=state, reason="") for state in replicas]
+    for worker in workers:
+        dispatcher._worker_ready(worker)
+    yield dispatcher
+    dispatcher.arena.close()
+
+
+def ask(dispatcher, images=1, lasts_s=60.0):
+    """Submit so many requests of one image; tasks of their outcomes."""
+    served = dispatcher.models["m"]
+    tasks = []
+    for _ in range(images):
+        now_s = time.monotonic()
+        reservation = dispatcher.scheduler.reserve("m", 1, now_s + lasts_s, 0, now_s)
+        item = dispatcher.submit(reservation, served.slots.take(), None, 0)
+        tasks.append(asyncio.ensure_future(dispatcher.outcome(served, item)))
+    return tasks
+
+
+def done(run, results=None):
+    return Computed(run.batch_id, [()] * len(run.slots) if results is None else list(results), 0.001)
+
+
+async def turns(number=5):
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def free_slots(dispatcher):
+    """How many slots can be taken; all of them are given back."""
+    slots = dispatcher.models["m"].slots
+    taken = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(slots.take())
+    for slot in taken:
+        slots.give(slot)
+    return len(taken)
+
+
+async def test_what_comes_in_one_turn_of_the_loop_goes_in_one_batch():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        tasks = ask(dispatcher, 8)
+        await turns()
+        [run] = worker.runs
+        assert len(run.slots) == 8
+        dispatcher._worker_message(worker, done(run))
+        await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("results", [(), ((),) * 7, ((),) * 9])
+async def test_a_batch_whose_results_do_not_fit_is_tried_again_and_no_slot_is_lost(results):
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask(dispatcher, 8)
+        await turns()
+        dispatcher._worker_message(worker, done(worker.runs[0], results))
+        for number in range(1, 9):
+            await turns()
+            assert len(worker.runs) == number + 1
+            assert len(worker.runs[-1].slots) == 1
+            dispatcher._worker_message(worker, done(worker.runs[-1]))
+        assert len(await asyncio.gather(*tasks)) == 8
+        assert free_slots(dispatcher) == before
+
+
+async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+
+        def fail(*_):
+            raise RuntimeError("the disk of the statistics is full")
+
+        monkeypatch.setattr(dispatcher.models["m"], "statistics", SimpleNamespace(batch=fail))
+        [task] = ask(dispatcher)
+        await turns()
+        dispatcher._worker_message(worker, done(worker.runs[0]))
+        assert (await task).worker is worker
+        assert free_slots(dispatcher) == before
+
+
+async def test_the_image_that_takes_down_a_device_with_two_batches_fails_alone():
+    """The device begins the second batch before it answers the first; an image of the second one is to blame."""
+    workers = [Worker(f"null:0#{number}", depth=2) for number in range(3)]
+    async with dispatching(workers[0]) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask(dispatcher, 16)
+        await turns()
+        poison = workers[0].runs[1].slots[3]
+        lost = 0
+        while not all(task.done() for task in tasks):
+            worker = workers[lost]
+            begun = [run for run in worker.runs if run.batch_id not in worker.__dict__.setdefault("answered", set())]
+            if any(poison in run.slots for run in begun):
+                dispatcher._worker_gone(worker, "it died")
+                lost += 1
+                dispatcher._worker_ready(workers[lost])
+            else:
+                worker.answered.add(begun[0].batch_id)
+                dispatcher._worker_message(worker, done(begun[0]))
+            await turns()
+        failed = [task.exception() for task in tasks if task.exception()]
+        assert [error.code for error in failed] == ["INFERENCE_FAILED"]
+        assert lost == 2
+        assert free_slots(dispatcher) == before
+
+
+async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fails_alone():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        tasks = ask(dispatcher, 8)
+        await turns()
+        poison = worker.runs[0].slots[5]
+        answered = 0
+        while answered < len(worker.runs):
+            run = worker.runs[answered]
+            answered += 1
+            answer = Failed(run.batch_id, "poison") if poison in run.slots else done(run)
+            dispatcher._worker_message(worker, answer)
+            await turns()
+        assert [bool(task.exception()) for task in tasks].count(True) == 1
+        assert answered == 9
+
+
+async def test_an_upload_that_outlives_an_unload_is_refused_and_does_not_wait_for_its_deadline():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        served = dispatcher.models["m"]
+        before = free_slots(dispatcher)
+        now_s = time.monotonic()
+        reservation = dispatcher.scheduler.reserve("m", 2, now_s + 60, 0, now_s)
+        served.unloaded = True
+        # While workers still have the model, what was accepted is answered.
+        item = dispatcher.submit(reservation, served.slots.take(), None, 0)
+        outcome = asyncio.ensure_future(dispatcher.outcome(served, item))
+        await turns()
+        dispatcher._worker_message(worker, done(worker.runs[0]))
+        await outcome
+        dispatcher._worker_retiring(worker)
+        dispatcher._worker_ready(Worker("null:0#2", models=(None,)))
+        slot = served.slots.take()
+        with pytest.raises(ServiceError, match="unloaded") as refusal:
+            dispatcher.submit(reservation, slot, None, 1)
+        assert refusal.value.code == "NOT_READY"
+        dispatcher.scheduler.release(reservation)
+        assert free_slots(dispatcher) == before
+
+
+async def test_between_a_workers_death_and_the_next_start_requests_wait():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        assert dispatcher.readiness.state("m") is ModelState.READY
+        dispatcher._worker_gone(worker, "it died")
+        # The replica hears of it a few turns of the loop later: its state is still "ready".
+        assert dispatcher.readiness.state("m") is ModelState.STARTING
+        [task] = ask(dispatcher)
+        following = Worker("null:0#2")
+        dispatcher._worker_ready(following)
+        await turns()
+        dispatcher._worker_message(following, done(following.runs[0]))
+        assert (await task).worker is following
+
+
+@pytest.mark.parametrize(
+    ("replicas", "unloaded", "state"),
+    [
+        (("starting",), False, ModelState.STARTING),
+        (("restarting", "broken"), False, ModelState.STARTING),
+        (("broken", "broken"), False, ModelState.UNAVAILABLE),
+        (("stopped",), False, ModelState.UNAVAILABLE),
+        (("ready",), True, ModelState.UNLOADED),
+    ],
+)
+async def test_the_state_of_a_model_follows_from_replicas_and_unloading(replicas, unloaded, state):
+    async with dispatching(replicas=replicas) as dispatcher:
+        dispatcher.models["m"].unloaded = unloaded
+        assert dispatcher.readiness.state("m") is state
+        assert dispatcher.readiness.reason("m")
+        if not state.accepts_requests:
+            with pytest.raises(ServiceError):
+                dispatcher.refuse_unless_served("m")
+
+
+async def test_many_callers_share_one_release():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        tasks = [asyncio.create_task(dispatcher.release()) for _ in range(1000)]
+        await turns()
+        [release] = [message for message in worker.sent if isinstance(message, Release)]
+        tasks.pop().cancel()
+        await turns()
+        dispatcher._worker_message(worker, Released("request", {2: 7}, release.request))
+        assert await asyncio.gather(*tasks) == [{worker.id: {2: 7}}] * 999
+
+
+async def test_a_release_ends_with_its_worker():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        task = asyncio.create_task(dispatcher.release("null:0"))
+        await turns()
+        dispatcher._worker_gone(worker, "it died")
+        assert await task == {worker.id: {}}
