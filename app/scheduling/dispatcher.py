@@ -165,12 +165,15 @@ class Dispatcher:
                 served.slots.give(item.payload.slot)
 
     async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
-        """Replace every worker, one after the other, by one that serves `models`: in the same order, None for one that
-        is to be unloaded. What still waits for such a one is refused.
+        """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one
+        that is to be unloaded. What still waits for such a one is refused. It goes on when the caller is cancelled.
 
-        Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
+        Raises WorkerStartError when a new worker cannot start: nothing has changed then.
         """
-        await self._handovers.to(tuple(models), reason)
+        await self._handovers.run(self._hand_over(tuple(models), reason))
+
+    async def _hand_over(self, models: tuple[Model | None, ...], reason: str) -> None:
+        await self._handovers.to(models, reason)
         for (name, served), model in zip(self.models.items(), models, strict=True):
             if model is not None:
                 served.model = model

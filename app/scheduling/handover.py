@@ -1,7 +1,8 @@
 """Workers that take over from others while these serve: for new weights, for memory, for engines that took their time.
 
-Owns: when a place's worker is replaced, one place at a time, and the tasks that wait for the moment. How a replica
-hands over is its own business (app.workers.replica). Must not know requests.
+Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it: they go on when whoever
+asked for them is gone. How a replica starts, swaps and drains workers is its own business (app.workers.replica). Must
+not know requests.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from app.config import Settings
 from app.observability.metrics import Metrics
@@ -21,6 +23,8 @@ from app.workers.replica import Replica
 from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25
+
+T = TypeVar("T")
 
 log = logging.getLogger("anychip.dispatcher")
 
@@ -33,25 +37,57 @@ class Handovers:
         self._lock = asyncio.Lock()
         self._relieved: dict[Replica, asyncio.Task[None]] = {}
         self._relieved_s: dict[str, float] = {}
-        self._compiling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
         """End every task. Idempotent."""
-        background = [*self._relieved.values(), *self._compiling]
+        background = [*self._relieved.values(), *self._tasks]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
 
-    async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
-        """Replace every worker, one after the other, by one that serves `models`.
+    async def run(self, hand_over: Coroutine[Any, Any, None]) -> None:
+        """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`."""
+        await asyncio.shield(self._task(hand_over, "hand-over"))
 
-        Raises WorkerStartError when a new worker cannot start: that replica and those after it stay as they are.
+    async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
+        """Replace every worker by one that serves `models`, all at the same moment.
+
+        Each new worker starts beside the old one; the device needs memory for both. Raises WorkerStartError when one of
+        them cannot start: then none of them takes over.
         """
         async with self._lock:
-            for replica in self._replicas:
-                plan = replace(replica.plan, load=replace(replica.plan.load, models=models))
-                await replica.hand_over(plan, self._settings.drain_s)
-                self._metrics.handovers.labels(replica.device, reason).inc()
+            plans = {each: replace(each.plan, load=replace(each.plan.load, models=models)) for each in self._replicas}
+            # A replica whose workers keep dying would stop every hand-over; it follows the new plan when it is back.
+            out_of_order = [each for each in plans if each.state in ("broken", "quarantined")]
+            needed = [each for each in plans if each not in out_of_order] or list(plans)
+            starts = {
+                each: self._task(each.prepare(plan, start=each in needed), f"prepare {each.device}")
+                for each, plan in plans.items()
+            }
+            try:
+                await asyncio.gather(*starts.values())
+                workers = {each: start.result() for each, start in starts.items()}
+                for worker in workers.values():
+                    if worker is not None and worker.ended.done():
+                        raise WorkerStartError(worker.ended.result(), worker)
+            except BaseException:
+                await self._discard(starts)
+                raise
+            # In one turn of the event loop: no request is answered by new weights before another by old ones.
+            drains = [each.take_over(worker, plans[each], self._settings.drain_s) for each, worker in workers.items()]
+            for each in workers:
+                self._metrics.handovers.labels(each.device, reason).inc()
+            await asyncio.gather(*map(asyncio.shield, drains))
+
+    @staticmethod
+    async def _discard(starts: Mapping[Replica, asyncio.Task[WorkerProcess | None]]) -> None:
+        """End the workers that were started, or are being started."""
+        for start in starts.values():
+            start.cancel()
+        await asyncio.wait(starts.values())
+        started = {each: start for each, start in starts.items() if not start.cancelled() and not start.exception()}
+        await asyncio.gather(*(each.discard(start.result()) for each, start in started.items()))
 
     def relieve(self, worker: WorkerProcess, trigger: str) -> None:
         """Replace a worker that leaks, as soon as that is allowed."""
@@ -65,9 +101,19 @@ class Handovers:
 
     def compile(self, worker: WorkerProcess) -> None:
         """Replace a worker that serves with what was ready in seconds by one that takes its time."""
-        task = asyncio.create_task(self._compile(worker), name=f"compile for {worker.id}")
-        self._compiling.add(task)
-        task.add_done_callback(self._compiling.discard)
+        self._task(self._compile(worker), f"compile for {worker.id}")
+
+    def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task that `stop` ends."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("%s: %s", task.get_name(), task.exception())  # Whoever waits for it hears it, too.
 
     def _of(self, worker: WorkerProcess) -> Replica | None:
         return next((each for each in self._replicas if each.current is worker), None)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from typing import Any
 
 from app.errors import ServiceError
 from app.scheduling.served_model import ServedModel
@@ -30,25 +31,31 @@ class Repository:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str) -> None:
         """Read a model's weights again and hand over to workers that have them, without losing a request.
 
         Raises MODEL_NOT_FOUND, INVALID_REQUEST when the weights cannot be read or are of a network with another input,
-        INTERNAL when a worker cannot start with them; the workers not yet replaced then serve on as they did.
+        INTERNAL when a worker cannot start with them; all workers then serve on as they did. Cancelled, it goes on.
         """
-        served = self._service.find(name)
+        await self._finished(self._load(self._service.find(name)))
+
+    async def _load(self, served: ServedModel) -> None:
         async with self._lock:
             model = await self._read(served)
-            await self._hand_over({name: model}, "load")
+            await self._hand_over({served.model.name: model}, "load")
             served.unloaded = False
 
     async def unload(self, name: str) -> None:
         """Refuse new requests for a model, answer those under way, and hand over to workers without it. Idempotent.
 
-        Raises MODEL_NOT_FOUND; INTERNAL when a worker cannot start without it: the model then serves on.
+        Raises MODEL_NOT_FOUND; INTERNAL when a worker cannot start without it: the model then serves on. Cancelled, it
+        goes on.
         """
-        served = self._service.find(name)
+        await self._finished(self._unload(self._service.find(name)))
+
+    async def _unload(self, served: ServedModel) -> None:
         async with self._lock:
             if served.unloaded:
                 return
@@ -60,6 +67,18 @@ class Repository:
             except BaseException:
                 served.unloaded = False
                 raise
+
+    async def _finished(self, change: Coroutine[Any, Any, None]) -> None:
+        """Until a change is done, in a task of its own: a client that leaves must not leave half a change behind."""
+        task = asyncio.create_task(change, name="repository")
+        self._changes.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("a change of the repository failed: %s", task.exception())  # Whoever waits for it hears it, too.
 
     async def _read(self, served: ServedModel) -> Model:
         settings, old = self._service.settings, served.model

@@ -45,6 +45,7 @@ class Replica:
         self._old: set[WorkerProcess] = set()
         self._deaths = 0  # In a row, of workers that had answered nothing.
         self._replacing = asyncio.Lock()
+        self._draining: set[asyncio.Task[None]] = set()
         self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep(), name=f"replica {device}")
 
@@ -60,23 +61,66 @@ class Replica:
     async def hand_over(self, plan: Plan, drain_timeout_s: float) -> None:
         """Replace the worker by one that follows `plan`; the old one serves until the new one does, then drains.
 
-        What the old one has not finished after `drain_timeout_s` is lost to it, as in a crash, and tried again.
-        Raises WorkerStartError when the new one cannot start; the old one then serves on, by the old plan.
+        What the old one has not finished after `drain_timeout_s` is lost to it, as in a crash, and tried again. Once
+        the new one serves, the old one drains and ends also when the caller is cancelled. Raises WorkerStartError when
+        the new one cannot start; the old one then serves on, by the old plan.
         """
-        async with self._replacing:
-            worker = await self._start(plan)
-            old = self._current
-            self._swap(worker)
-            self.plan = plan
+        worker = await self.prepare(plan)
+        await asyncio.shield(self.take_over(worker, plan, drain_timeout_s))
+
+    async def prepare(self, plan: Plan, *, start: bool = True) -> WorkerProcess | None:
+        """Start a worker that follows `plan` beside the one that serves, until it is ready; None if not to `start`.
+
+        `take_over` or `discard` must follow: until then the replica starts no other worker. Raises WorkerStartError.
+        """
+        await self._replacing.acquire()
+        try:
+            return await self._start(plan) if start else None
+        except BaseException:
+            self._replacing.release()
+            raise
+
+    def take_over(self, worker: WorkerProcess | None, plan: Plan, drain_timeout_s: float) -> asyncio.Task[None]:
+        """From now on the prepared worker serves, and `plan` is followed. Returns the task that drains the old one.
+
+        Raises WorkerStartError when the worker has died since it was ready; the old one then serves on.
+        """
+        old = self._current
+        try:
+            if worker is not None:
+                self._swap(worker)
+        except BaseException:
+            self._replacing.release()
+            raise
+        self.plan = plan
+        draining = asyncio.create_task(
+            self._end_hand_over(old if worker is not None else None, drain_timeout_s), name=f"drain {self.device}"
+        )
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
+        return draining
+
+    async def discard(self, worker: WorkerProcess | None) -> None:
+        """The prepared worker does not take over: end it."""
+        try:
+            if worker is not None:
+                await worker.stop()
+        finally:
+            self._replacing.release()
+
+    async def _end_hand_over(self, old: WorkerProcess | None, drain_timeout_s: float) -> None:
+        try:
             if old is not None:
                 await self._drain(old, drain_timeout_s)
+        finally:
+            self._replacing.release()
 
     async def stop(self) -> None:
         """Stop whatever runs. Idempotent."""
         self.state, self.reason = "stopped", "the service is shutting down"
         self._task.cancel()
         await asyncio.gather(*(worker.stop() for worker in self._workers()))
-        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(self._task, *self._draining, return_exceptions=True)
         if not self._first_ready.done():
             self._first_ready.cancel()
 

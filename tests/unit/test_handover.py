@@ -1,0 +1,208 @@
+"""Hand-overs with workers that are objects here: no process is started."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from app.config import Settings
+from app.observability.metrics import Metrics
+from app.scheduling.handover import Handovers
+from app.workers import replica as replica_module
+from app.workers.messages import Load
+from app.workers.process import Events, Plan, WorkerStartError
+from app.workers.replica import Replica
+from backends import Device
+
+
+class Worker:
+    """A worker that is ready, drained and stopped when the test says so."""
+
+    made: ClassVar = []
+
+    def __init__(self, device, plan, arena, events):
+        loop = asyncio.get_running_loop()
+        self.device, self.plan = device, plan
+        self.id = f"{device}#{len(self.made)}"
+        self.ready = None
+        self.answered, self.abandoned, self.retiring, self.stopped = True, False, False, False
+        self.end = "died"
+        self.drained = asyncio.Event()
+        self.ended = loop.create_future()
+        self._started = loop.create_future()
+        self.made.append(self)
+
+    def succeed(self):
+        self.ready = SimpleNamespace(staged=False)
+        self._started.set_result(None)
+
+    def fail(self):
+        self.ended.set_result("it could not start")
+        self._started.set_exception(WorkerStartError("it could not start", self))
+
+    async def start(self):
+        await asyncio.shield(self._started)
+
+    def kill(self, reason):
+        self._end(reason)
+
+    async def stop(self):
+        self.stopped = True
+        self._end("it was stopped")
+
+    def _end(self, reason):
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    monkeypatch.setattr(Worker, "made", [])
+    monkeypatch.setattr(replica_module, "WorkerProcess", Worker)
+    return Worker.made
+
+
+async def turns(number=10):
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+class Serving:
+    """Two replicas that serve "old", and the hand-overs between their workers."""
+
+    def __init__(self):
+        self.gone = []
+        events = Events(
+            ready=lambda worker: None,
+            message=lambda worker, message: None,
+            retiring=lambda worker: None,
+            gone=lambda worker, reason: self.gone.append(worker),
+            died=lambda replica, kind: None,
+            broken=lambda replica, reason: None,
+        )
+        device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
+        plan = Plan(Load(models=("old",), device=device, engine="null", precision="fp32", batch_sizes=(1,)))
+        self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
+        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics(enabled=False))
+
+    @property
+    def served(self):
+        return [each.current and each.current.plan.load.models[0] for each in self.replicas]
+
+    async def __aenter__(self):
+        await turns()
+        for worker in list(Worker.made):
+            worker.succeed()
+        await turns()
+        assert self.served == ["old", "old"]
+        return self
+
+    async def __aexit__(self, *_):
+        await self.handovers.stop()
+        await asyncio.gather(*(each.stop() for each in self.replicas))
+        assert all(worker.ended.done() for worker in Worker.made), "a worker is left behind"
+
+
+async def test_all_replicas_take_over_in_the_same_moment(made):
+    async with Serving() as serving:
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        _, _, first, second = made
+        first.succeed()
+        await turns()
+        assert serving.served == ["old", "old"]
+        second.succeed()
+        await turns()
+        assert serving.served == ["new", "new"]
+        assert not task.done(), "it is over when the old ones are gone"
+        for old in made[:2]:
+            old.drained.set()
+        await task
+        assert [worker.stopped for worker in made] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("when", ["while the other starts", "after the other is ready"])
+async def test_where_one_worker_cannot_start_none_takes_over(made, when):
+    async with Serving() as serving:
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        _, _, first, second = made
+        if when == "after the other is ready":
+            first.succeed()
+            await turns()
+        second.fail()
+        with pytest.raises(WorkerStartError):
+            await task
+        assert first.stopped
+        assert serving.served == ["old", "old"]
+        assert [each.plan.load.models for each in serving.replicas] == [("old",), ("old",)]
+        assert not any(worker.stopped for worker in made[:2])
+
+
+async def test_where_a_worker_dies_while_another_starts_none_takes_over(made):
+    async with Serving() as serving:
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        _, _, first, second = made
+        first.succeed()
+        await turns()
+        first.kill("it died")
+        second.succeed()
+        with pytest.raises(WorkerStartError):
+            await task
+        assert second.stopped
+        assert serving.served == ["old", "old"]
+
+
+async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
+    async with Serving() as serving:
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        task.cancel()
+        for worker in made[2:]:
+            worker.succeed()
+        await turns()
+        assert serving.served == ["new", "new"]
+        for old in made[:2]:
+            old.drained.set()
+        await turns()
+        assert [worker.stopped for worker in made] == [True, True, False, False]
+
+
+async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_drains(made):
+    async with Serving() as serving:
+        replica = serving.replicas[0]
+        task = asyncio.create_task(replica.hand_over(replica.plan, 60.0))
+        await turns()
+        made[2].succeed()
+        await turns()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not made[0].stopped
+        made[0].drained.set()
+        await turns()
+        assert made[0].stopped
+        assert serving.gone == [made[0]]
+
+
+async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it_later(made):
+    async with Serving() as serving:
+        serving.replicas[1].state = "broken"
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        assert len(made) == 3
+        made[2].succeed()
+        made[0].drained.set()
+        await task
+        assert [each.plan.load.models for each in serving.replicas] == [("new",), ("new",)]
+
+
+async def test_stopping_ends_a_hand_over_that_is_under_way(made):
+    async with Serving() as serving:
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        made[2].succeed()
+        await turns()
+    await asyncio.gather(task, return_exceptions=True)
+    assert all(worker.stopped for worker in made)
