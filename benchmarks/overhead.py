@@ -3,12 +3,13 @@
 `anychip serve --device null` beside the least a FastAPI handler can do, under the same load, turn and turn about in one
 run. A second one is told to look at its images, so that the service decodes them: it gets the same JPEG (`decoded`)
 and pixels as a binary tensor of the Open Inference Protocol (`pixels`), which must cost little more than the JPEG does
-without its decoding. CPU time is that of the whole process tree and, unlike the rate, hardly depends on what else the
+without its decoding. A third one has eight devices, each with a worker (`8 workers`): what an image costs may hardly
+grow with them. CPU time is that of the whole process tree and, unlike the rate, hardly depends on what else the
 machine does.
 
     python -m benchmarks.overhead [--connections 16] [--seconds 5] [--rounds 3] [--json FILE]
 
-Owns: the image that is sent, the rounds, the table and the two aims.
+Owns: the image that is sent, the rounds, the table and the aims.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from models import PixelModel, open_model, parse_spec
 
 AIM_ANSWERS_PER_S = 3500
 AIM_CPU_MS = 0.30
+AIM_EIGHT_WORKERS = 1.2  # Of the CPU time an image takes with one worker.
 AIM_PIXELS = 1.2  # Of the CPU time of a JPEG, less that of decoding it.
 IMAGE_BYTES = 65_000  # An ordinary photograph of 500 by 375 pixels.
+EIGHT = {"ANYCHIP_NULL": "devices=8"}
 LOOKS = {"ANYCHIP_NULL": "fail=999999999"}  # A fault that no run lives to see, but that counts batches.
 DECODES = 200
 
@@ -68,10 +71,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     with (
         servers.service(given.model, *options) as service,
         servers.service(given.model, *options, environment=LOOKS) as looking,
+        servers.service(given.model, *options, environment=EIGHT) as eight,
         servers.plain() as plain,
     ):
         targets = {
             "service": (service, servers.service_request(given.model, image)),
+            "8 workers": (eight, servers.service_request(given.model, image)),
             "plain": (plain, servers.plain_request(image)),
             "decoded": (looking, servers.service_request(given.model, image)),
             "pixels": (looking, servers.pixels_request(given.model, model.input_shape)),
@@ -168,7 +173,7 @@ def _print(report: dict[str, Any]) -> None:
         f"{'':9}{'answers/s':>11}{'p50 ms':>9}{'p99 ms':>9}{'CPU ms a request':>18}{'of it server':>14}{'worker':>8}"
         f"{'generator cores':>17}"
     )
-    for kind in ("service", "plain", "decoded", "pixels"):
+    for kind in ("service", "8 workers", "plain", "decoded", "pixels"):
         row = report[kind]
         print(
             f"{kind:9}{row['answers_per_s']:>11.0f}{row['p50_ms']:>9.2f}{row['p99_ms']:>9.2f}{row['cpu_ms']:>18.3f}"
@@ -181,6 +186,8 @@ def _print(report: dict[str, Any]) -> None:
     )
     print(f"answers/s: {service['answers_per_s']:.0f} (aim: >= {AIM_ANSWERS_PER_S})")
     print(f"CPU a request: {service['cpu_ms']:.3f} ms (aim: <= {AIM_CPU_MS:.2f})")
+    eight = report["8 workers"]["cpu_ms"] / service["cpu_ms"]
+    print(f"CPU a request with 8 workers / with one: {eight:.2f} (aim: <= {AIM_EIGHT_WORKERS})")
     pixels, decoded, decode = report["pixels"]["cpu_ms"], report["decoded"]["cpu_ms"], report["decode_ms"]
     ratio = pixels / (decoded - decode)
     print(f"pixels / (decoded - decode): {pixels} / ({decoded} - {decode}) = {ratio:.2f} (aim: <= {AIM_PIXELS})")
