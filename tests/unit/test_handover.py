@@ -19,7 +19,7 @@ from backends import Device
 class Worker:
     """A worker that is ready, drained and stopped when the test says so."""
 
-    made: ClassVar = []
+    made: ClassVar[list["Worker"]] = []
 
     def __init__(self, device, plan, arena, events):
         loop = asyncio.get_running_loop()
