@@ -121,6 +121,10 @@ _CUDA_LOST = (
     "external entity outside of cuda",
 )
 
+# What runs beside numpy 1, with which Huawei's, Cambricon's and Hygon's base images come. CANN 8 fails with numpy 2
+# (remedies, below); OpenCV 4.12 is the first that needs numpy 2.
+NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12")
+
 NVIDIA = Facts(
     name="cuda",
     vendor="nvidia",
@@ -151,6 +155,7 @@ ASCEND = Facts(
     device_type="npu",
     packages=("torch_npu",),
     install="pip install torch-npu of the version of torch (anychip[ascend]), beside a CPU build of torch and CANN",
+    constraints=NUMPY_1,
     device_files=("/dev/davinci[0-9]*",),
     pci_vendor="0x19e5",
     # Its numbers must ascend, else the driver sees no device.
@@ -224,6 +229,7 @@ HYGON = Facts(
     device_type="cuda",
     install="install the vendor's torch wheel for your DTK (developer.sourcefind.cn)",
     build_tags=("das", "dtk"),
+    constraints=NUMPY_1,
     device_files=("/dev/mkfd", "/dev/kfd"),
     pci_vendor="0x1d94",
     visibility_variable="HIP_VISIBLE_DEVICES",
@@ -243,6 +249,7 @@ CAMBRICON = Facts(
     device_type="mlu",
     packages=("torch_mlu",),
     install="install the vendor's wheel for your version of torch; it is on no public index",
+    constraints=NUMPY_1,
     device_files=("/dev/cambricon_dev[0-9]*",),
     pci_vendor="0xcabc",
     visibility_variable="MLU_VISIBLE_DEVICES",

@@ -54,7 +54,9 @@ def _vendors() -> Any:
     return module
 
 
-ROWS = _vendors().ACCELERATORS
+VENDORS = _vendors()
+ROWS = VENDORS.ACCELERATORS
+NO_NUMPY_1 = (3, 13)  # The first Python for which numpy 1 has no wheels.
 VENDOR_PLUGINS = {package.replace("_", "-") for row in ROWS for package in row.packages}
 # The local versions of vendors' builds of torch; `nv26.05` is that of NVIDIA's images.
 VENDOR_BUILD = re.compile(rf"\+.*({'|'.join(tag for row in ROWS for tag in row.build_tags)}|\bnv\d)")
@@ -80,7 +82,8 @@ class Signals:
 class TorchChoice:
     """The torch to install. `build` is what its local version starts with on the PyTorch index; empty: the registry's.
 
-    `pins` are versions by package name; they win over constraints.txt. A failing `optional_extra` is only reported.
+    `pins` are versions by package name, `constraints` other lines about packages; both win over constraints.txt. A
+    failing `optional_extra` is only reported.
     """
 
     kind: str
@@ -89,6 +92,7 @@ class TorchChoice:
     build: str = ""
     extras: tuple[str, ...] = ()
     optional_extra: str = ""
+    constraints: tuple[str, ...] = ()
 
     def accepts(self, torch: str) -> bool:
         """Whether a torch that the environment already has will do.
@@ -100,6 +104,8 @@ class TorchChoice:
             return torch == self.pins["torch"]
         if self.kind == "rocm":
             return local.startswith("rocm")
+        if self.kind == "ascend":
+            return not local.startswith(("cu", "rocm"))
         return self.kind != "cuda" or not local.startswith(("cpu", "rocm"))
 
 
@@ -149,10 +155,19 @@ def choose_torch(signals: Signals, kind: str, pinned: Mapping[str, str]) -> Torc
         kind, saw = _recognise(signals)
     pins = {name: pinned[name] for name in ("torch", "torchvision")}
     if kind == "keep":
-        return TorchChoice(kind, saw, _kept(signals.present))
+        kept = _kept(signals.present)
+        return TorchChoice(kind, saw, kept, constraints=_beside(kept))
     if kind == "ascend":
         torch, plugin = _ascend_pair(signals.cann)
-        return TorchChoice(kind, saw, {"torch": torch, "torch-npu": plugin}, "cpu", ("ascend",))
+        named, constraints = {"torch": torch, "torch-npu": plugin}, VENDORS.ASCEND.constraints
+        if sys.version_info >= NO_NUMPY_1:
+            if signals.cann.startswith("8."):
+                raise InstallError(
+                    f"CANN {signals.cann} needs numpy 1, which has no packages for Python 3.13 and later: use an older "
+                    "Python, as in: make PYTHON=python3.11."
+                )
+            constraints = ()
+        return TorchChoice(kind, saw, named, "cpu", ("ascend",), constraints=constraints)
     if kind == "rocm":
         return TorchChoice(kind, saw, pins, "rocm", ("cpu", "rocm"))
     if kind == "cuda":
@@ -180,6 +195,13 @@ def _kept(present: Mapping[str, str]) -> dict[str, str]:
         raise InstallError(f"ANYCHIP_TORCH=keep needs a torch in {sys.executable}: install the vendor's first.")
     # numpy too: torch is compiled against one major version of it.
     return {name: present[name] for name in present if name.startswith("torch") or name in ("numpy", "triton")}
+
+
+def _beside(kept: Mapping[str, str]) -> tuple[str, ...]:
+    """What else must be older beside the packages that are kept: numpy 1 has an OpenCV of its own."""
+    if not kept.get("numpy", "").startswith(("0.", "1.")):
+        return ()
+    return tuple(line for line in VENDORS.NUMPY_1 if not line.startswith("numpy"))
 
 
 def torchvision_build(present: Mapping[str, str]) -> str:
@@ -227,10 +249,15 @@ def read_pins(constraints: str) -> dict[str, str]:
     return {_normal(name): version for name, version in lines}
 
 
-def with_pins(constraints: str, pins: Mapping[str, str]) -> str:
-    """The constraints with every line about a package of `pins` replaced; torch settles the version of torchvision."""
-    settled = {*pins, "torch", "torchvision"}
+def with_pins(constraints: str, pins: Mapping[str, str], others: Sequence[str] = ()) -> str:
+    """The constraints with every line about a package of `pins` and `others` replaced.
+
+    torch settles the version of torchvision. `others`: lines such as `numpy<2`; a pin of the same package wins.
+    """
+    about = {_normal(re.split(r"[<>=!~]", line)[0]): line for line in others}
+    settled = {*pins, *about, "torch", "torchvision"}
     lines = [line for line in constraints.splitlines() if _normal(line.partition("==")[0]) not in settled]
+    lines += [line for name, line in about.items() if name not in pins]
     lines += [f"{name}=={version}" for name, version in sorted(pins.items())]
     return "\n".join(lines) + "\n"
 
@@ -284,6 +311,16 @@ def installed_torch(python: Path) -> str:
     return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def cuda_of(python: Path) -> str:
+    """The CUDA version for which an environment's torch was built; empty: no torch, or none for CUDA."""
+    ask = (
+        "import importlib.util as u, pathlib, runpy; found = u.find_spec('torch'); "
+        "file = pathlib.Path(found.origin).parent / 'version.py' if found and found.origin else None; "
+        "print((runpy.run_path(str(file)).get('cuda') if file and file.exists() else '') or '')"
+    )
+    return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
     """What a project needs with these of its extras, without itself. An extra may name others of the project."""
     optional: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
@@ -323,6 +360,10 @@ def install(
         link_packages(python)
     pins, build = dict(choice.pins), ""
     present = installed_torch(python)
+    if choice.kind == "ascend" and present and cuda_of(python):
+        # torch_npu ends the process beside it, and its version need not show it: the registry's build has no tag.
+        run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
+        present = ""
     if choice.accepts(present):
         pins["torch"], takes = present, f"torch {present}, which is already here"
     else:
@@ -334,11 +375,13 @@ def install(
     print(f"anychip: saw {choice.saw}; takes {takes}.", flush=True)
 
     settled = folder / "constraints.txt"
-    settled.write_text(with_pins(constraints, pins))
+    settled.write_text(with_pins(constraints, pins, choice.constraints))
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(settled)]
     if not choice.accepts(present):
         if present:  # To pip, 2.0+cpu satisfies 2.0.
             run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
+        if choice.kind == "ascend" and not build:
+            _only_without_cuda(python, pip, pins["torch"], index)
         if choice.kind != "keep":
             run_pip([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
     if choice.kind == "keep" and (build := torchvision_build(choice.pins)):
@@ -363,6 +406,20 @@ def install(
             if kind != "auto":
                 raise
             print(f"anychip: goes on without its extra '{choice.optional_extra}': see above.", flush=True)
+
+
+def _only_without_cuda(python: Path, pip: Sequence[str], torch: str, index: str) -> None:
+    """Take the registry's build of torch, and refuse it where it is one for CUDA, as on x86-64. Raises InstallError.
+
+    Alone: what a build for CUDA needs are gigabytes.
+    """
+    run_pip([*pip, "--no-deps", f"torch=={torch}"])
+    if cuda := cuda_of(python):
+        run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch"])
+        raise InstallError(
+            f"torch_npu needs a CPU build of torch {torch}: {index} did not answer with one, and the registry's is for "
+            f"CUDA {cuda}. Try again, or name a mirror of that index in ANYCHIP_TORCH_INDEX."
+        )
 
 
 def run_pip(command: Sequence[str]) -> None:

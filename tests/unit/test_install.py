@@ -31,6 +31,7 @@ def load_install() -> ModuleType:
 
 
 install = load_install()
+OPENCV = "opencv-python-headless<4.12"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,8 @@ def test_looking_reads_device_nodes_and_the_cann_version(tmp_path, monkeypatch):
         ("cuda", "2.14.1+cpu", False),
         ("rocm", "2.14.1+rocm7.2", True),
         ("rocm", "2.14.1", False),
+        ("ascend", "2.12.0+cpu", True),
+        ("ascend", "2.12.0+cu130", False),
         ("keep", "2.9.0+das", True),
         ("keep", "2.14.1", False),
     ],
@@ -127,6 +130,70 @@ def test_looking_reads_device_nodes_and_the_cann_version(tmp_path, monkeypatch):
 def test_a_torch_that_is_already_there_is_left_alone_where_it_fits(kind, torch, accepted):
     seen = install.Signals(present={"torch": "2.9.0+das"})
     assert install.choose_torch(seen, kind, PINNED).accepts(torch) is accepted
+
+
+@pytest.mark.parametrize(
+    ("signals", "kind", "wanted", "absent"),
+    [
+        ({"present": {"torch": "2.9.0+das", "numpy": "1.26.4"}}, "keep", {"numpy==1.26.4", OPENCV}, {"numpy<2"}),
+        ({"present": {"torch": "2.9.0+das", "numpy": "2.2.6"}}, "keep", {"numpy==2.2.6"}, {OPENCV}),
+        ({"ascend": True, "cann": "8.5"}, "auto", {"numpy<2", OPENCV}, set()),
+        ({}, "cpu", set(), {"numpy<2", OPENCV}),
+    ],
+    ids=["vendor-with-numpy-1", "vendor-with-numpy-2", "ascend", "cpu"],
+)
+def test_numpy_and_opencv_fit_what_the_vendor_needs(signals, kind, wanted, absent, monkeypatch):
+    monkeypatch.setattr(install, "NO_NUMPY_1", (9, 9))
+    choice = install.choose_torch(install.Signals(**signals), kind, PINNED)
+    ours = (ROOT / "constraints.txt").read_text()
+    lines = set(install.with_pins(ours, choice.pins, choice.constraints).splitlines())
+    assert lines >= wanted
+    assert not lines & absent
+    about = [line for line in lines if re.match(r"(numpy|opencv-python-headless)\b", line)]
+    assert len(about) == len({line.partition(";")[2] + re.split("[<=]", line)[0] for line in about})
+    if wanted:
+        assert len([line for line in lines if line.startswith("numpy")]) == 1
+
+
+def test_cann_8_and_a_python_without_numpy_1_do_not_go_together(monkeypatch):
+    monkeypatch.setattr(install, "NO_NUMPY_1", (3, 0))
+    with pytest.raises(install.InstallError, match=r"CANN 8\.5 needs numpy 1"):
+        install.choose_torch(install.Signals(ascend=True, cann="8.5"), "auto", PINNED)
+    assert install.choose_torch(install.Signals(ascend=True, cann="9.1"), "auto", PINNED).constraints == ()
+
+
+def test_ascend_never_gets_a_torch_for_cuda(tmp_path, monkeypatch):
+    """torch_npu ends the process beside it. The index is slow, and the registry's build is one for CUDA."""
+    commands, cuda = [], {"built": "13.0"}
+    monkeypatch.setattr(install, "NO_NUMPY_1", (9, 9))
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "installed_torch", lambda python: "")
+    monkeypatch.setattr(install, "find_build", lambda *_: "")
+    monkeypatch.setattr(install, "cuda_of", lambda python: cuda["built"])
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+    monkeypatch.setattr(install, "look", lambda: install.Signals(ascend=True, cann="9.1"))
+    with pytest.raises(
+        install.InstallError, match=r"needs a CPU build of torch 2\.12\.0: .* the registry's is for CUDA 13"
+    ):
+        install.install(tmp_path, False, {})
+    assert [("--no-deps" in each, "uninstall" in each) for each in commands] == [(True, False), (False, True)]
+    commands.clear()
+    cuda["built"] = ""  # As on arm64.
+    install.install(tmp_path, False, {})
+    assert commands[0][-1] == "torch==2.12.0"
+    assert not any("uninstall" in each for each in commands)
+
+
+def test_which_cuda_a_torch_is_for_is_read_and_not_asked(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.12.0'\ncuda: str | None = '13.0'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    assert install.cuda_of(python) == "13.0"
+    (tmp_path / "torch" / "version.py").write_text("cuda = None\n")
+    assert install.cuda_of(python) == ""
 
 
 def test_pins_replace_the_lines_of_the_constraints():
