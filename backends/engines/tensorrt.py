@@ -3,17 +3,26 @@
 Owns: its options and its two caches. Must not know models or images.
 
 What the path takes and what it ignores was read in torch_tensorrt 2.14.0's sources, with which tests compare every
-call: `enabled_precisions` does nothing there, networks run in the types that they have; the cache of engines is off
-unless weights may change (`immutable_weights=False`), its key does not hold the weights, and an engine from it is
-refitted with those it is given. Operators that TensorRT lacks run in PyTorch, in between. int8 is what NVIDIA's
-ModelOpt has put quantisers into (its sources: 0.47.0), the rest of the network then runs in fp16. Unverified on
-hardware.
+call: `enabled_precisions` does nothing there, networks run in the types that they have. The cache of engines is off
+unless weights may change (`immutable_weights=False`), and an engine from it is refitted with the weights it is given.
+Its key holds operators, input shapes and settings, but no weights and no shapes or types of them, no GPU and no version
+of TensorRT: resnet50 with 10 and with 1000 classes share one. So each network, precision, GPU and version has a folder
+of its own, and engines that cannot be used are built anew, once.
+
+Operators that TensorRT lacks run in PyTorch, in between. int8 is what NVIDIA's ModelOpt has put quantisers into (its
+sources: 0.47.0), the rest of the network then runs in fp16. Unverified on hardware.
 
 The cache is read by unpickling: whoever can write to `--cache-dir` can run code here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,8 +36,12 @@ from backends.engines.compiled import Dispatched, compiling, imported, is_instal
 from backends.engines.eager import placed
 from backends.engines.engine import Engine, calibration_of
 from backends.engines.streamed import StreamedExecutable
+from backends.faults import first_line
 
-_ENGINE_CACHE_BYTES = 4 * 2**30
+log = logging.getLogger(__name__)
+
+_ENGINE_CACHE_BYTES = 4 * 2**30  # Of one network.
+_ALL_BYTES = 8 * 2**30
 _CALIBRATION_BATCH = 8
 _TIMING_CACHE_BYTES = 64 * 2**20  # It only ever grows; ours of one model takes about one.
 
@@ -50,27 +63,37 @@ class TensorRTEngine(Engine):
         """As the contract says; casts and moves `network` in place."""
         torch_tensorrt = imported("torch_tensorrt", "pip install 'anychip[cuda]'")
         in_int8 = precision == "int8"
-        settings: dict[str, Any] = _caching(options.cache_dir) if options.cache_dir and not in_int8 else {}
         exporting: Callable[[], AbstractContextManager[Any]] = nullcontext
         with compiling("TensorRT", device):
             module = placed(network, device, "fp16" if in_int8 else precision, channels_last=False)
             module.requires_grad_(False)
             if in_int8:
                 exporting = _quantise(module, device, options)
-            engines = {}
-            for size in reversed(batch_sizes):
-                # Floats: of bytes TensorRT takes little more than their cast.
-                example = torch.zeros((size, *network.input_shape), dtype=torch.float32, device=device)
-                with torch.no_grad():
-                    with exporting():
-                        exported = torch.export.export(module, (example,))
-                    engines[size] = torch_tensorrt.dynamo.compile(
-                        exported,
-                        arg_inputs=(example,),
-                        device=torch.device(device),
-                        disable_tf32=True,  # fp32 means float32.
-                        **settings,
-                    )
+
+            def build(settings: dict[str, Any]) -> dict[int, Any]:
+                engines = {}
+                for size in reversed(batch_sizes):
+                    # Floats: of bytes TensorRT takes little more than their cast.
+                    example = torch.zeros((size, *network.input_shape), dtype=torch.float32, device=device)
+                    with torch.no_grad():
+                        with exporting():
+                            exported = torch.export.export(module, (example,))
+                        engines[size] = torch_tensorrt.dynamo.compile(
+                            exported,
+                            arg_inputs=(example,),
+                            device=torch.device(device),
+                            disable_tf32=True,  # fp32 means float32.
+                            **settings,
+                        )
+                return engines
+
+            if options.cache_dir and not in_int8:
+                versions = f"{torch.__version__} {getattr(torch_tensorrt, '__version__', '')} {_tensorrt_version()}"
+                machine = f"{versions} {_gpu(device)}"
+                key = f"{options.key or _weights(module)} {network.input_shape} {precision}"
+                engines = _with_cache(options.cache_dir / "tensorrt", key, machine, build)
+            else:
+                engines = build({})
         # What it has taken is in modules of this name; without any it has left everything to PyTorch.
         if not any("_run_on_acc" in name for name, _ in engines[batch_sizes[0]].named_modules()):
             raise EngineRefusedError("TensorRT takes no part of this network")
@@ -110,17 +133,77 @@ class _FromBytes:
         return self._engine(pixels.to(torch.float32))
 
 
-def _caching(cache_dir: Path) -> dict[str, Any]:
-    folder = cache_dir / "tensorrt"
-    timing = folder / "timing.bin"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _with_cache(
+    folder: Path, key: str, machine: str, build: Callable[[dict[str, Any]], dict[int, Any]]
+) -> dict[int, Any]:
+    """`build`, with the folders that torch_tensorrt is to keep engines and timings in.
+
+    `key`: what the network is; `machine`: versions and GPU. Kept engines that it cannot use are built anew, once.
+    """
+    own = folder / _digest(f"{key} {machine}")
+    engines = own / "engines"  # Alone: to make room torch_tensorrt deletes whatever is in there.
+    timing = folder / f"timing-{_digest(machine)}.bin"
+    engines.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(own)  # It was used: others go first.
+    _bound(folder, own)
     if timing.exists() and timing.stat().st_size > _TIMING_CACHE_BYTES:
         timing.unlink()
-    return {
+    settings = {
         "immutable_weights": False,
         "cache_built_engines": True,
         "reuse_cached_engines": True,
-        "engine_cache_dir": str(folder / "engines"),  # Alone: to make room it deletes whatever is in there.
+        "engine_cache_dir": str(engines),
         "engine_cache_size": _ENGINE_CACHE_BYTES,
         "timing_cache_path": str(timing),
     }
+    kept = any(engines.iterdir())
+    try:
+        return build(settings)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # "Refitting failed", None in place of an engine: it raises many kinds.
+        if not kept:
+            raise
+        log.warning("TensorRT's kept engines cannot be used and are built anew: %s", first_line(error))
+    shutil.rmtree(engines, ignore_errors=True)
+    engines.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return build(settings)
+
+
+def _bound(folder: Path, kept: Path) -> None:
+    """Remove what was not used for longest until the rest is within the limit; never `kept`."""
+    found = []
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if each.is_dir():
+                size = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
+                found.append((each.stat().st_mtime, size, each))
+    total = sum(size for _, size, _ in found)
+    for _, size, each in sorted(found):
+        if total > _ALL_BYTES and each != kept:
+            shutil.rmtree(each, ignore_errors=True)
+            total -= size
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _weights(module: nn.Module) -> str:
+    """A network by its weights, where nothing else identifies it."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _tensorrt_version() -> str:
+    return str(getattr(sys.modules.get("tensorrt"), "__version__", ""))  # torch_tensorrt has imported it.
+
+
+def _gpu(device: str) -> str:
+    """Its name and compute capability: an engine serves no other."""
+    module = torch.get_device_module(torch.device(device).type)
+    asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
+    return " ".join(str(ask(device)) for ask in asked if ask is not None)

@@ -357,21 +357,72 @@ class TestTensorRT:
     def test_the_cache_needs_weights_that_may_change_and_is_bounded(
         self, tensorrt: FakeTensorRT, tmp_path: Path
     ) -> None:
-        timing = tmp_path / "tensorrt" / "timing.bin"
-        timing.parent.mkdir()
+        load(TensorRTEngine, cache_dir=tmp_path)
+        timing = Path(tensorrt.calls[0]["timing_cache_path"])
         with timing.open("wb") as file:
             file.truncate(65 * 2**20)
         load(TensorRTEngine, cache_dir=tmp_path)
         assert not timing.exists()
-        call = tensorrt.calls[0]
+        call = tensorrt.calls[-1]
         assert (call["immutable_weights"], call["cache_built_engines"], call["reuse_cached_engines"]) == (
             False,
             True,
             True,
         )
-        assert call["engine_cache_dir"] == str(tmp_path / "tensorrt" / "engines")
-        assert call["timing_cache_path"] == str(timing)
+        assert Path(call["engine_cache_dir"]).parent.parent == timing.parent == tmp_path / "tensorrt"
         assert 0 < call["engine_cache_size"] <= 8 * 2**30
+
+    def test_each_network_precision_version_and_gpu_has_a_folder_of_its_own(
+        self, tensorrt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """torch_tensorrt's own key lacks all of these."""
+
+        def folder(network: nn.Module | None = None, precision: str = "fp32", key: str = "") -> str:
+            load(TensorRTEngine, network, precision, cache_dir=tmp_path, key=key).close()
+            return str(tensorrt.calls[-1]["engine_cache_dir"])
+
+        other = Network()
+        with torch.no_grad():
+            next(other.parameters()).add_(1)
+        first = folder()
+        assert folder() == first
+        found = [first, folder(other), folder(precision="fp16"), folder(key="resnet50-1000"), folder(key="resnet50-10")]
+        cast(Any, tensorrt).__version__ = "2.15.0"
+        found.append(folder())
+        cast(Any, MODULE).get_device_name = lambda device: "H100"
+        found.append(folder())
+        monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="11.2"))
+        found.append(folder())
+        assert len(set(found)) == len(found)
+
+    def test_engines_that_cannot_be_used_any_more_are_built_anew_once(
+        self, tensorrt: FakeTensorRT, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        load(TensorRTEngine, cache_dir=tmp_path).close()
+        stale = Path(tensorrt.calls[-1]["engine_cache_dir"]) / "engine"
+        stale.mkdir()
+        compile_soundly = tensorrt._compile
+
+        def refitting(exported: Any, **options: Any) -> nn.Module:
+            if stale.exists():
+                raise AssertionError("Refitting failed")
+            return compile_soundly(exported, **options)
+
+        tensorrt.dynamo.compile = refitting
+        assert_answers(load(TensorRTEngine, cache_dir=tmp_path))
+        assert "cannot be used and are built anew: Refitting failed" in caplog.text
+
+        def never(exported: Any, **options: Any) -> nn.Module:
+            raise AssertionError("no converter")
+
+        tensorrt.dynamo.compile = never
+        assert "no converter" in str(self._refused(tmp_path))
+
+    @staticmethod
+    def _refused(cache_dir: Path) -> str:
+        with pytest.raises(EngineRefusedError) as caught:
+            load(TensorRTEngine, cache_dir=cache_dir)
+        return str(caught.value)
 
     def test_refuses_a_network_of_which_it_takes_nothing(self, tensorrt: FakeTensorRT) -> None:
         tensorrt.takes = "_run_on_gpu_0"
