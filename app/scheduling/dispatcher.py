@@ -330,11 +330,24 @@ class Dispatcher:
         self._device_metrics[worker.device].gone(worker.id, last=last)
         self._served_states.show(self._workers.values())
         lost = self.scheduler.remove_worker(worker.id)
+        if worker.abandoned:
+            for batch in (*lost.begun, *lost.waiting):
+                self._move_out(worker, batch)
         for batch in lost.begun:
             self._again(batch.items, reason, suspects=True)
         for batch in lost.waiting:
             self._again(batch.items, reason, suspects=False)
         self._dispatch_soon()
+
+    def _move_out(self, worker: WorkerProcess, batch: Batch[Pending]) -> None:
+        """The items of a worker whose process cannot be killed go on in other slots: it may still write to theirs."""
+        served = self.models[batch.model]
+        for item in batch.items:
+            left, slot = item.payload.slot, served.slots.take()
+            self.arena.slot(served.index, slot)[:] = self.arena.slot(served.index, left)
+            item.payload.slot = slot
+            worker.exited.add_done_callback(lambda _, left=left: served.slots.give(left))  # type: ignore[misc]
+        log.warning("%d slots of %s are in quarantine until %s is gone", len(batch.items), batch.model, worker.id)
 
     def _worker_died(self, replica: Replica, kind: str) -> None:
         self._metrics.worker_restarts.labels(replica.device, kind).inc()

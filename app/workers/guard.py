@@ -5,13 +5,17 @@
 
 Owns: the marks, hysteresis, cool-down and time budget. Must not measure, release or import torch: levels and times are
 parameters. Three rungs, climbed only as far as needed: 1 drop references and collect, 2 the vendor's caches, 3 another
-worker in place of this one. Rung 3 is for leaks only: a leak is what is still there after a release and was not there
-at the start, growing with the batches; a high level that a new worker would reach as well is none.
+worker in place of this one.
+
+Rung 3 is for leaks only. A leak is a slope: what releases leave behind has grown with the batches from each of the last
+releases to the next, and without that growth the level would be low enough. A plateau is none, however high: another
+process has taken its share, and a new worker would find the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 Policy = Literal["off", "auto", "every_n_batches"]
@@ -24,6 +28,10 @@ _LOOK_SHARE = 0.01
 """Share of a worker's time that looking may take."""
 _RELEASE_SHARE = 0.05
 """Share of a worker's time that releases may take that do not help."""
+_SLOPES = 3
+"""How many times in a row the level after a release has to have grown with the batches for a leak."""
+_SUSPECT_SHARE = 0.05
+"""Growth, as a share of the mark, after which another release tells whether what may be a leak goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,7 @@ class Guard:
         self._spent_s = 0.0  # In the current climb.
         self._gap_s = 0.0  # Of that, since the last batch.
         self._futile: dict[Trigger, int] = {}  # What a climb could not lower, with the level it left.
+        self._left: dict[Trigger, list[tuple[int, int]]] = {}  # Batches so far, and the level that a release left then.
 
     def after_batch(self) -> None:
         """Another batch is done."""
@@ -99,6 +108,7 @@ class Guard:
         for trigger in list(self._futile):
             if self._value(trigger, level) < self._low(trigger, level):
                 del self._futile[trigger]
+                self._left.pop(trigger, None)
         if now_s < self._climb_s:
             return None
         pressing = self._pressing(level)
@@ -136,13 +146,16 @@ class Guard:
         self._released_batches = self._batches
         if trigger != "batches" and self._needed(trigger, level):
             self._futile[trigger] = self._value(trigger, level)
+        else:
+            self._left.pop(trigger, None)
+            self._futile.pop(trigger, None)
 
     def _pressing(self, level: Level) -> Trigger | None:
         triggers: tuple[Trigger, ...] = ("device", "resident", "cache")
         for trigger in triggers:
             value, mark = self._value(trigger, level), self._mark(trigger, level)
-            if trigger in self._futile:  # Again only after it has grown by as much as it should have fallen.
-                mark = max(mark, self._futile[trigger] + mark - self._low(trigger, level))
+            if trigger in self._futile:  # Again only after it has grown.
+                mark = max(mark, self._futile[trigger] + self._step(trigger, level))
             if value > mark:
                 return trigger
         if self._limits.policy == "every_n_batches":
@@ -153,15 +166,31 @@ class Guard:
         return trigger == "batches" or self._value(trigger, level) >= self._low(trigger, level)
 
     def _leaks(self, trigger: Trigger, level: Level) -> bool:
-        """After a release: it grows with the batches, and a new worker would be below the mark."""
-        if trigger == "device" and not self._shared:
-            growth = level.used - self._start.used
-        elif trigger == "resident":
-            growth = level.resident - self._start.resident
-        else:
+        """After a release: what it left grows with the batches, and without that growth it would be low enough."""
+        if trigger not in ("device", "resident") or (trigger == "device" and self._shared):
             return False
-        grows = growth >= max(1, self._limits.leak_bytes_per_batch * self._batches)
-        return grows and self._value(trigger, level) - growth < self._low(trigger, level)
+        left = self._left.setdefault(trigger, [(0, self._value(trigger, self._start))])
+        value = self._value(trigger, level)
+        if self._batches == left[-1][0]:  # A second release without a batch between tells nothing.
+            left.pop()
+        left.append((self._batches, value))
+        del left[: -_SLOPES - 1]
+        if len(left) <= _SLOPES:
+            return False
+        # The smallest growth a batch: a jump, as of another process that takes its share, does not repeat.
+        slope = min((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(left))
+        leaked = slope * self._batches
+        return slope >= max(1, self._limits.leak_bytes_per_batch) and value - leaked < self._low(trigger, level)
+
+    def _may_leak(self, trigger: Trigger) -> bool:
+        """So far it looks like a leak: it has grown with the batches since the last release."""
+        return len(self._left.get(trigger, ())) > 1
+
+    def _step(self, trigger: Trigger, level: Level) -> int:
+        """How much a level that a release could not lower has to grow before the next one."""
+        mark = self._mark(trigger, level)
+        # As much as it should have fallen; to see whether it is a leak, less will do.
+        return int(_SUSPECT_SHARE * mark) if self._may_leak(trigger) else mark - self._low(trigger, level)
 
     def _value(self, trigger: Trigger, level: Level) -> int:
         if trigger == "device":

@@ -54,33 +54,75 @@ def test_it_climbs_only_as_far_as_needed():
     assert climb(guard(), cached(400)) == [(COLLECT, "cache"), (CACHE, "cache")]
 
 
+def resident(bytes_):
+    """The process's own memory."""
+    return replace(START, resident=bytes_)
+
+
+def climbs(watch, level_after, turns=30, batches=10):
+    """A look after every ten batches, long after the last one; the highest rung each climbs, 0 for none."""
+    rungs = []
+    for turn in range(1, turns + 1):
+        for _ in range(batches):
+            watch.after_batch()
+        level = level_after(turn * batches)
+        rungs.append(max((rung for rung, _ in climb(watch, level, now_s=1000.0 * turn)), default=0))
+    return rungs
+
+
 @pytest.mark.parametrize(
-    ("level", "trigger"), [(device(900), "device"), (replace(START, resident=3 * GIB), "resident")]
+    "level_after", [lambda batches: device(100 + 4.5 * batches), lambda batches: resident(GIB + GIB // 120 * batches)]
 )
-def test_what_no_release_returns_is_handed_over(level, trigger):
-    assert climb(guard(), level) == [(COLLECT, trigger), (CACHE, trigger), (HAND_OVER, trigger)]
+def test_what_releases_leave_growing_with_the_batches_is_handed_over(level_after):
+    rungs = climbs(guard(), level_after, turns=20)
+    assert [rung for rung in rungs if rung][:3] == [CACHE, CACHE, HAND_OVER]
 
 
-def test_a_high_level_that_a_new_worker_would_have_too_is_no_leak():
-    high = device(900)
-    assert climb(Guard(LIMITS, high, 0.0, shared=False), high) == [(COLLECT, "device"), (CACHE, "device")]
+def test_a_plateau_is_no_leak_however_high():
+    # Another process takes its share, once; there is nothing that a new worker would do better.
+    assert climbs(guard(), lambda _: device(900)) == [CACHE] + [0] * 29
+    # And in two portions.
+    assert HAND_OVER not in climbs(guard(), lambda batches: device(820 if batches < 50 else 950))
+
+
+def test_a_plateau_does_not_hide_a_leak():
+    rungs = climbs(guard(), lambda batches: device(100 + 4.5 * batches + (400 if batches > 50 else 0)))
+    assert HAND_OVER in rungs
+
+
+def test_a_leak_that_is_little_of_a_high_level_is_not_what_a_new_worker_would_cure():
+    # 1.5 bytes a batch are 450 in the end; the rest is somebody else's.
+    watch = guard()
+    assert HAND_OVER not in climbs(watch, lambda batches: device(700 + 1.5 * batches), turns=19)
+    assert HAND_OVER in climbs(guard(), lambda batches: device(100 + 4.5 * batches), turns=19)
+
+
+def test_a_high_level_from_the_start_is_no_leak():
+    assert HAND_OVER not in climbs(Guard(LIMITS, device(900), 0.0, shared=False), lambda _: device(900))
 
 
 def test_growth_too_small_for_a_leak_is_not_handed_over():
-    watch = guard(leak_bytes_per_batch=10)
-    for _ in range(100):
-        watch.after_batch()
-    assert climb(watch, device(900))[-1] == (CACHE, "device")
+    assert HAND_OVER in climbs(guard(leak_bytes_per_batch=4), lambda batches: device(100 + 4.5 * batches), turns=19)
+    assert HAND_OVER not in climbs(guard(leak_bytes_per_batch=5), lambda batches: device(100 + 4.5 * batches), turns=19)
 
 
 def test_what_others_take_of_the_host_is_not_this_workers_leak():
-    assert climb(guard(shared=True), device(900))[-1] == (CACHE, "device")
+    assert HAND_OVER not in climbs(guard(shared=True), lambda batches: device(100 + 4.5 * batches))
 
 
 def test_the_worker_before_does_not_hide_a_leak():
     watch = Guard(LIMITS, device(700), 0.0, shared=False)  # Two workers held memory then.
     assert watch.look(device(100), 1.0, 0.0) is None
-    assert climb(watch, device(900))[-1] == (HAND_OVER, "device")
+    assert HAND_OVER in climbs(watch, lambda batches: device(100 + 4.5 * batches), turns=19)
+
+
+def test_a_release_that_helps_ends_the_suspicion():
+    watch = guard()
+    assert climbs(watch, lambda batches: device(775 + 4.5 * batches), turns=2) == [CACHE, CACHE]
+    watch.after_batch()
+    assert climb(watch, device(920), {CACHE: device(200)}, now_s=9e3) == [(COLLECT, "device"), (CACHE, "device")]
+    watch.after_batch()
+    assert climb(watch, device(960), now_s=1e4)[-1] == (CACHE, "device")
 
 
 def test_what_a_climb_could_not_lower_is_left_alone_until_it_grows_or_has_fallen():
