@@ -24,8 +24,8 @@ def memory(service, kind):
 
 
 async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_path):
-    # 8 MB a batch of 1 GB: a worker lasts 128 batches; a new one is asked for after some 80. Should the machine be too slow
-    # for it to be there in time, the images wait for it.
+    # 8 MB a batch of 1 GB: a worker lasts 128 batches; a new one is asked for after some 80. Should the machine be too
+    # slow for it to be there in time, the images wait for it.
     with serving(
         tmp_path, "leak_mb=8,memory_mb=1024,delay_ms=50", "--batch-sizes", "1", "--guard-device-ratio", "0.3",
         "--guard-cooldown-s", "1", "--guard-handover-interval-s", "0",

@@ -1,0 +1,272 @@
+"""Worker processes as the event loop sees them, real ones on the null device: every way to end, and none blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import uvloop
+
+from app.workers import process as worker_process
+from app.workers import spawn as worker_spawn
+from app.workers.arena import Arena
+from app.workers.messages import Failed, Load, Release, Released, Run, Stats
+from app.workers.process import AttendedClock, Computed, Events, Plan, WorkerProcess, WorkerStartError
+from app.workers.replica import Replica
+from backends import Device
+from models import Options, open_model, parse_spec
+
+WAIT_S = 120
+MODEL = open_model(parse_spec("resnet18:random"), Path("nowhere"))
+
+
+class Watched:
+    """An arena, what the events said, and the longest time the loop stood still."""
+
+    def __init__(self, null="", **plan):
+        self.arena = Arena([(int(np.prod(MODEL.input_shape)), 8)])
+        self.arena.slot(0, 0)[:] = 128
+        self.messages = asyncio.Queue()
+        self.said = []
+        self.events = Events(
+            ready=lambda worker: self.said.append("ready"),
+            message=lambda worker, message: self.messages.put_nowait(message),
+            retiring=lambda worker: self.said.append("retiring"),
+            gone=lambda worker, reason: self.said.append("gone"),
+            died=lambda replica, kind: self.said.append(kind),
+            broken=lambda replica, reason: self.said.append("broken"),
+        )
+        load = Load(
+            (MODEL,), Device("null:0", "none", 1 << 30, "fp32"), "auto", "auto", (1, 2), ballast=bytes(11 << 20)
+        )
+        self.plan = Plan(load, {"ANYCHIP_NULL": null}, **plan)
+        self.longest_s = 0.0
+
+    async def __aenter__(self):
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_):
+        self._ticking.cancel()
+        await asyncio.gather(self._ticking, return_exceptions=True)
+        self.arena.close()
+
+    async def _tick(self):
+        while True:
+            before_s, waited_s = time.monotonic(), _waited_s()
+            await asyncio.sleep(0.01)
+            stalled_s = time.monotonic() - before_s - 0.01 - (_waited_s() - waited_s)
+            self.longest_s = max(self.longest_s, stalled_s)
+
+    def worker(self):
+        return WorkerProcess("null:0", self.plan, self.arena, self.events)
+
+    async def hear(self, kind):
+        """The next message of a kind."""
+        while True:
+            message = await asyncio.wait_for(self.messages.get(), WAIT_S)
+            if isinstance(message, kind):
+                return message
+
+
+def _waited_s():
+    """What this thread has waited for a processor: no fault of the loop's."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
+def run(batch_id, slots=(0,)):
+    return Run(batch_id, 0, slots, (Options(),) * len(slots), 2)
+
+
+def until_gone(worker):
+    return asyncio.wait_for(asyncio.shield(worker.ended), WAIT_S)
+
+
+def on_uvloop(test):
+    """As the service runs; it hears of the ends of sockets otherwise than asyncio's own loop."""
+
+    def tested():
+        uvloop.run(test())
+
+    return tested
+
+
+@on_uvloop
+async def test_a_slow_import_and_megabytes_of_probes_hold_nobody_up():
+    async with Watched("import_ms=3000,depth=2,output_mb=2") as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker.send(run(1, (0, 1)))
+        done = await watched.hear(Computed)
+        assert [result[0].nbytes for result in done.results] == [2 << 20, 2 << 20]
+        await worker.stop()
+        assert watched.longest_s < 0.1
+
+
+@on_uvloop
+async def test_an_import_that_hangs_is_ended_by_the_start_limit():
+    async with Watched("import_ms=3000000", start_timeout_s=2.0) as watched:
+        started_s = time.monotonic()
+        worker = watched.worker()
+        with pytest.raises(WorkerStartError, match="not ready within 2 s"):
+            await worker.start()
+        assert time.monotonic() - started_s < 10
+        assert watched.longest_s < 0.1
+
+
+@on_uvloop
+async def test_a_worker_that_does_not_read_holds_nobody_up_and_is_ended():
+    async with Watched() as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        os.kill(worker.pid, signal.SIGSTOP)
+        for number in range(200_000):
+            worker.send(Release(number))
+        assert "does not read" in await until_gone(worker)
+        assert not psutil.pid_exists(worker.pid)
+        await asyncio.sleep(0)
+
+
+@on_uvloop
+async def test_a_flood_of_releases_is_answered():
+    async with Watched() as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        for number in range(1, 3001):
+            worker.send(Release(number))
+        for number in range(1, 3001):
+            assert (await watched.hear(Released)).request == number
+        await worker.stop()
+
+
+@on_uvloop
+async def test_a_crash_with_an_unread_message_is_heard_of_at_once():
+    async with Watched("crash=*1") as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        process = psutil.Process(worker.pid)
+        worker.send(run(1))
+        worker.send(run(2))  # Nobody will read this one.
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        dead_s = time.monotonic()
+        await until_gone(worker)
+        assert time.monotonic() - dead_s < 0.15
+        assert worker.end == "died"
+
+
+@on_uvloop
+async def test_time_in_which_the_server_was_stopped_counts_against_nobody():
+    limits = {"heartbeat_timeout_s": 1.5, "batch_timeout_s": 1.5}
+    async with Watched("delay_ms=500", **limits) as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker.send(run(1))
+        # As docker pause: everybody stands still, and goes on.
+        os.kill(worker.pid, signal.SIGSTOP)
+        time.sleep(4)  # noqa: ASYNC251
+        os.kill(worker.pid, signal.SIGCONT)
+        assert isinstance(await watched.hear(Computed | Failed), Computed)
+        await asyncio.sleep(1)
+        assert not worker.ended.done()
+        # A worker that is stopped alone does hang.
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert "it hung" in await until_gone(worker)
+
+
+def test_the_clock_counts_what_was_attended(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(worker_process.time, "monotonic", lambda: now[0])
+    clock = AttendedClock()
+    for _ in range(8):
+        now[0] += 0.25
+        clock.look()
+    assert clock.now_s() == pytest.approx(2.0)
+    now[0] += 3600
+    assert clock.now_s() == pytest.approx(2.5)
+    assert clock.look() == pytest.approx(2.5)
+    now[0] += 0.25
+    assert clock.now_s() == pytest.approx(2.75)
+
+
+@on_uvloop
+async def test_a_process_that_cannot_be_killed_is_given_up_and_its_device_left_alone():
+    async with Watched() as watched:
+        # A driver call in state D takes no signal; here the signal is not sent.
+        original, limit_s = worker_spawn.SpawnedProcess.kill, worker_spawn.KILL_TIMEOUT_S
+        worker_spawn.SpawnedProcess.kill = lambda spawned: None
+        worker_spawn.KILL_TIMEOUT_S = 0.5
+        try:
+            plan = replace(watched.plan, heartbeat_timeout_s=1.0)
+            replica = Replica("null:0", plan, watched.arena, watched.events)
+            await asyncio.wait_for(replica.wait_ready(), WAIT_S)
+            worker = replica.current
+            os.kill(worker.pid, signal.SIGSTOP)
+            assert "cannot be killed" in await until_gone(worker)
+            await asyncio.sleep(0.01)
+            assert worker.abandoned
+            assert replica.state == "quarantined"
+            assert str(worker.pid) in replica.reason
+            assert watched.said == ["ready", "gone", "hung", "broken"]
+            # When it is gone at last, the device is used again.
+            os.kill(worker.pid, signal.SIGKILL)
+            await asyncio.wait_for(worker.exited, WAIT_S)
+            while replica.state != "ready":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            # And another one like it does not hold up the end.
+            worker = replica.current
+            os.kill(worker.pid, signal.SIGSTOP)
+            worker_process.STOP_TIMEOUT_S, stop_s = 0.5, worker_process.STOP_TIMEOUT_S
+            started_s = time.monotonic()
+            await replica.stop()
+            worker_process.STOP_TIMEOUT_S = stop_s
+            assert time.monotonic() - started_s < 5
+            assert worker.abandoned
+        finally:
+            worker_spawn.SpawnedProcess.kill, worker_spawn.KILL_TIMEOUT_S = original, limit_s
+            with contextlib.suppress(OSError):
+                os.kill(worker.pid, signal.SIGKILL)
+        await asyncio.wait_for(worker.exited, WAIT_S)
+        assert watched.longest_s < 0.1
+
+
+@on_uvloop
+async def test_what_is_no_message_ends_the_worker():
+    async with Watched() as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        # As if the worker had said it.
+        worker._channel.receive = lambda: [b"no message"]
+        assert "unreadable" in await until_gone(worker)
+        assert not psutil.pid_exists(worker.pid)
+
+
+@on_uvloop
+async def test_an_answer_out_of_turn_ends_the_worker():
+    async with Watched() as watched:
+        worker = watched.worker()
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker.send(run(1))
+        worker._sent[0] = (run(2), 0.0)
+        assert "not its next one" in await until_gone(worker)
+
+
+@on_uvloop
+async def test_statistics_come_though_the_vendor_does_not_answer():
+    async with Watched() as watched:
+        plan = replace(watched.plan, load=replace(watched.plan.load, plugins=("tests.support.silent_vendor",)))
+        worker = WorkerProcess("null:0", plan, watched.arena, watched.events)
+        await asyncio.wait_for(worker.start(), WAIT_S)
+        stats = [await watched.hear(Stats) for _ in range(2)]
+        assert all(each.resident > 10_000_000 for each in stats)
+        worker.send(run(1))
+        await watched.hear(Computed)
+        await worker.stop()
