@@ -51,7 +51,7 @@ class _Batch:
     """Pixels, uint8 [batch size, *input shape], and the images that are decoded into them."""
 
     pixels: torch.Tensor
-    images: list[Future[_Decoded]] = field(default_factory=list)
+    parts: list[Future[list[_Decoded]]] = field(default_factory=list)
     reduced: Future[Reduced] | None = None
 
 
@@ -69,7 +69,8 @@ class LocalPredictor:
         self._batch_size = batch_size
         # Vendors keep the current device and graphs by thread: whatever loads the network also runs it.
         self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._decoders = ThreadPoolExecutor(settings.decode_threads or host.core_count(), thread_name_prefix="decode")
+        self._threads = settings.decode_threads or host.core_count()
+        self._decoders = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
         try:
             self.executable = self._device_thread.submit(self._load).result()
         except BaseException:
@@ -99,9 +100,7 @@ class LocalPredictor:
         while True:
             while free and (taken := list(islice(sources, self._batch_size))):
                 batch = free.popleft()
-                batch.images = [
-                    self._decoders.submit(self.decode, source, batch.pixels[row]) for row, source in enumerate(taken)
-                ]
+                batch.parts = self._decode_all(taken, batch.pixels)
                 # The device thread waits for the decoders, so that this one need not pass the batch on.
                 batch.reduced = self._device_thread.submit(self._run, batch)
                 under_way.append(batch)
@@ -110,7 +109,7 @@ class LocalPredictor:
             batch = under_way.popleft()
             assert batch.reduced is not None
             reduced = batch.reduced.result()
-            images = [image.result() for image in batch.images]
+            images = [image for part in batch.parts for image in part.result()]
             free.append(batch)
             for image, outputs in zip(images, reduced, strict=True):
                 yield self._finish(image, outputs)
@@ -134,6 +133,19 @@ class LocalPredictor:
         )
         return executable
 
+    def _decode_all(self, sources: list[Source], pixels: torch.Tensor) -> list[Future[list[_Decoded]]]:
+        """Sources into the rows of a batch, in order.
+
+        A task a thread and not an image: handing over a task takes time that counts beside a small image.
+        """
+        size = -(-len(sources) // self._threads)
+
+        def decode_some(first: int) -> list[_Decoded]:
+            some = enumerate(sources[first : first + size], first)
+            return [self.decode(source, pixels[row]) for row, source in some]
+
+        return [self._decoders.submit(decode_some, first) for first in range(0, len(sources), size)]
+
     def decode(self, source: Source, target: torch.Tensor) -> _Decoded:
         """In a decoder thread: a file into its row of a batch."""
         image = _Decoded(source)
@@ -150,7 +162,9 @@ class LocalPredictor:
 
     def _run(self, batch: _Batch) -> Reduced:
         """In the device thread: the small arrays of each image; those of a file that cannot be read mean nothing."""
-        decoded = [image.result() for image in batch.images]  # Every one is waited for before the device reads.
+        decoded = [
+            image for part in batch.parts for image in part.result()
+        ]  # Every one is waited for before the device reads.
         if all(image.placement is None for image in decoded):
             return [() for _ in decoded]
         outputs = self.executable.run(batch.pixels.numpy())
