@@ -199,10 +199,10 @@ async def decoding(story: Story, folder: Path) -> None:
 
 
 async def slow(story: Story, folder: Path) -> None:
-    """Three services of one job, one of which has a slow device."""
+    """Two services of one job: one with two devices, the other with a slow one."""
     async with contextlib.AsyncExitStack() as stack:
-        for number, delay_ms in enumerate((20, 20, 80)):
-            null = ("--null", f"delay_ms={delay_ms}", "--batch-sizes", "1")
+        for number, null_device in enumerate(("devices=2,delay_ms=20", "delay_ms=80")):
+            null = ("--null", null_device, "--batch-sizes", "1")
             place = folder / str(number)
             place.mkdir()
             service = await stack.enter_async_context(story.watched(place, "slow", "resnet18", *NULL, *null))
