@@ -96,6 +96,9 @@ class Settings(BaseSettings):
         512 * 2**20, ge=1, description="Bytes of bodies held at once, of all requests, before 429 is answered"
     )
     start_timeout_s: float = Field(600, gt=0, description="Time a worker may take to load its models, in seconds")
+    compile_timeout_s: float = Field(
+        3600, gt=0, description="Time a worker may take to compile faster engines while another serves, in seconds"
+    )
     batch_timeout_s: float = Field(
         30, gt=0, description="Time a batch may take before its worker counts as hung and is replaced, in seconds"
     )

@@ -122,8 +122,8 @@ _CUDA_LOST = (
 )
 
 # What runs beside numpy 1, with which Huawei's, Cambricon's and Hygon's base images come. CANN 8 fails with numpy 2
-# (remedies, below); OpenCV 4.12 is the first that needs numpy 2.
-NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12")
+# (remedies, below); OpenCV 4.12 and ml-dtypes 0.6, which onnx needs, are the first that need numpy 2.
+NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-dtypes<0.6")
 
 NVIDIA = Facts(
     name="cuda",

@@ -23,6 +23,8 @@ from app.workers.replica import Replica
 from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25
+# Before each try in a row to compile for a replica. A compiled worker that has lived for the last of them ends the row.
+_COMPILE_PAUSES_S = (0.0, 30.0, 120.0, 600.0)
 
 T = TypeVar("T")
 
@@ -37,6 +39,8 @@ class Handovers:
         self._lock = asyncio.Lock()
         self._relieved: dict[Replica, asyncio.Task[None]] = {}
         self._relieved_s: dict[str, float] = {}
+        self._compiling: dict[Replica, asyncio.Task[None]] = {}
+        self._compilations: dict[Replica, tuple[int, float]] = {}  # How many in a row, and when the last was begun.
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
@@ -56,6 +60,17 @@ class Handovers:
         Each new worker starts beside the old one; the device needs memory for both. Raises WorkerStartError when one of
         them cannot start: then none of them takes over.
         """
+        for task in list(self._compiling.values()):
+            task.cancel()  # Of the models that go. It may take an hour, and the new workers have their own.
+        self._compiling.clear()
+        try:
+            await self._to(models, reason)
+        finally:
+            for each in self._replicas:
+                if each.current is not None and each.current.ready is not None and each.current.ready.staged:
+                    self.compile(each.current)
+
+    async def _to(self, models: tuple[Model | None, ...], reason: str) -> None:
         async with self._lock:
             plans = {each: replace(each.plan, load=replace(each.plan.load, models=models)) for each in self._replicas}
             # A replica whose workers keep dying would stop every hand-over; it follows the new plan when it is back.
@@ -101,7 +116,16 @@ class Handovers:
 
     def compile(self, worker: WorkerProcess) -> None:
         """Replace a worker that serves with what was ready in seconds by one that takes its time."""
-        self._task(self._compile(worker), f"compile for {worker.id}")
+        replica = self._of(worker)
+        if replica is None or replica in self._compiling:
+            return
+        task = self._task(self._compile(replica, worker), f"compile for {worker.id}")
+        self._compiling[replica] = task
+        task.add_done_callback(lambda done: self._forget(replica, done))
+
+    def _forget(self, replica: Replica, task: asyncio.Task[None]) -> None:
+        if self._compiling.get(replica) is task:
+            del self._compiling[replica]
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task that `stop` ends."""
@@ -126,7 +150,11 @@ class Handovers:
                 allowed = ago_s >= self._settings.guard_handover_interval_s
                 if allowed and replica.current is worker and all(each.state == "ready" for each in self._replicas):
                     try:
-                        await replica.hand_over(replica.plan, self._settings.drain_s)
+                        # As this worker: with compiled engines, where it has them.
+                        load = replace(worker.plan.load, models=replica.plan.load.models)
+                        successor = await replica.prepare(replace(worker.plan, load=load))
+                        drain = replica.take_over(successor, replica.plan, self._settings.drain_s)
+                        await asyncio.shield(drain)
                         self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
                         self._metrics.handovers.labels(replica.device, "memory").inc()
                     except WorkerStartError as error:
@@ -135,15 +163,36 @@ class Handovers:
                         self._relieved_s[replica.device] = time.monotonic()
             await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
-    async def _compile(self, worker: WorkerProcess) -> None:
-        async with self._lock:
-            replica = self._of(worker)
-            if replica is None:
-                return
-            plan = replace(replica.plan, load=replace(replica.plan.load, quick=False))
-            log.info("%s serves meanwhile; the faster engines are being compiled", worker.id)
-            try:
-                await replica.hand_over(plan, self._settings.drain_s)
+    async def _compile(self, replica: Replica, worker: WorkerProcess) -> None:
+        """Until a compiled worker has taken over, or another serves than the one for which this was begun.
+
+        The replica's own plan stays quick: after a crash it serves again in seconds, and compiles anew.
+        """
+        while replica.current is worker:
+            tries, begun_s = self._compilations.get(replica, (0, -math.inf))
+            if time.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + self._settings.compile_timeout_s:
+                tries = 0
+            await asyncio.sleep(_COMPILE_PAUSES_S[min(tries, len(_COMPILE_PAUSES_S) - 1)])
+            async with self._lock:
+                if replica.current is not worker:
+                    return
+                self._compilations[replica] = tries + 1, time.monotonic()
+                quick = replica.plan
+                load = replace(quick.load, quick=False)
+                plan = replace(quick, load=load, start_timeout_s=self._settings.compile_timeout_s)
+                log.info("%s serves meanwhile; the faster engines are being compiled", worker.id)
+                try:
+                    compiled = await replica.prepare(plan)
+                    drain = replica.take_over(compiled, quick, self._settings.drain_s)
+                except WorkerStartError as error:
+                    again_s = _COMPILE_PAUSES_S[min(tries + 1, len(_COMPILE_PAUSES_S) - 1)]
+                    log.error(
+                        "%s: the faster engines cannot be had, what serves stays; they are tried again in %g s: %s",
+                        replica.device,
+                        again_s,
+                        error,
+                    )
+                    continue
+                await asyncio.shield(drain)
                 self._metrics.handovers.labels(replica.device, "compiled").inc()
-            except WorkerStartError as error:
-                log.error("%s: the faster engines cannot be had, what serves stays: %s", replica.device, error)
+                return

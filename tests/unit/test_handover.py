@@ -1,6 +1,7 @@
 """Hand-overs with workers that are objects here: no process is started."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -206,3 +207,82 @@ async def test_stopping_ends_a_hand_over_that_is_under_way(made):
         await turns()
     await asyncio.gather(task, return_exceptions=True)
     assert all(worker.stopped for worker in made)
+
+
+async def staged(serving, made):
+    """The first replica's worker serves with what was ready in seconds, and a compiled one is being started."""
+    replica = serving.replicas[0]
+    replica.plan = replace(replica.plan, load=replace(replica.plan.load, quick=True))
+    serving.handovers.compile(replica.current)
+    await turns()
+    return replica, made[-1]
+
+
+async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_quick_again(made):
+    async with Serving() as serving:
+        replica, compiling = await staged(serving, made)
+        assert (compiling.plan.load.quick, compiling.plan.start_timeout_s) == (False, 3600)
+        old = replica.current
+        compiling.succeed()
+        await turns()
+        old.drained.set()
+        await turns()
+        assert replica.current is compiling
+        compiling.kill("it crashed")
+        await turns(30)
+        assert made[-1] is not compiling
+        assert (made[-1].plan.load.quick, made[-1].plan.start_timeout_s) == (True, 600)
+        made[-1].succeed()
+        await turns()
+        assert replica.state == "ready"
+
+
+async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
+    monkeypatch.setattr("app.scheduling.handover._COMPILE_PAUSES_S", (0.0, 0.0))
+    async with Serving() as serving:
+        replica, compiling = await staged(serving, made)
+        serving_meanwhile = replica.current
+        compiling.fail()
+        await turns(30)
+        again = made[-1]
+        assert again is not compiling
+        assert (replica.current, again.plan.load.quick) == (serving_meanwhile, False)
+        again.succeed()
+        await turns()
+        serving_meanwhile.drained.set()
+        await turns()
+        assert replica.current is again
+
+
+async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
+    async with Serving() as serving:
+        replica, compiling = await staged(serving, made)
+        compiling.succeed()
+        await turns()
+        next(worker for worker in made if worker.device == replica.device).drained.set()
+        await turns()
+        serving.handovers.relieve(replica.current, "slope")
+        await turns(30)
+        assert made[-1] is not compiling
+        assert not made[-1].plan.load.quick
+        made[-1].succeed()
+        await turns()
+        compiling.drained.set()
+        await turns()
+        assert replica.current is made[-1]
+        assert replica.plan.load.quick
+
+
+async def test_new_models_do_not_wait_for_a_compiler(made):
+    async with Serving() as serving:
+        _, compiling = await staged(serving, made)
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns(30)
+        assert compiling.ended.done()
+        for worker in made[-2:]:
+            worker.succeed()
+        await turns()
+        for worker in made:
+            worker.drained.set()
+        await task
+        assert serving.served == ["new", "new"]
