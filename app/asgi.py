@@ -58,7 +58,8 @@ class Hosted:
         await self._front(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        from app.main import Front, create_app, drain
+        from app.http.application import Front, create_app
+        from app.main import drain
         from app.observability.tracing import from_settings
         from app.serving.service import Service
 

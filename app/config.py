@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     timeout_ms: float = Field(
         30_000, gt=0, description="Deadline of a request that names none, in milliseconds from its first byte"
     )
+    max_timeout_ms: float = Field(
+        600_000, gt=0, description="Longest deadline a client can ask for, in milliseconds; longer ones are cut to it"
+    )
     max_body_bytes: int = Field(20 * 2**20, ge=1, description="Size of a request's body, in bytes")
     max_image_pixels: int = Field(50_000_000, ge=1, description="Pixels of one image, counted before it is decoded")
     decode_threads: int = Field(0, ge=0, description="Threads that decode images; 0 means one a core")
@@ -94,6 +97,17 @@ class Settings(BaseSettings):
     )
     max_buffered_bytes: int = Field(
         512 * 2**20, ge=1, description="Bytes of bodies held at once, of all requests, before 429 is answered"
+    )
+    max_connections: int = Field(
+        2048, ge=4, description="Connections of HTTP, and calls of gRPC, at once; three quarters of them for one client"
+    )
+    max_header_bytes: int = Field(64 * 2**10, ge=1024, description="Size of a request's headers, in bytes")
+    header_timeout_s: float = Field(10, gt=0, description="Time a request's headers may take to arrive, in seconds")
+    keep_alive_s: int = Field(
+        75, ge=1, description="Time an idle connection stays open; longer than a load balancer's own, in seconds"
+    )
+    min_upload_bytes_per_s: int = Field(
+        4096, ge=0, description="Least rate of an upload after its first 5 seconds, in bytes a second; 0: none"
     )
     start_timeout_s: float = Field(600, gt=0, description="Time a worker may take to load its models, in seconds")
     compile_timeout_s: float = Field(

@@ -1,6 +1,6 @@
 """Every error a client can see, and the tables of HTTP's and gRPC's statuses.
 
-    decode, admission, scheduling, workers ──raise──► ServiceError(code, sentence) ──► app.main ──► docs/api.md
+    decode, admission, scheduling, workers ──raise──► ServiceError(code, sentence) ──► http, grpc ──► docs/api.md
 
 Owns: codes, statuses and the body's shape. Must not know frameworks: routes and handlers turn these into responses.
 Client mistakes say what was wrong; our own faults get a fixed text, their detail goes to the log under the request id.
@@ -17,11 +17,13 @@ Code = Literal[
     "MODEL_NOT_FOUND",
     "NOT_FOUND",
     "METHOD_NOT_ALLOWED",
+    "REQUEST_TIMEOUT",
     "UNSUPPORTED_MEDIA_TYPE",
     "BODY_TOO_LARGE",
     "IMAGE_TOO_LARGE",
     "INVALID_IMAGE",
     "QUEUE_FULL",
+    "HEADERS_TOO_LARGE",
     "INFERENCE_FAILED",
     "INTERNAL",
     "NOT_READY",
@@ -36,11 +38,13 @@ STATUS: dict[Code, int] = {
     "MODEL_NOT_FOUND": 404,
     "NOT_FOUND": 404,
     "METHOD_NOT_ALLOWED": 405,
+    "REQUEST_TIMEOUT": 408,
     "BODY_TOO_LARGE": 413,
     "IMAGE_TOO_LARGE": 413,
     "UNSUPPORTED_MEDIA_TYPE": 415,
     "INVALID_IMAGE": 422,
     "QUEUE_FULL": 429,
+    "HEADERS_TOO_LARGE": 431,
     "INFERENCE_FAILED": 500,
     "INTERNAL": 500,
     "NOT_READY": 503,
@@ -75,6 +79,8 @@ GRPC_STATUS: dict[Code, str] = {
     "MODEL_NOT_FOUND": "NOT_FOUND",
     "NOT_FOUND": "NOT_FOUND",
     "METHOD_NOT_ALLOWED": "UNIMPLEMENTED",
+    "REQUEST_TIMEOUT": "DEADLINE_EXCEEDED",
+    "HEADERS_TOO_LARGE": "RESOURCE_EXHAUSTED",
     "BODY_TOO_LARGE": "RESOURCE_EXHAUSTED",
     "IMAGE_TOO_LARGE": "INVALID_ARGUMENT",
     "UNSUPPORTED_MEDIA_TYPE": "INVALID_ARGUMENT",
@@ -114,9 +120,18 @@ class ServiceError(Exception):
         return STATUS[self.code]
 
 
-def unready(reason: str, *, draining: bool) -> ServiceError:
-    """A service or model that cannot be asked now, for a reason in one sentence."""
-    return ServiceError("DRAINING" if draining else "NOT_READY", reason, retry_after_s=1)
+class ClientLeftError(Exception):
+    """The client has left; there is nobody to answer."""
+
+
+def invalid_request(message: str) -> ServiceError:
+    """INVALID_REQUEST with this sentence: the client's mistake."""
+    return ServiceError("INVALID_REQUEST", message)
+
+
+def internal_error() -> ServiceError:
+    """INTERNAL: our fault, whose detail is in the log under the request id."""
+    return ServiceError("INTERNAL", "internal error; quote the request id")
 
 
 def error_body(code: Code, message: str, request_id: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from app.images.header import read_header
-from app.serving.service import decode_into
+from app.serving.filling import decode_into
 from backends import BackendUnavailableError, EngineRefusedError, Executable, choose
 from backends.backend import Array, CompileOptions, Pixels
 from models import PixelModel, open_model, parse_spec

@@ -25,7 +25,7 @@ from app.config import Settings
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
-from app.serving.service import decode_into
+from app.serving.filling import decode_into
 from backends import choose
 from backends.host import core_count
 from benchmarks import servers

@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 
 from app.images.header import read_header
-from app.serving.service import decode_into
+from app.serving.filling import decode_into
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive

@@ -1,5 +1,5 @@
 """The Open Inference Protocol over gRPC, beside HTTP in the same event loop. Needs `anychip[grpc]`.
 
-Owns: what is gRPC's alone. What requests mean, and all they can fail with, is the business of app.protocols, so that
-both transports say the same.
+Owns: what is gRPC's alone. Must not know HTTP, nor what requests mean and can fail with: that is app.protocols'
+business, so that both transports say the same.
 """

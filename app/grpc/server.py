@@ -17,31 +17,36 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.config import Settings
-from app.errors import ServiceError
+from app.errors import ServiceError, internal_error
 from app.grpc.messages import METHODS, POOL, SERVICE, message_of
 from app.grpc.methods import Methods, refuse
+from app.grpc.receiving import OVERHEAD_BYTES, Receiver
+from app.protocols.ingress import Ingress
 from app.serving.service import Service
 
 log = logging.getLogger("anychip.rpc")
 
 _GRACE_S = 5.0
 _WATCH_INTERVAL_S = 0.5
-_OVERHEAD_BYTES = 64 * 1024  # Of a message, beside what max_body_bytes limits.
+_STREAMS_A_CONNECTION = 256
 
 
 @contextlib.asynccontextmanager
-async def listening(methods: Methods, service: Service, settings: Settings) -> AsyncIterator[str]:
+async def listening(methods: Methods, ingress: Ingress, settings: Settings) -> AsyncIterator[str]:
     """A server on `settings.grpc_port`; yields its address. Raises OSError when the port is taken."""
-    largest = settings.max_body_bytes + _OVERHEAD_BYTES
+    largest = settings.max_body_bytes + OVERHEAD_BYTES
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", largest),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", _STREAMS_A_CONNECTION),
+            ("grpc.max_metadata_size", settings.max_header_bytes),
             ("grpc.so_reuseport", 0),  # Else two services would share a port, and nobody would know.
-        ]
+        ],
+        maximum_concurrent_rpcs=settings.max_connections,
     )
-    server.add_generic_rpc_handlers((_handlers(methods),))
-    health_pb2_grpc.add_HealthServicer_to_server(_Health(service), server)
+    server.add_generic_rpc_handlers((_handlers(methods, Receiver(ingress)),))
+    health_pb2_grpc.add_HealthServicer_to_server(_Health(ingress.service), server)
     names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
     for module in (health_pb2, reflection_pb2):
         POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
@@ -59,32 +64,56 @@ async def listening(methods: Methods, service: Service, settings: Settings) -> A
         await server.stop(_GRACE_S)
 
 
-def _handlers(methods: Methods) -> Any:
+def _handlers(methods: Methods, receiver: Receiver) -> Any:
+    """Requests come as bytes, and those of calls with one message as a stream of one: `receiver` reads them."""
     handlers = {}
     for name, descriptor in METHODS.items():
         method = getattr(methods, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
-        streams = descriptor.client_streaming
-        kind = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
-        handlers[name] = kind(
-            method if streams else _answering(method),
-            request_deserializer=message_of(descriptor.input_type).FromString,
-            response_serializer=message_of(descriptor.output_type).SerializeToString,
-        )
+        kind = message_of(descriptor.input_type)
+        serializer = message_of(descriptor.output_type).SerializeToString
+        if descriptor.client_streaming:
+            behaviour = _streaming(method, receiver, kind)
+            handlers[name] = grpc.stream_stream_rpc_method_handler(behaviour, response_serializer=serializer)
+        else:
+            behaviour = _answering(method, receiver, kind)
+            handlers[name] = grpc.stream_unary_rpc_method_handler(behaviour, response_serializer=serializer)
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _answering(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _answering(method: Callable[[Any, Any], Any], receiver: Receiver, kind: type[Any]) -> Callable[[Any, Any], Any]:
     """The method with its errors as statuses."""
 
-    async def answer(request: Any, context: Any) -> Any:
+    async def answer(requests: Any, call: Any) -> Any:
+        calls, share = receiver.shares(call)
         try:
-            return await method(request, context)
+            with calls, share:
+                calls.take(1)
+                return await method(await receiver.one(requests, share, kind), call)
         except ServiceError as error:
             failure = error
         except Exception:
             log.exception("%s failed", method.__name__)
-            failure = ServiceError("INTERNAL", "something went wrong here; the log knows more")
-        return await refuse(context, failure)
+            failure = internal_error()
+        return await refuse(call, failure)
+
+    return answer
+
+
+def _streaming(method: Callable[[Any, Any], Any], receiver: Receiver, kind: type[Any]) -> Callable[[Any, Any], Any]:
+    async def answer(requests: Any, call: Any) -> AsyncIterator[Any]:
+        calls, share = receiver.shares(call)
+        try:
+            with calls, share:
+                calls.take(1)
+                async for response in method(receiver.each(requests, share, kind), call):
+                    yield response
+            return
+        except ServiceError as error:
+            failure = error
+        except Exception:
+            log.exception("%s failed", method.__name__)
+            failure = internal_error()
+        await refuse(call, failure)
 
     return answer
 
@@ -97,7 +126,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     def _status(self) -> Any:
         statuses = health_pb2.HealthCheckResponse
-        return statuses.NOT_SERVING if self._service.not_ready() else statuses.SERVING
+        return statuses.NOT_SERVING if self._service.readiness.why_not() else statuses.SERVING
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
         """The status now."""

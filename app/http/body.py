@@ -6,20 +6,20 @@ scheduling. Tensors are not spoken here.
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-import orjson
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from app.errors import ServiceError
-from app.http.interrupt import interrupted_at
+from app.errors import ClientLeftError, ServiceError, invalid_request
+from app.protocols import wire
+from app.protocols.budget import Share
+from app.protocols.converter import INSTANCES, Converter
+from app.protocols.documents import read_instances
+from app.protocols.interrupt import interrupted_at
 from app.protocols.parameters import DEFAULT_OPTIONS, number, read_options
 from models import Options
 
@@ -27,55 +27,37 @@ Fields = Mapping[bytes, bytes]
 """A request's headers, names in lower case; of several with one name the last."""
 
 _RAW = "application/octet-stream"
+_JSON_INLINE_BYTES = 256 * 1024
+"""JSON up to this size, mostly base64, is read in the event loop; what is larger, in another process."""
 
 
-class BodyBudget:
-    """Bytes of bodies that may be in memory at once, over all requests."""
+async def read_body(receive: Receive, headers: Fields, max_bytes: int, share: Share, limit: interrupted_at) -> bytes:
+    """The whole body, its bytes taken of `share`.
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.held_bytes = 0
-
-    def take(self, size: int) -> None:
-        """Raises QUEUE_FULL."""
-        if self.held_bytes + size > self.max_bytes:
-            raise ServiceError("QUEUE_FULL", "too many bytes of other requests are waiting; try again", retry_after_s=1)
-        self.held_bytes += size
-
-    def give(self, size: int) -> None:
-        """Give back what was taken."""
-        self.held_bytes -= size
-
-
-async def read_body(receive: Receive, headers: Fields, max_bytes: int, budget: BodyBudget, deadline_s: float) -> bytes:
-    """The whole body; its bytes are taken of `budget`, to be given back by whoever drops it.
-
-    Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen; QUEUE_FULL; and
-    DEADLINE_EXCEEDED at `deadline_s` (`time.monotonic()`), however slowly the client sends. Raises starlette's
-    ClientDisconnect.
+    Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen; QUEUE_FULL;
+    ClientLeftError; and what `limit`, in whose context it runs, raises for uploads that are too late or too slow.
     """
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
-    try:
-        with interrupted_at(deadline_s):
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                more = message.get("more_body", False)
-                chunk = message.get("body", b"")
-                budget.take(len(chunk))
-                size += len(chunk)
-                if size > max_bytes:
-                    raise _too_large(max_bytes)
-                chunks.append(chunk)
-    except BaseException:
-        budget.give(size)
-        raise
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        more = message.get("more_body", False)
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        share.take(len(chunk))
+        chunks.append(chunk)
+        if more and size:
+            limit.arrived(size)
+    if len(chunks) > 1:
+        limit.arrived_wholly()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -84,8 +66,8 @@ def _too_large(max_bytes: int) -> ServiceError:
 
 
 async def read_images(
-    headers: Fields, body: bytes, max_images: int, *, any_type: bool = False
-) -> list[bytes | memoryview]:
+    headers: Fields, body: bytes, max_images: int, converter: Converter, share: Share, *, any_type: bool = False
+) -> Sequence[bytes | memoryview]:
     """The encoded images of a body in any of the three forms, in order, at least one.
 
     `any_type`: what claims to be neither form nor JSON is an image, whatever it claims to be (`curl -T` says nothing).
@@ -94,14 +76,14 @@ async def read_images(
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     kind = content_type.partition(";")[0].strip().lower()
     if not body:
-        raise ServiceError("INVALID_REQUEST", "the body is empty; send an image, multipart/form-data or JSON")
-    encoded: list[bytes | memoryview]
+        raise invalid_request("the body is empty; send an image, multipart/form-data or JSON")
+    encoded: Sequence[bytes | memoryview]
     if kind.startswith("image/") or kind == _RAW:
         encoded = [body]
     elif kind == "multipart/form-data":
         encoded = await _multipart(content_type, body, max_images)
     elif kind == "application/json":
-        encoded = _instances(body)
+        encoded = await _instances(body, max_images, converter, share)
     elif any_type:
         encoded = [body]
     else:
@@ -110,12 +92,10 @@ async def read_images(
             "UNSUPPORTED_MEDIA_TYPE", f"{named}; send image/jpeg, {_RAW}, multipart/form-data or application/json"
         )
     if len(encoded) > max_images:
-        raise ServiceError(
-            "INVALID_REQUEST", f"{len(encoded)} images are more than the {max_images} a request may hold"
-        )
+        raise invalid_request(f"{len(encoded)} images are more than the {max_images} a request may hold")
     for index, data in enumerate(encoded):
         if not data:
-            raise ServiceError("INVALID_REQUEST", f"image {index} is empty")
+            raise invalid_request(f"image {index} is empty")
     return encoded
 
 
@@ -134,19 +114,17 @@ async def _multipart(content_type: str, body: bytes, max_images: int) -> list[by
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise ServiceError("INVALID_REQUEST", f"the multipart body is malformed: {error.message}") from None
+        raise invalid_request(f"the multipart body is malformed: {error.message}") from None
     except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
-        raise ServiceError("INVALID_REQUEST", "the multipart body is malformed: no readable boundary") from None
+        raise invalid_request("the multipart body is malformed: no readable boundary") from None
     async with _closing(form) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
         if not files:
-            raise ServiceError(
-                "INVALID_REQUEST", "the multipart body holds no complete file; send one with -F file=@cat.jpg"
-            )
+            raise invalid_request("the multipart body holds no complete file; send one with -F file=@cat.jpg")
         if len(files) > max_images:
-            raise ServiceError("INVALID_REQUEST", f"a request may hold {max_images} images, this one holds more")
+            raise invalid_request(f"a request may hold {max_images} images, this one holds more")
         if not body.rstrip().endswith(b"--"):
-            raise ServiceError("INVALID_REQUEST", "the multipart body ends before its closing boundary")
+            raise invalid_request("the multipart body ends before its closing boundary")
         return [await file.read() for file in files]
 
 
@@ -182,31 +160,12 @@ class _closing:  # noqa: N801  (reads as contextlib.aclosing, which wants aclose
         await self._form.close()
 
 
-def _instances(body: bytes) -> list[bytes | memoryview]:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ServiceError("INVALID_REQUEST", f"the body is not JSON: {error}") from None
-    instances = document.get("instances") if isinstance(document, dict) else None
-    if not isinstance(instances, list) or not instances:
-        raise ServiceError(
-            "INVALID_REQUEST", 'the body must be {"instances": [{"b64": "…"}]} with at least one instance'
-        )
-    return [_instance(number, instance) for number, instance in enumerate(instances)]
-
-
-def _instance(number: int, instance: Any) -> bytes:
-    if isinstance(instance, dict) and "url" in instance:
-        raise ServiceError(
-            "INVALID_REQUEST", f"instance {number}: this server does not fetch URLs; send the image itself"
-        )
-    encoded = instance.get("b64") if isinstance(instance, dict) else None
-    if not isinstance(encoded, str):
-        raise ServiceError("INVALID_REQUEST", f'instance {number} must be {{"b64": "…"}}')
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ServiceError("INVALID_REQUEST", f"instance {number} is not base64: {error}") from None
+async def _instances(body: bytes, max_images: int, converter: Converter, share: Share) -> Sequence[bytes | memoryview]:
+    if len(body) <= _JSON_INLINE_BYTES:
+        return read_instances(body, max_images)
+    converted = await converter.convert(INSTANCES, max_images, body)
+    share.take(len(converted))
+    return list(wire.split(converted))
 
 
 def read_query(query: bytes) -> tuple[Options, float | None]:

@@ -1,55 +1,307 @@
-"""uvicorn's HTTP/1.1 connection, with each answer sent in one piece.
+"""uvicorn's HTTP/1.1 connection, with limits, and with each answer sent in one piece.
 
-Owns: when bytes leave. uvicorn writes an answer's head and its body apart, and uvloop sends each at once: two system
-calls, two packets, and a client that wakes up twice. Here what is written within one turn of the loop leaves together.
-Must not look at what is written.
+Owns: how large, how many and how slow heads may be, how a connection ends whose request was not read to its end, and
+when bytes leave. Must not know what is asked.
+
+uvicorn writes an answer's head and its body apart, and uvloop sends each at once: two system calls, two packets, and a
+client that wakes up twice. Here what is written within one turn of the loop leaves together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import secrets
+from dataclasses import dataclass
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from app.errors import STATUS, Code, ServiceError, error_body
+from app.protocols.budget import Budget
+
+log = logging.getLogger("anychip.http")
 
 _MOST_BYTES = 64 * 1024  # What a turn may hold back: large answers are not copied together.
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+_LINGER_IDLE_S = 5.0
+_LINGER_S = 30.0
+_LINGER_BYTES = 256 * 2**20
 
 
-class OnePieceProtocol(HttpToolsProtocol):
-    """What uvicorn's `http` setting takes."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a connection may cost. `connections` counts them, over all clients and by client."""
+
+    connections: Budget
+    head_bytes: int = 64 * 1024
+    headers: int = 100
+    head_timeout_s: float = 10.0
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """What uvicorn's `http` setting takes, made by `protocol`."""
+
+    limits: Limits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection."""
-        super().connection_made(cast(asyncio.Transport, _OnePiece(transport)))
+        """Begin a connection, unless there are too many."""
+        self._in_head = True  # The next bytes belong to a head; False between a head's end and its message's.
+        self._head = b""
+        self._unproductive_bytes = 0
+        self._headers = 0
+        self.lingering = False
+        self._discarded_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._linger_end: asyncio.TimerHandle | None = None
+        self._counted = ""
+        super().connection_made(cast(asyncio.Transport, _OnePiece(transport, self)))
+        client = self.client[0] if self.client else "local"
+        try:
+            self.limits.connections.take(client, 1)
+        except ServiceError:
+            self._write_error("QUEUE_FULL", "there are too many connections; try again", b"retry-after: 1\r\n")
+            self.transport.close()
+            return
+        self._counted = client
+        self._arm(self.limits.head_timeout_s, self._head_timed_out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        if self._counted:
+            self.limits.connections.give(self._counted, 1)
+            self._counted = ""
+        self._disarm()
+        if self._linger_end is not None:
+            self._linger_end.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, within the limits."""
+        if self.lingering:
+            self._discard(len(data))
+            return
+        self._unset_keepalive_if_required()
+        if self._in_head:
+            if self._timer is None:
+                self._arm(self.limits.head_timeout_s, self._head_timed_out)
+            whole = self._whole_head(data)
+            if whole is None:
+                return
+            data = whole
+        self._unproductive_bytes += len(data)
+        super().data_received(data)
+        if self.parser is None or self.transport.is_closing():
+            return
+        if self._unproductive_bytes > self.limits.head_bytes and not self._in_head:
+            # Of a body, chunk extensions and trailers alone: nothing that anybody asks for is as long.
+            self._refuse("HEADERS_TOO_LARGE", "the trailers are larger than what is read here")
+        elif not self._in_head and self.cycle is not None and self.cycle.response_complete:
+            self._discard(len(data))
+
+    def _whole_head(self, data: bytes) -> bytes | None:
+        """What has arrived, once it holds the end of a head; None until then.
+
+        HTTP/2 is not spoken here. Java's client asks for it with every request (`Upgrade: h2c`), which a server may
+        ignore; the parser would take what follows the head for something else than its body.
+        """
+        limits = self.limits
+        searched = max(0, len(self._head) - 3)
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif not data[:1].isalpha() and data[:1] not in (b"\r", b"\n"):
+            return data  # No request line begins like this: the parser says so at once.
+        found = _HEAD_END.search(data, searched, limits.head_bytes + 4)
+        if found is None:
+            if len(data) > limits.head_bytes:
+                self._refuse("HEADERS_TOO_LARGE", f"the headers are larger than {limits.head_bytes} bytes")
+            else:
+                self._head = data
+            return None
+        end = found.end()
+        if _UPGRADE.search(data, 0, end):
+            data = _UPGRADE.sub(b"", data[:end]) + data[end:]
+        return data
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._headers = 0
+        self._in_head = True
+        if self._timer is None:
+            self._arm(self.limits.head_timeout_s, self._head_timed_out)
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header of the head; what follows the body (a trailer) is read and dropped."""
+        if not self._in_head:
+            return
+        self._headers += 1
+        if self._headers > self.limits.headers:
+            raise ValueError("too many headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        self._in_head = False
+        self._unproductive_bytes = 0
+        self._discarded_bytes = 0
+        self._disarm()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._unproductive_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is there; the next bytes are another's head."""
+        self._in_head = True
+        self._unproductive_bytes = 0
+        if self._linger_end is not None:  # Answered before it was read: it may go on after all.
+            self._linger_end.cancel()
+            self._linger_end = None
+            self._disarm()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is written; of a request that was not read to its end, what follows is dropped."""
+        super().on_response_complete()
+        if self.message_incomplete() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._begin_discarding()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser does not understand."""
+        if self._headers > self.limits.headers:
+            self._refuse("HEADERS_TOO_LARGE", f"there are more than {self.limits.headers} headers")
+        else:
+            self._refuse("INVALID_REQUEST", "this is no HTTP/1.1 request")
+
+    def message_incomplete(self) -> bool:
+        """Whether a request has begun whose end has not arrived."""
+        return not self._in_head or bool(self._head)
+
+    def linger(self) -> None:
+        """Say that nothing more comes, and drop what still arrives, for a bounded time and size.
+
+        A client that is still sending would otherwise find its connection reset, and never read its answer.
+        """
+        self.lingering = True
+        transport = cast(_OnePiece, self.transport).within
+        if transport.is_closing():
+            return
+        try:
+            transport.write_eof()
+        except (OSError, NotImplementedError, RuntimeError):
+            transport.close()
+            return
+        self.flow.resume_reading()
+        self._begin_discarding()
+
+    def _begin_discarding(self) -> None:
+        self._arm(_LINGER_IDLE_S, self._end)
+        if self._linger_end is None:
+            self._linger_end = self.loop.call_later(_LINGER_S, self._end)
+
+    def _discard(self, size: int) -> None:
+        self._discarded_bytes += size
+        if self._discarded_bytes > _LINGER_BYTES:
+            self._end()
+        else:
+            self._arm(_LINGER_IDLE_S, self._end)
+
+    def _end(self) -> None:
+        cast(_OnePiece, self.transport).within.abort()
+
+    def _head_timed_out(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._arm(
+                self.limits.head_timeout_s, self._head_timed_out
+            )  # A head behind a request that is being answered.
+        elif self._head:
+            self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {self.limits.head_timeout_s:g} s")
+        else:
+            self.transport.close()
+
+    def _refuse(self, code: Code, message: str) -> None:
+        """Answer what is no request yet, and close."""
+        if self.lingering or self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._end()  # Another answer is being written: nothing can be said in between.
+            return
+        self._write_error(code, message)
+        self.linger()
+
+    def _write_error(self, code: Code, message: str, headers: bytes = b"") -> None:
+        request_id = secrets.token_hex(8)
+        body = orjson.dumps(error_body(code, message, request_id))
+        head = (
+            STATUS_LINE[STATUS[code]]
+            + b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+            + b"x-request-id: %s\r\nconnection: close\r\n" % request_id.encode()
+            + headers
+            + b"\r\n"
+        )
+        log.debug("%s: %s", code, message, extra={"request_id": request_id})
+        self.transport.write(head + body)
+        cast(_OnePiece, self.transport).flush()
+
+    def _arm(self, seconds: float, function: Any) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, function)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def protocol(limits: Limits) -> type[LimitedProtocol]:
+    """The class of connections with these limits."""
+    return type("Protocol", (LimitedProtocol,), {"limits": limits})
 
 
 class _OnePiece:
     """A transport that sends at the end of a turn; for everything but writing and closing it is the one within."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol | None = None) -> None:
+        self.within = transport
+        self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
         self._held_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        return getattr(self.within, name)
 
     def write(self, data: bytes) -> None:
         if not self._parts:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > _MOST_BYTES:
-            self._send()
+            self.flush()
 
     def close(self) -> None:
-        self._send()
-        self._transport.close()
+        self.flush()
+        if self._protocol is not None and self._protocol.message_incomplete() and not self.within.is_closing():
+            self._protocol.linger()
+        else:
+            self.within.close()
 
-    def _send(self) -> None:
+    def is_closing(self) -> bool:
+        return self.within.is_closing() or (self._protocol is not None and self._protocol.lingering)
+
+    def flush(self) -> None:
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
             self._held_bytes = 0
-            self._transport.write(data)
+            self.within.write(data)

@@ -186,8 +186,14 @@ class Metrics:
         )
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition that a scraper with this Accept header reads, and its content type. Takes milliseconds."""
-        encoder, content_type = choose_encoder(accept)
+        """The exposition that a scraper with this Accept header reads, and its content type. Takes milliseconds.
+
+        Raises ValueError for a version in it that is no version.
+        """
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except TypeError:  # It compares a version that is none with numbers.
+            raise ValueError("no version") from None
         return encoder(self.registry), content_type
 
 

@@ -15,11 +15,8 @@ from prometheus_client.core import UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from app.observability.metrics import Metrics
+from app.observability.triton_statistics import FAILURE_REASONS, VERSION, failure_reason
 
-_VERSION = "1"
-_FAILURES = {"QUEUE_FULL": "REJECTED", "DEADLINE_UNREACHABLE": "REJECTED", "NOT_READY": "REJECTED",
-             "DRAINING": "REJECTED", "CANCELLED": "CANCELED", "INFERENCE_FAILED": "BACKEND"}  # fmt: skip
-_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _DURATIONS = {
     "queue": "nv_inference_queue_duration_us",
     "decode": "nv_inference_compute_input_duration_us",
@@ -57,17 +54,17 @@ class TritonMetrics(Collector):
         per_model = (metrics.requests, metrics.request_seconds, metrics.stage_seconds, metrics.queue_depth)
         per_device = (metrics.batch_size, metrics.device_memory, *metrics.telemetry.values(), metrics.energy)
         batches: dict[str, float] = {}
-        for sample in (sample for each in (*per_model, *per_device) for family in each.collect()
-                       for sample in family.samples):  # fmt: skip
+        families_now = (family for each in (*per_model, *per_device) for family in each.collect())
+        for sample in (sample for family in families_now for sample in family.samples):
             source, labels, value = sample.name, sample.labels, sample.value
-            model = {"model": labels.get("model", ""), "version": _VERSION}
+            model = {"model": labels.get("model", ""), "version": VERSION}
             if source == "anychip_requests_total" and labels["model"]:
-                for reason in _REASONS:
+                for reason in FAILURE_REASONS:
                     failures.setdefault((labels["model"], reason), 0)
                 if labels["code"] == "OK":
                     add("nv_inference_request_success", value, **model)
                 else:
-                    key = labels["model"], _FAILURES.get(labels["code"], "OTHER")
+                    key = labels["model"], failure_reason(labels["code"])
                     failures[key] = failures.get(key, 0) + value
             elif source == "anychip_request_seconds_sum":
                 add("nv_inference_request_duration_us", value * 1e6, **model)
@@ -85,8 +82,8 @@ class TritonMetrics(Collector):
                 add(_DEVICE[source], value, gpu_uuid=labels["device"])
         source = "anychip_requests_total"
         for (name, reason), value in failures.items():
-            add("nv_inference_request_failure", value, model=name, version=_VERSION, reason=reason)
+            add("nv_inference_request_failure", value, model=name, version=VERSION, reason=reason)
         source = "anychip_batch_size"
         for name, value in batches.items():
-            add("nv_inference_exec_count", value, model=name, version=_VERSION)
+            add("nv_inference_exec_count", value, model=name, version=VERSION)
         yield from families.values()

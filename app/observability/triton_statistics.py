@@ -18,6 +18,9 @@ _NS = 1e9
 STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
 """Ours, and what Triton calls them."""
 
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Triton's reasons of a failed request (docs/user_guide/metrics.md, "Failure Count")."""
+
 _REASONS = {
     "QUEUE_FULL": "REJECTED",
     "DEADLINE_UNREACHABLE": "REJECTED",
@@ -27,6 +30,11 @@ _REASONS = {
     "CANCELLED": "CANCELED",
     "INFERENCE_FAILED": "BACKEND",
 }
+
+
+def failure_reason(code: str) -> str:
+    """Triton's reason for a request that ended with one of our codes other than "OK"."""
+    return _REASONS.get(code, "OTHER")
 
 
 @dataclass(slots=True)
@@ -63,7 +71,7 @@ class Statistics:
             self.success.add(seconds)
             self.last_ms = int(time.time() * 1e3)
         else:
-            self.failure.setdefault(_REASONS.get(code, "OTHER"), Duration()).add(seconds)
+            self.failure.setdefault(failure_reason(code), Duration()).add(seconds)
 
     def image(self, seconds: Mapping[str, float]) -> None:
         """An image was answered, after so many seconds in each stage."""

@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from app.errors import ServiceError
+from app.config import Settings
+from app.errors import invalid_request
 from models import Options
 
 DEFAULT_OPTIONS = Options()
@@ -35,6 +36,11 @@ def read_priority(given: Any) -> int:
     return 0 if given is None else whole({"X-Priority": given}, "X-Priority", 0, -100, 100)
 
 
+def deadline_s(settings: Settings, started_s: float, timeout_s: float) -> float:
+    """The deadline of a request that began at `started_s` (`time.monotonic()`): as wanted, at most what is allowed."""
+    return started_s + min(timeout_s, settings.max_timeout_ms / 1e3)
+
+
 def number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
     """A finite number from `low` to `high`. Raises INVALID_REQUEST."""
     if name not in given:
@@ -44,7 +50,7 @@ def number(given: Mapping[str, Any], name: str, default: float, low: float, high
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not low <= value <= high:
-        raise ServiceError("INVALID_REQUEST", f"{name} must be a number from {low:g} to {high:g}, not {given[name]!r}")
+        raise invalid_request(f"{name} must be a number from {low:g} to {high:g}, not {given[name]!r}")
     return value
 
 
@@ -54,7 +60,7 @@ def whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int
         return default
     value = number(given, name, default, low, high)
     if value != int(value):
-        raise ServiceError("INVALID_REQUEST", f"{name} must be a whole number, not {given[name]!r}")
+        raise invalid_request(f"{name} must be a whole number, not {given[name]!r}")
     return int(value)
 
 
@@ -62,5 +68,5 @@ def switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """True or false. Raises INVALID_REQUEST."""
     value = given.get(name, default)
     if not isinstance(value, bool):
-        raise ServiceError("INVALID_REQUEST", f"{name} must be true or false, not {value!r}")
+        raise invalid_request(f"{name} must be true or false, not {value!r}")
     return value

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from app.errors import invalid_request
 from app.observability.triton_statistics import VERSION
-from app.protocols import open_inference
-from app.protocols.open_inference import NORMAL_PRIORITY, PIXELS, PRIORITIES
-from app.protocols.wire import BYTES, bad
+from app.protocols.open_inference import NORMAL_PRIORITY, PRIORITIES
+from app.protocols.signatures import PIXELS, find, signature
+from app.protocols.wire import BYTES
 from app.scheduling.readiness import ModelState
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
@@ -28,23 +29,23 @@ _STATES = {
 
 def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
     """A model's configuration as Triton would have it: shapes without the batch, which comes in front."""
-    signature = open_inference.signature(served)
+    described = signature(served)
     settings = service.settings
     # Of images, one input is all a request has. Those that make up their data (load generators) skip what is
     # optional, and made-up bytes are no images.
     images = isinstance(served.model, PixelModel)
-    skipped = {spec.name for spec in signature.inputs if spec.name != PIXELS} if images else set()
+    skipped = {spec.name for spec in described.inputs if spec.name != PIXELS} if images else set()
     return {
         "name": served.model.name,
-        "platform": signature.platform,
+        "platform": described.platform,
         "backend": "anychip",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": settings.max_images if signature.batched else 0,
+        "max_batch_size": settings.max_images if described.batched else 0,
         "input": [
-            {**_tensor(spec, signature.batched), **({"optional": True} if spec.name in skipped else {})}
-            for spec in signature.inputs
+            {**_tensor(spec, described.batched), **({"optional": True} if spec.name in skipped else {})}
+            for spec in described.inputs
         ],
-        "output": [_tensor(spec, signature.batched) for spec in signature.outputs],
+        "output": [_tensor(spec, described.batched) for spec in described.outputs],
         "dynamic_batching": {
             "preferred_batch_size": list(settings.ladder),
             "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
@@ -74,7 +75,7 @@ def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
 
 def statistics(service: Service, name: str = "", version: str = "") -> list[dict[str, Any]]:
     """ "model_stats": of one model, or of all. Raises MODEL_NOT_FOUND."""
-    chosen = [open_inference.find(service, name, version)] if name else list(service.models.values())
+    chosen = [find(service, name, version)] if name else list(service.models.values())
     return [served.statistics.as_json(served.model.name) for served in chosen]
 
 
@@ -94,4 +95,4 @@ def check_parameters(names: Iterable[str]) -> None:
     """Of a load or unload. Raises INVALID_REQUEST for those that would replace a model's configuration or files."""
     for name in names:
         if name != "unload_dependents":
-            raise bad(f"the parameter {name!r} is not read here: models are what --models names")
+            raise invalid_request(f"the parameter {name!r} is not read here: models are what --models names")

@@ -9,17 +9,18 @@ the bytes that are there before any memory is taken.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from app.errors import ServiceError
+from app.errors import invalid_request
 
 Array = npt.NDArray[Any]
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
 
 BYTES = "BYTES"
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -31,16 +32,19 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 """All but BYTES."""
 
 _LENGTH = struct.Struct("<I")
-_KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # What NumPy makes of fitting values, by the datatype's kind.
-
-
-def bad(message: str) -> ServiceError:
-    """INVALID_REQUEST with this sentence."""
-    return ServiceError("INVALID_REQUEST", message)
+_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
+"""What fitting values are in JSON, by the datatype's kind."""
+_MOST_DEPTH = 8
+_MOST_ELEMENTS = 2**60  # Of eight bytes each, what int64 can count.
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """Elements of a tensor of this shape."""
+    """Elements of a tensor of this shape. Raises INVALID_REQUEST for more than any tensor has.
+
+    NumPy multiplies lengths as int64, also where another of them is 0.
+    """
+    if prod(length for length in shape if length) >= _MOST_ELEMENTS:
+        raise invalid_request(f"a tensor of the shape {list(shape)} would be larger than any memory")
     return prod(shape)
 
 
@@ -49,30 +53,45 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) 
     dtype = DATATYPES[datatype]
     wanted = size_of(shape) * dtype.itemsize
     if len(content) != wanted:
-        raise bad(f"{name} has {len(content)} bytes, but {datatype} {list(shape)} takes {wanted}")
+        raise invalid_request(f"{name} has {len(content)} bytes, but {datatype} {list(shape)} takes {wanted}")
     if datatype == "BOOL":  # A byte other than 0 and 1 is no truth value for what computes with it.
         return np.asarray(np.frombuffer(content, np.uint8) != 0).reshape(shape)
     array: Array = np.frombuffer(content, dtype)
     return array.reshape(shape)
 
 
-def from_values(name: str, datatype: str, shape: Sequence[int], values: Any) -> Array:
-    """A tensor from a list of its values, nested or flat. Raises INVALID_REQUEST."""
+def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Array:
+    """A tensor from a list of its values, nested or flat. Raises INVALID_REQUEST.
+
+    NumPy sees the values only after all of them are known to be numbers: of one long string among many it would make an
+    array of as many strings of that length.
+    """
     dtype = DATATYPES[datatype]
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):  # Lists of different lengths.
-        raise bad(f"the data of {name} is no rectangular list of values") from None
-    if array.dtype.kind not in _KINDS[dtype.kind] and array.size:
-        raise bad(f"the data of {name} must be {datatype} values only")
-    if array.size != size_of(shape):
-        raise bad(f"{name} has {array.size} values, but its shape {list(shape)} holds {size_of(shape)}")
-    if dtype.kind in "iu" and array.size:
+    flat = _flat(name, values)
+    if not set(map(type, flat)) <= _TYPES[dtype.kind]:
+        raise invalid_request(f"the data of {name} must be {datatype} values only")
+    if len(flat) != size_of(shape):
+        raise invalid_request(f"{name} has {len(flat)} values, but its shape {list(shape)} holds {size_of(shape)}")
+    if dtype.kind in "iu" and flat:
         limits = np.iinfo(dtype)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise bad(f"the data of {name} has values beyond {datatype}")
+        if min(flat) < limits.min or max(flat) > limits.max:
+            raise invalid_request(f"the data of {name} has values beyond {datatype}")
     with np.errstate(over="ignore"):  # Becomes infinity, which is looked for where it matters.
-        return array.astype(dtype, copy=False).reshape(shape)
+        try:
+            return np.array(flat, np.float64 if dtype.kind == "f" else dtype).astype(dtype, copy=False).reshape(shape)
+        except OverflowError:
+            raise invalid_request(f"the data of {name} has values beyond {datatype}") from None
+
+
+def _flat(name: str, values: list[Any]) -> list[Any]:
+    """The values of nested lists, all of one length at each depth. Raises INVALID_REQUEST."""
+    for _ in range(_MOST_DEPTH):
+        if not values or type(values[0]) is not list:
+            return values
+        if set(map(type, values)) != {list} or len(set(map(len, values))) > 1:
+            raise invalid_request(f"the data of {name} is no rectangular list of values")
+        values = list(chain.from_iterable(values))
+    raise invalid_request(f"the data of {name} is nested deeper than {_MOST_DEPTH} lists")
 
 
 def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
@@ -82,16 +101,25 @@ def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
     # A length takes four bytes at least: a shape that lies cannot make this run longer than the content.
     while at < len(view):
         if len(found) == count:
-            raise bad(f"{name} goes on after its {count} elements")
+            raise invalid_request(f"{name} goes on after its {count} elements")
         start = at + _LENGTH.size
         end = start + _LENGTH.unpack_from(view, at)[0] if start <= len(view) else len(view) + 1
         if end > len(view):
-            raise bad(f"element {len(found)} of {name} ends beyond its data")
+            raise invalid_request(f"element {len(found)} of {name} ends beyond its data")
         found.append(view[start:end])
         at = end
     if len(found) != count:
-        raise bad(f"{name} has {len(found)} elements, but its shape holds {count}")
+        raise invalid_request(f"{name} has {len(found)} elements, but its shape holds {count}")
     return found
+
+
+def split(content: Buffer) -> Iterator[memoryview]:
+    """The elements of a BYTES tensor that we have made ourselves."""
+    view = memoryview(content)
+    while view:
+        end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
+        yield view[_LENGTH.size : end]
+        view = view[end:]
 
 
 def to_bytes(array: Array | Sequence[bytes]) -> bytes:

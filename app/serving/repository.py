@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from app.errors import ServiceError
+from app.errors import ServiceError, invalid_request
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
 from app.workers.process import WorkerStartError
@@ -62,7 +62,7 @@ class Repository:
             served.unloaded = True
             try:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._service.drained(served), self._service.settings.drain_s)
+                    await asyncio.wait_for(self._service.admission.drained(served), self._service.settings.drain_s)
                 await self._hand_over({}, "unload")
             except BaseException:
                 served.unloaded = False
@@ -87,10 +87,10 @@ class Repository:
         try:
             model = await asyncio.to_thread(open_model, spec, settings.weights_dir)
         except ModelError as error:
-            raise ServiceError("INVALID_REQUEST", f"{old.name} cannot be loaded: {error}") from None
+            raise invalid_request(f"{old.name} cannot be loaded: {error}") from None
         if replace(model, labels=old.labels, weights=old.weights, weights_file=old.weights_file) != old:
             message = f"{old.name} now wants other inputs than before; restart the service"
-            raise ServiceError("INVALID_REQUEST", message)
+            raise invalid_request(message)
         return model
 
     async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:

@@ -24,7 +24,7 @@ from app.config import Settings, split
 from app.images.header import ImageError, check_pixels, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration, probes
-from app.serving.service import decode_into
+from app.serving.filling import decode_into
 from app.tools.image_sources import Source
 from app.tools.outcomes import Outcome
 from backends import Executable, Unbuilt, choose, host, register_operator_libraries, simulated

@@ -21,7 +21,9 @@ from app.errors import ServiceError
 from app.precision.gate import Gate, compile_options, weights_key
 from app.precision.measures import measures
 from app.serving.inference import infer
-from app.serving.service import Request, Service
+from app.serving.prediction import predict
+from app.serving.service import Service
+from app.serving.terms import Terms
 from backends import EngineRefusedError, LoadReport, WrongAnswersError
 from backends.cpu import CpuBackend
 from backends.engines.engine import CheckedExecutable
@@ -434,8 +436,8 @@ def test_only_what_a_file_holds_itself_identifies_it(models):
 # The service
 
 
-def a_request():
-    return Request(Options(), time.monotonic() + 60)
+def terms():
+    return Terms(time.monotonic() + 60)
 
 
 async def test_requests_run_together_and_are_answered_as_pytorch_answers(models):
@@ -449,7 +451,7 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
         for name in names.values():
             served = service.find(name)
             asked = [arrays(1 + seed % 3, length=3 + seed, seed=seed) for seed in range(8)]
-            answers = await asyncio.gather(*(infer(service, served, inputs, a_request()) for inputs in asked))
+            answers = await asyncio.gather(*(infer(service, served, inputs, terms()) for inputs in asked))
             for inputs, answer in zip(asked, answers, strict=True):
                 for output, wanted in expected(inputs).items():
                     np.testing.assert_allclose(answer.outputs[output], wanted, atol=1e-5)
@@ -457,13 +459,13 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
             assert batches.sum == images
             assert sum(batches.counts) < images
         served = service.find(names[".onnx"])
-        only = await infer(service, served, arrays(2), a_request(), ["end_logits"])
+        only = await infer(service, served, arrays(2), terms(), ["end_logits"])
         assert list(only.outputs) == ["end_logits"]
         with pytest.raises(ServiceError, match="must be INT64, not FP32") as caught:
-            await infer(service, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, a_request())
+            await infer(service, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, terms())
         assert caught.value.code == "INVALID_REQUEST"
         with pytest.raises(ServiceError, match="takes tensors, not images"):
-            await service.predict(served, [b"an image"], a_request())
+            await predict(service, served, [b"an image"], terms(), options=Options())
         assert service.images_under_way() == 0
     finally:
         await service.stop()

@@ -295,7 +295,7 @@ B64 = base64.b64encode(PHOTO).decode()
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [7]}]},
         {"inputs": [{"name": "image", "shape": [1, 2], "datatype": "BYTES", "data": [B64, B64]}]},
         {"inputs": [{"name": "image", "shape": [9], "datatype": "BYTES", "data": [B64] * 9}]},
-        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}]},
+        {"inputs": [{"name": "photograph", "shape": [1], "datatype": "BYTES", "data": [B64]}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}] * 2},
         {"inputs": [{"name": "image", "shape": ["1"], "datatype": "BYTES", "data": [B64]}]},
         {"inputs": [{"name": "image", "shape": [True], "datatype": "BYTES", "data": [B64]}]},

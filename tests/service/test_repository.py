@@ -52,7 +52,8 @@ async def test_unloading_and_loading_under_load_loses_nothing(service, client):
         refused = client.post("/v1/models/other:predict", content=PHOTO, headers=JPEG)
         assert "load" in assert_error(refused, 503, "NOT_READY")
         assert_error(client.get("/v2/models/other/ready"), 503, "NOT_READY")
-        assert client.get("/v2/health/ready").status_code == 200
+        for path in ("/v2/health/ready", "/ping"):
+            assert "other" in assert_error(client.get(path), 503, "NOT_READY")
         assert (await asyncio.to_thread(post, "unload")).status_code == 200, "a second time changes nothing"
         await kept.answers(20)
         assert (await asyncio.to_thread(post, "load")).json() == {"name": "other", "weights": "random"}

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from app.config import Settings
 from app.errors import ServiceError
-from app.main import Front, create_app
+from app.http.application import Front, create_app
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
 from app.serving.service import Service
 from models import open_model, parse_spec
@@ -194,6 +194,9 @@ class Call:
     def invocation_metadata(self):
         return [(key.replace("_", "-"), value) for key, value in self.metadata.items()]
 
+    def peer(self):
+        return "ipv4:127.0.0.1:5000"
+
     def time_remaining(self):
         return None
 
@@ -204,17 +207,18 @@ class Call:
 @hot
 async def test_grpc_is_traced_alike(found):
     pytest.importorskip("grpc")
+    from app.grpc.contents import parsed, split
     from app.grpc.messages import message
     from app.grpc.methods import Methods
 
     state = found.app.state
-    methods = Methods(state.service, state.repository, state.bodies)
+    methods = Methods(state.ingress, state.repository)
     request = message("ModelInferRequest")(
         model_name="resnet18", raw_input_contents=[len(GREY).to_bytes(4, "little") + GREY]
     )
     request.inputs.add(name="image", datatype="BYTES", shape=[1])
     call = Call(x_request_id="mine", traceparent=f"00-{TRACE}-{PARENT}-01")
-    await methods.model_infer(request, call)
+    await methods.model_infer(parsed(*split(request.SerializeToString())), call)
     [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
     assert [each.name for each in children(found, span)] == ["decode", "queue", "infer", "post"]
     assert f"{span.context.trace_id:032x}" == TRACE
@@ -224,7 +228,7 @@ async def test_grpc_is_traced_alike(found):
     found.exporter.clear()
     request.model_name = "nothing"
     with pytest.raises(ServiceError):
-        await methods.model_infer(request, Call())
+        await methods.model_infer(parsed(*split(request.SerializeToString())), Call())
     [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
     assert span.attributes["anychip.code"] == "MODEL_NOT_FOUND"
 

@@ -1,10 +1,19 @@
-"""Answers leave in one piece, large ones without being held back."""
+"""Answers leave in one piece, large ones without being held back; heads, connections and refused bodies are bounded."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import json
+import re
 
-from app.http.connection import _OnePiece
+import pytest
+import uvicorn
+
+from app.http import connection
+from app.http.connection import Limits, _OnePiece, protocol
+from app.protocols.budget import Budget
 
 
 class Wire:
@@ -18,6 +27,9 @@ class Wire:
 
     def close(self):
         self.closed = True
+
+    def is_closing(self):
+        return self.closed
 
     def get_extra_info(self, name):
         return f"the {name}"
@@ -58,3 +70,169 @@ async def test_closing_sends_what_is_left_and_nothing_after():
 
 async def test_everything_else_is_the_transport_within():
     assert _OnePiece(Wire()).get_extra_info("peername") == "the peername"
+
+
+async def app(scope, receive, send):
+    """Answers a POST with the length of its body, refuses /refused before reading it."""
+    status, size, more = 200, 0, scope["path"] != "/refused"
+    if not more:
+        status = 413
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    names = b",".join(name for name, _ in scope["headers"])
+    body = b"%d %s" % (size, names)
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def listening(keep_alive_s=75, connections=64, **limits):
+    """The port of a server with these limits, in this loop; uvloop's where it is installed, as in service."""
+    budget = Budget(connections, "connections")
+    config = uvicorn.Config(
+        app,
+        http=protocol(Limits(budget, **limits)),
+        port=0,
+        log_config=None,
+        lifespan="off",
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.wait((serving,), timeout=0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+        assert budget.held == 0
+
+
+async def asked(port, *parts):
+    """What comes back for these bytes, until the server closes or has answered once."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        length = int(re.search(rb"content-length: (\d+)", head)[1])
+        return head, await reader.readexactly(length)
+    finally:
+        writer.close()
+
+
+def code(answer):
+    head, body = answer
+    return int(head.split()[1]), json.loads(body)["code"]
+
+
+@pytest.mark.parametrize("piece", [100, 1 << 16, 1 << 22])
+async def test_one_header_is_refused_as_soon_as_it_is_too_large(piece):
+    async with listening(head_bytes=20_000) as port:
+        parts = [b"GET / HTTP/1.1\r\nhost: x\r\na: "] + [b"b" * piece] * (1 + 40_000 // piece)
+        assert code(await asked(port, *parts)) == (431, "HEADERS_TOO_LARGE")
+
+
+async def test_many_headers_are_refused():
+    async with listening(headers=20) as port:
+        fine = b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20 + b"\r\n"
+        assert (await asked(port, fine))[0].startswith(b"HTTP/1.1 200")
+        assert code(await asked(port, fine.replace(b"\r\n\r\n", b"\r\nc: d\r\n\r\n"))) == (431, "HEADERS_TOO_LARGE")
+
+
+async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_closed():
+    async with listening(head_timeout_s=0.2) as port:
+        assert code(await asked(port, b"GET / HTTP/1.1\r\nhost: x\r\n")) == (408, "REQUEST_TIMEOUT")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+
+
+async def test_trailers_are_dropped_and_bounded():
+    chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
+    async with listening(head_bytes=20_000) as port:
+        _, body = await asked(port, chunked + b"x-api-key: mine\r\n\r\n")
+        assert body == b"3 host,transfer-encoding"
+        flood = [b"a: " + b"b" * 10_000 + b"\r\n"] * 50
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await asked(port, chunked, *flood)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_connections_are_capped_and_the_last_quarter_is_for_other_clients():
+    async with listening(connections=8) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        assert code(await asked(port, b"GET / HTTP/1.1\r\n\r\n")) == (429, "QUEUE_FULL")
+        for _, writer in held:
+            writer.close()
+            await writer.wait_closed()
+        for _ in range(1000):  # Until the server has seen that they are closed.
+            if (await asked(port, b"GET / HTTP/1.1\r\n\r\n"))[0].startswith(b"HTTP/1.1 200"):
+                break
+        else:
+            raise AssertionError("places of connections that were closed are not given back")
+
+
+async def test_an_upgrade_to_http_2_is_ignored_and_the_body_kept():
+    request = (
+        b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: 5\r\nHost: x\r\n"
+        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\nUpgrade: h2c\r\n\r\n"
+    )
+    async with listening() as port:
+        for parts in ((request + b"image",), (request, b"im", b"age"), (request[:70], request[70:] + b"image")):
+            assert (await asked(port, *parts))[1] == b"5 connection,content-length,host"
+
+
+@pytest.mark.parametrize("keep_alive", [False, True], ids=["urllib", "keep-alive"])
+async def test_a_client_that_is_still_sending_reads_why_it_was_refused(keep_alive):
+    """Sends all of its body before it reads, as urllib and requests do."""
+
+    def ask(port):
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        headers = {} if keep_alive else {"Connection": "close"}
+        client.request("POST", "/refused", bytes(30_000_000), headers)
+        answer = client.getresponse()
+        found = answer.status, answer.read()
+        if keep_alive:  # And what comes next on that connection is a request of its own.
+            client.request("POST", "/", b"image")
+            assert client.getresponse().status == 200
+        client.close()
+        return found[0]
+
+    async with listening() as port:
+        for _ in range(5):
+            assert await asyncio.to_thread(ask, port) == 413
+
+
+async def test_a_refused_client_that_never_stops_sending_is_cut_off(monkeypatch):
+    monkeypatch.setattr(connection, "_LINGER_BYTES", 1 << 20)
+    async with listening() as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /refused HTTP/1.1\r\ncontent-length: 100000000000\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10_000):
+                writer.write(bytes(100_000))
+                await writer.drain()
+            raise AssertionError("a gigabyte was taken")
+        writer.close()
+
+
+async def test_a_refused_client_that_says_nothing_more_is_let_go(monkeypatch):
+    monkeypatch.setattr(connection, "_LINGER_IDLE_S", 0.1)
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /refused HTTP/1.1\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 413")
+        writer.close()

@@ -6,10 +6,10 @@ import asyncio
 import time
 
 import pytest
-from starlette.requests import ClientDisconnect
 
-from app.errors import ServiceError
-from app.http.interrupt import interrupted_at, unless_disconnected
+from app.errors import ClientLeftError, ServiceError
+from app.http.interrupt import unless_disconnected
+from app.protocols.interrupt import interrupted_at
 
 
 class Client:
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
     task = asyncio.ensure_future(request())
     await began.wait()
     client.left.set()
-    with pytest.raises(ClientDisconnect):
+    with pytest.raises(ClientLeftError):
         await task
     assert events == ["left", "cancelled"]
     await settled()
@@ -121,6 +121,6 @@ async def test_an_error_of_the_work_passes_through():
 async def test_a_task_that_was_interrupted_can_wait_again():
     client = Client()
     client.left.set()
-    with pytest.raises(ClientDisconnect):
+    with pytest.raises(ClientLeftError):
         await unless_disconnected(client.receive, asyncio.Event().wait(), lambda: None)
     assert await asyncio.wait_for(asyncio.sleep(0, "still here"), 10) == "still here"

@@ -16,10 +16,31 @@ FORBIDDEN = {
     "backends": {"ultralytics", "app", "models", "fastapi", "starlette", "uvicorn", "prometheus_client", "PIL"},
 }
 MAX_LINES = 450
+ORDER = (
+    "errors", "logs", "images", "precision", "workers", "config", "observability", "scheduling", "serving", "protocols",
+    "http", "grpc", "converter_main", "tools", "main", "asgi", "ray_serve", "cli", "__main__",
+)  # fmt: skip
+"""Packages and modules of app: each may import those before it, and nothing that comes after it."""
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def part_of(module: str) -> str:
+    """The package or module of app that `app.part.…` names."""
+    return module.split(".")[1]
+
+
+def parts_imported(tree: ast.Module) -> Iterator[str]:
+    """Parts of app that a module imports anywhere, those that only types need included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (part_of(alias.name) for alias in node.names if alias.name.startswith("app."))
+        elif isinstance(node, ast.ImportFrom) and node.module == "app":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app."):
+            yield part_of(node.module or "")
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -56,3 +77,28 @@ def test_a_module_says_what_it_owns_and_stays_small(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text)), "a module begins with what it owns and must not do"
     assert len(text.splitlines()) <= MAX_LINES
+
+
+def test_the_scan_sees_every_part_of_app() -> None:
+    text = "import app.a.b\nfrom app import c\ndef f():\n    from app.d.e import g\nfrom apple.h import i\n"
+    assert set(parts_imported(ast.parse(text))) == {"a", "c", "d"}
+
+
+def test_the_order_names_every_part_of_app() -> None:
+    parts = {path.stem if path.is_file() else path.name for path in (ROOT / "app").iterdir()}
+    assert parts - {"__init__", "__pycache__", "py.typed"} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if name_of(path).startswith("app/")], ids=name_of)
+def test_packages_of_app_import_only_what_is_below_them(path: Path) -> None:
+    part = path.relative_to(ROOT / "app").with_suffix("").parts[0]
+    if part == "__init__":
+        return
+    below = ORDER[: ORDER.index(part) + 1]
+    assert set(parts_imported(ast.parse(path.read_text(encoding="utf-8")))) <= set(below)
+
+
+@pytest.mark.parametrize("package", sorted(path.parent for path in (ROOT / "app").glob("*/__init__.py")), ids=name_of)
+def test_a_package_says_what_it_must_not_know(package: Path) -> None:
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert "must not" in text.lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from types import SimpleNamespace
@@ -169,11 +170,18 @@ def test_an_exemplar_is_in_openmetrics_and_not_in_the_text_format():
     assert list(text_string_to_metric_families(text.decode()))
 
 
+@pytest.mark.parametrize("version", ["abc", "1.x", "", "1.0.0.0.0"])
+def test_a_version_that_is_none_is_the_clients_mistake(version):
+    with contextlib.suppress(ValueError):
+        content, _ = Metrics().render(f"application/openmetrics-text; version={version}")
+        assert b"anychip_build_info" in content
+
+
 def test_tritons_names_add_up():
     metrics = Metrics()
     metrics.registry.register(TritonMetrics(metrics))
     model = ModelMetrics(metrics, "m")
-    for code in ("OK", "OK", "QUEUE_FULL", "CANCELLED", "INFERENCE_FAILED", "INVALID_IMAGE"):
+    for code in ("OK", "OK", "DEADLINE_EXCEEDED", "CANCELLED", "INFERENCE_FAILED", "INVALID_IMAGE"):
         model.answered(code, 0.5, None)
     model.batch("npu:0")[0].observe(2)
     model.stage_seconds["infer"].observe(0.25)

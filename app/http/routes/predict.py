@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from app.errors import ServiceError
-from app.http.body import BodyBudget, header_number, read_body, read_images, read_query
-from app.http.interrupt import unless_disconnected
-from app.protocols.context import RequestContext
+from app.config import Settings
+from app.http.body import read_images, read_query
+from app.http.call import HttpCall
+from app.protocols.budget import Share
+from app.protocols.ingress import Ingress, Run
+from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
 from app.scheduling.served_model import ServedModel
-from app.serving.service import Answer, Service
-from app.serving.service import Request as Ask
+from app.serving.prediction import Answer
+from app.serving.prediction import predict as predict_images
+from app.serving.terms import Terms
 
 router = APIRouter(tags=["predict"])
 ROUTE = "/v1/models/{model}:predict"
@@ -76,63 +75,42 @@ _DOCUMENTATION: dict[str, Any] = {
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predict(request: Request, model: str) -> Response:
     """Classify or detect in one image (raw bytes) or several (multipart/form-data, JSON)."""
-    state = request.app.state
-    body = await answer(state.service, state.bodies, request.scope, request.receive, model)
+    body = await answer(request.app.state.ingress, request.scope, request.receive, model)
     return Response(body, media_type="application/json")
 
 
-async def answer(service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str) -> bytes:
-    """The JSON that answers a request for `model`. Raises ServiceError, starlette's ClientDisconnect."""
-    answered = await predictions(service, bodies, scope, receive, model)
-    return orjson.dumps({"model": model, "predictions": answered.predictions, **service.made_by(answered)})
+async def answer(ingress: Ingress, scope: Scope, receive: Receive, model: str) -> bytes:
+    """The JSON that answers a request for `model`. Raises ServiceError, ClientLeftError."""
+    answered = await ingress.answer(PredictCall(scope, receive, model))
+    made_by = ingress.service.made_by(answered.computed_by)
+    return orjson.dumps({"model": model, "predictions": answered.predictions, **made_by})
 
 
-async def predictions(
-    service: Service, bodies: BodyBudget, scope: Scope, receive: Receive, model: str, *, any_type: bool = False
-) -> Answer:
-    """What was computed for a request. `any_type`: a body of any type that is no form is an image.
+class PredictCall(HttpCall[Answer]):
+    """Encoded images in one of the forms of app.http.body.
 
-    Raises ServiceError, starlette's ClientDisconnect.
+    `any_type`: a body of any type that is no form is an image.
     """
-    context: RequestContext = scope["anychip"]
-    served = service.find(model)
-    context.model = model
-    service.refuse_if_stopping()
-    headers = dict(scope["headers"])
-    options, timeout_ms = read_query(scope["query_string"])
-    if timeout_ms is None:
-        timeout_ms = header_number(headers, "X-Timeout-Ms", service.settings.timeout_ms, 1e-3, 1e9)
-    priority = int(header_number(headers, "X-Priority", 0, -100, 100))
-    ask = Ask(
-        options,
-        context.started_s + timeout_ms / 1e3,
-        priority,
-        context.timings,
-        trace=context.trace,
-        exemplar=context.exemplar,
-    )
-    service.admit(served, ask.deadline_s, priority)
-    with counted(served):
-        body = await read_body(receive, headers, service.settings.max_body_bytes, bodies, ask.deadline_s)
-    served.metrics.stage_seconds["upload"].observe(time.monotonic() - context.started_s, context.exemplar)
-    try:
-        images = await read_images(headers, body, service.settings.max_images, any_type=any_type)
-        return await unless_disconnected(receive, service.predict(served, images, ask), ask.abandon)
-    finally:
-        bodies.give(len(body))
 
+    def __init__(
+        self, scope: Scope, receive: Receive, model: str, version: str = "", *, any_type: bool = False
+    ) -> None:
+        super().__init__(scope, receive, model, version)
+        self._any_type = any_type
+        self._options = DEFAULT_OPTIONS
 
-@contextmanager
-def counted(served: ServedModel) -> Iterator[None]:
-    """Count an upload that does not come."""
-    try:
-        yield
-    except ClientDisconnect:
-        served.metrics.cancelled["upload"].inc()
-        raise
-    except ServiceError as error:
-        if error.code == "DEADLINE_EXCEEDED":
-            served.metrics.expired["upload"].inc()
-        elif error.code == "QUEUE_FULL":
-            served.metrics.rejected["buffer_full"].inc()
-        raise
+    def terms(self, settings: Settings) -> Terms:  # noqa: D102
+        self._options, timeout_ms = read_query(self.scope["query_string"])
+        terms = super().terms(settings)
+        if timeout_ms is not None:
+            terms.deadline_s = deadline_s(settings, self.context.started_s, timeout_ms / 1e3)
+        return terms
+
+    async def prepare(  # noqa: D102
+        self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share
+    ) -> Run[Answer]:
+        service = ingress.service
+        images = await read_images(
+            self.headers, self.body, service.settings.max_images, ingress.converter, share, any_type=self._any_type
+        )
+        return lambda: predict_images(service, served, images, terms, options=self._options)

@@ -11,9 +11,9 @@ import orjson
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from app.errors import invalid_request
 from app.protocols import triton
 from app.protocols.parameters import switch
-from app.protocols.wire import bad
 
 router = APIRouter(tags=["repository"])
 
@@ -72,20 +72,20 @@ async def _document(request: Request) -> dict[str, Any]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _LARGEST_BYTES:
-            raise bad(f"the body is larger than the {_LARGEST_BYTES} bytes that such a request may have")
+            raise invalid_request(f"the body is larger than the {_LARGEST_BYTES} bytes that such a request may have")
     if not body.strip():
         return {}
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise bad(f"the body is not JSON: {error}") from None
+        raise invalid_request(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise bad("the body must be a JSON object")
+        raise invalid_request("the body must be a JSON object")
     return document
 
 
 def _parameters(document: dict[str, Any]) -> dict[str, Any]:
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise bad("the parameters must be an object")
+        raise invalid_request("the parameters must be an object")
     return parameters

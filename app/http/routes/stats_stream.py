@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import ServiceError
 from app.serving.service import Service
-from app.serving.stats import snapshot
+from app.serving.snapshot import snapshot
 
 INTERVAL_S = 0.5
 MAX_LISTENERS = 16
@@ -52,7 +52,7 @@ class StatsFeed:
         Ends when the service shuts down.
         """
         yield b"retry: 2000\n\n"
-        while not self._service.draining:
+        while not self._service.readiness.draining:
             text = await asyncio.shield(self._following())
             yield b"event: stats\ndata: " + text + b"\n\n"
 

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel
 
-from app.errors import ServiceError, unready
+from app.errors import ServiceError, invalid_request
 from app.serving.service import Service
-from app.serving.stats import Stats, snapshot
+from app.serving.snapshot import Snapshot, snapshot
 
 router = APIRouter(tags=["status"])
 
@@ -119,9 +119,7 @@ async def model(request: Request, model: str) -> ModelReady:
     if model.endswith(":predict"):  # That path is POST's alone.
         raise HTTPException(405, headers={"Allow": "POST"})
     service: Service = request.app.state.service
-    reason = service.model_not_ready(service.find(model))
-    if reason:
-        raise unready(reason, draining=service.draining)
+    service.readiness.check(service.find(model))
     return ModelReady(name=model, ready=True)
 
 
@@ -155,9 +153,7 @@ async def live() -> Live:
 async def ready(request: Request) -> Ready:
     """200 while every model has a worker and the service is not shutting down."""
     service: Service = request.app.state.service
-    reason = service.not_ready()
-    if reason:
-        raise unready(reason, draining=service.draining)
+    service.readiness.check()
     return Ready(ready=True)
 
 
@@ -173,11 +169,14 @@ def _counting(request: Request) -> Service:
 def metrics(request: Request) -> Any:
     """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
     service = _counting(request)
-    content, content_type = service.metrics.render(request.headers.get("accept", ""))
+    try:
+        content, content_type = service.metrics.render(request.headers.get("accept", ""))
+    except ValueError:
+        raise invalid_request("the Accept header names a version of OpenMetrics that is no version") from None
     return Response(content, headers={"content-type": content_type})
 
 
 @router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
-def stats(request: Request) -> Stats:
+def stats(request: Request) -> Snapshot:
     """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
     return snapshot(_counting(request))

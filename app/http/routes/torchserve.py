@@ -12,9 +12,8 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from app.errors import unready
-from app.http.routes import predict
-from app.protocols import open_inference
+from app.http.routes.predict import PredictCall
+from app.protocols.ingress import Ingress
 from app.serving.service import Service
 from models import Model
 
@@ -58,9 +57,7 @@ class ModelList(BaseModel):
 async def ping(request: Request) -> Ping:
     """200 while every model has a worker and the service is not shutting down."""
     service: Service = request.app.state.service
-    reason = service.not_ready()
-    if reason:
-        raise unready(reason, draining=service.draining)
+    service.readiness.check()
     return Ping(status="Healthy")
 
 
@@ -82,12 +79,9 @@ async def models(request: Request) -> ModelList:
 @router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predictions(request: Request, model: str, version: str = "") -> Response:
     """Classes with their probabilities, or detections, of one image; of several in one request, a list of these."""
-    state = request.app.state
-    served = open_inference.find(state.service, model, version)
-    answered = await predict.predictions(
-        state.service, state.bodies, request.scope, request.receive, model, any_type=True
-    )
-    shaped = [_shaped(served.model, each) for each in answered.predictions]
+    ingress: Ingress = request.app.state.ingress
+    answered = await ingress.answer(PredictCall(request.scope, request.receive, model, version, any_type=True))
+    shaped = [_shaped(ingress.service.find(model).model, each) for each in answered.predictions]
     return Response(orjson.dumps(shaped[0] if len(shaped) == 1 else shaped), media_type="application/json")
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
-from app.errors import unready
 from app.http.routes.status import ModelReady
-from app.protocols import open_inference, triton
+from app.protocols import signatures, triton
 from app.serving.service import Service
 
 router = APIRouter(tags=["inference"])
@@ -57,7 +56,7 @@ class Statistics(BaseModel):
 @router.get("/v2")
 async def server() -> ServerMetadata:
     """Name, version, extensions."""
-    return ServerMetadata(**open_inference.server_metadata())
+    return ServerMetadata(**signatures.server_metadata())
 
 
 # Before the routes of models, as Triton has it: its clients ask here for all of them.
@@ -73,7 +72,7 @@ async def all_statistics(request: Request) -> Statistics:
 async def model_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
     """A model's inputs and outputs."""
     service: Service = request.app.state.service
-    return ModelMetadata.model_validate(open_inference.metadata(service, model, version))
+    return ModelMetadata.model_validate(signatures.metadata(service, model, version))
 
 
 @router.get("/v2/models/{model}/ready", responses={503: {"description": "Not ready, with the reason"}})
@@ -81,9 +80,7 @@ async def model_metadata(request: Request, model: str, version: str = "") -> Mod
 async def model_ready(request: Request, model: str, version: str = "") -> ModelReady:
     """200 while the model has a worker and the service is not shutting down."""
     service: Service = request.app.state.service
-    reason = service.model_not_ready(open_inference.find(service, model, version))
-    if reason:
-        raise unready(reason, draining=service.draining)
+    service.readiness.check(signatures.find(service, model, version))
     return ModelReady(name=model, ready=True)
 
 
@@ -92,7 +89,7 @@ async def model_ready(request: Request, model: str, version: str = "") -> ModelR
 async def config(request: Request, model: str, version: str = "") -> dict[str, Any]:
     """A model's configuration in Triton's terms."""
     service: Service = request.app.state.service
-    return triton.configuration(service, open_inference.find(service, model, version))
+    return triton.configuration(service, signatures.find(service, model, version))
 
 
 @router.get("/v2/models/{model}/stats")

@@ -26,7 +26,7 @@ class Times(BaseModel):
     buckets: dict[str, int] = {}
 
 
-class ModelStats(BaseModel):
+class ModelSnapshot(BaseModel):
     """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: those that happened.
 
     `images` were answered; `images_computed` may have been in vain, or twice.
@@ -52,7 +52,7 @@ class ModelStats(BaseModel):
     stage_seconds: dict[str, Times]
 
 
-class DeviceStats(BaseModel):
+class DeviceSnapshot(BaseModel):
     """A device; null is what it does not say. `restarts` and `handovers` by reason, `cache_releases` by rung."""
 
     device: str
@@ -72,15 +72,15 @@ class DeviceStats(BaseModel):
     cache_releases: dict[str, int]
 
 
-class Stats(BaseModel):
-    """Everything."""
+class Snapshot(BaseModel):
+    """Everything. Triton's statistics of a model are another form: app.observability.triton_statistics."""
 
     version: str
     uptime_s: float
     ready: bool
     simulated: bool
-    models: list[ModelStats]
-    devices: list[DeviceStats]
+    models: list[ModelSnapshot]
+    devices: list[DeviceSnapshot]
 
 
 class _Samples:
@@ -124,14 +124,14 @@ class _Samples:
         )
 
 
-def snapshot(service: Service) -> Stats:
+def snapshot(service: Service) -> Snapshot:
     """What is so now."""
     samples = _Samples(list(service.metrics.registry.collect()))
     workers = [worker.device for worker in service.dispatcher.workers()]
-    return Stats(
+    return Snapshot(
         version=version(),
         uptime_s=round(time.monotonic() - _STARTED_S, 3),
-        ready=not service.not_ready(),
+        ready=not service.readiness.why_not(),
         simulated=service.simulated,
         models=[_model(samples, name, ready=service.dispatcher.readiness.is_ready(name)) for name in service.models],
         devices=[
@@ -140,14 +140,14 @@ def snapshot(service: Service) -> Stats:
     )
 
 
-def _model(samples: _Samples, name: str, *, ready: bool) -> ModelStats:
+def _model(samples: _Samples, name: str, *, ready: bool) -> ModelSnapshot:
     def total(metric: str) -> int:
         return samples.total(f"anychip_{metric}", model=name)
 
     def counts(label: str, metric: str) -> dict[str, int]:
         return samples.counts(label, f"anychip_{metric}", model=name)
 
-    return ModelStats(
+    return ModelSnapshot(
         model=name,
         ready=ready,
         requests=counts("code", "requests_total"),
@@ -169,12 +169,12 @@ def _model(samples: _Samples, name: str, *, ready: bool) -> ModelStats:
     )
 
 
-def _device(samples: _Samples, device: str, vendor: str, workers: int) -> DeviceStats:
+def _device(samples: _Samples, device: str, vendor: str, workers: int) -> DeviceSnapshot:
     def counts(label: str, metric: str) -> dict[str, int]:
         return samples.counts(label, f"anychip_{metric}", device=device)
 
     memory = {kind: samples.known("anychip_device_memory_bytes", device=device, kind=kind) for kind in MEMORY_KINDS}
-    return DeviceStats(
+    return DeviceSnapshot(
         device=device,
         vendor=vendor,
         up=workers > 0,

@@ -1,0 +1,88 @@
+"""The child process of app.protocols.converter: reads requests from its standard input, a socket, until that ends.
+
+Owns: which conversion a kind is, and the limits of the process. Must not import anything large: it starts while a
+client waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+from collections.abc import Callable
+
+import orjson
+
+from app.errors import ServiceError, internal_error
+from app.protocols import documents, wire
+from app.protocols.converter import ANSWER, FAILED, INSTANCES, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
+
+_MOST_MEMORY_BYTES = 4 * 2**30
+_KEPT_MEMORY_KB = 512 * 1024
+
+log = logging.getLogger("anychip.converter")
+
+
+def main() -> None:
+    """Convert until there is nobody left to convert for, or until memory has grown that is better given back."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    with socket.socket(fileno=0) as connection:
+        while head := _received(connection, REQUEST.size):
+            kind, argument, size = REQUEST.unpack(head)
+            flags, answer = _converted(kind, argument, _received(connection, size))
+            leaving = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _KEPT_MEMORY_KB
+            connection.sendall(ANSWER.pack(flags | (LEAVING if leaving else 0), len(answer)))
+            connection.sendall(answer)
+            if leaving:
+                return
+
+
+def _converted(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
+    try:
+        return 0, _CONVERSIONS[kind](payload, argument)
+    except ServiceError as error:
+        failure = error
+    except MemoryError:
+        failure = ServiceError("INVALID_REQUEST", "the request takes more memory than it may have here")
+    except Exception:
+        log.exception("a conversion failed")
+        failure = internal_error()
+    return FAILED, orjson.dumps({"code": failure.code, "message": failure.message})
+
+
+def _instances(payload: bytes, max_images: int) -> bytes:
+    return wire.to_bytes(documents.read_instances(payload, max_images))
+
+
+def _tensors(payload: bytes, header_bytes: int) -> bytes:
+    return documents.pack(*documents.read_tensors(payload, header_bytes or None))
+
+
+def _message(payload: bytes, _: int) -> bytes:
+    from app.grpc.contents import raw_form  # Needs protobuf, which HTTP alone does not.
+
+    return raw_form(payload)
+
+
+def _outputs(payload: bytes, _: int) -> bytes:
+    return documents.write_outputs(payload)
+
+
+_CONVERSIONS: dict[int, Callable[[bytes, int], bytes]] = {
+    INSTANCES: _instances,
+    TENSORS: _tensors,
+    MESSAGE: _message,
+    OUTPUTS: _outputs,
+}
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; none where the other end has closed before the first."""
+    received = bytearray(size)
+    view = memoryview(received)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            return b""
+        view = view[count:]
+    return bytes(received)

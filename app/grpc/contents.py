@@ -1,0 +1,136 @@
+"""ModelInferRequests as bytes: how much is in one, and the form in which all tensors are raw.
+
+Owns: what is looked at before a message is parsed, so that no parser makes objects of what a client could repeat a
+million times. Must not import anything large, nor know models: app.converter_main uses it as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from app.errors import invalid_request
+from app.grpc.messages import message
+from app.protocols import wire
+from app.protocols.tensors import MAX_TENSORS, checked_count, checked_shape
+from app.protocols.wire import BYTES
+
+Message = Any
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+_RAW_INPUT_CONTENTS = 7  # The field's number in open_inference.proto.
+_MOST_FIELDS = 4 * MAX_TENSORS
+_LENGTH_DELIMITED = 2
+
+
+class RawRequest(NamedTuple):
+    """A ModelInferRequest without its tensors, and of each of its inputs the content."""
+
+    message: Message
+    contents: Sequence[wire.Buffer]
+
+
+def split(data: wire.Buffer) -> tuple[bytes, list[memoryview]]:
+    """A serialised ModelInferRequest without raw_input_contents, and these, as views.
+
+    Reads tags and lengths of the outermost fields alone, and not many of these. Raises INVALID_REQUEST.
+    """
+    view, at = memoryview(data), 0
+    rest: list[memoryview] = []
+    raw: list[memoryview] = []
+    for _ in range(_MOST_FIELDS):
+        if at == len(view):
+            return b"".join(rest), raw
+        begin = at
+        tag, at = _varint(view, at)
+        kind = tag & 7
+        if kind == _LENGTH_DELIMITED:
+            size, at = _varint(view, at)
+            if at + size > len(view):
+                raise _unreadable()
+            if tag >> 3 == _RAW_INPUT_CONTENTS:
+                raw.append(view[at : at + size])
+                begin = at + size
+            at += size
+        elif kind == 0:
+            _, at = _varint(view, at)
+        else:
+            at += {1: 8, 5: 4}.get(kind, len(view) + 1)
+        if at > len(view):
+            raise _unreadable()
+        rest.append(view[begin:at])
+    raise invalid_request(f"the request has more than {_MOST_FIELDS} inputs, outputs and parameters")
+
+
+def parsed(rest: bytes, raw: Sequence[wire.Buffer]) -> RawRequest:
+    """What was split, with no more of anything than a request may have. Raises INVALID_REQUEST."""
+    try:
+        request = message("ModelInferRequest").FromString(rest)
+    except DecodeError:
+        raise _unreadable() from None
+    checked_count("inputs", len(request.inputs))
+    checked_count("outputs", len(request.outputs))
+    for owner in (request, *request.inputs, *request.outputs):
+        checked_count("parameters", len(owner.parameters))
+    if raw:
+        if len(raw) != len(request.inputs):
+            raise invalid_request(f"there are {len(request.inputs)} inputs and {len(raw)} raw_input_contents")
+        for tensor in request.inputs:
+            if tensor.HasField("contents"):
+                raise invalid_request(f"{tensor.name} has contents beside raw_input_contents")
+        return RawRequest(request, raw)
+    contents = []
+    for tensor in request.inputs:
+        if "shared_memory_region" in tensor.parameters:
+            raise invalid_request("shared memory is not offered here; send the tensor itself")
+        contents.append(_content(tensor))
+        tensor.ClearField("contents")
+    return RawRequest(request, contents)
+
+
+def raw_form(data: bytes) -> bytes:
+    """The same request, serialised, with its tensors in raw_input_contents. Raises INVALID_REQUEST."""
+    request = parsed(*split(data))
+    request.message.raw_input_contents.extend(bytes(content) for content in request.contents)
+    converted: bytes = request.message.SerializeToString()
+    return converted
+
+
+def _content(tensor: Message) -> bytes:
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        hint = "which contents cannot hold; send it as raw_input_contents"
+        raise invalid_request(f"{tensor.name} is {tensor.datatype!r}, {hint}")
+    values = list(getattr(tensor.contents, field))
+    if tensor.datatype == BYTES:
+        return wire.to_bytes(values)
+    shape = checked_shape(tensor.name, list(tensor.shape))
+    return wire.to_bytes(wire.from_values(tensor.name, tensor.datatype, shape, values))
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(view):
+            raise _unreadable()
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise _unreadable()
+
+
+def _unreadable() -> Exception:
+    return invalid_request("the message is no ModelInferRequest")

@@ -1,0 +1,86 @@
+"""Messages as they arrive: within the budgets that HTTP has as well, and parsed only when it is known what is in them.
+
+Owns: how many calls and bytes one client may have here, and what is refused before a method sees it. Must not know what
+a message asks.
+
+gRPC reads a message when it is asked for it, and then all of it. So room for the largest one is taken first, and what
+is too much of it given back when it is there. A stream keeps that room: nobody knows when its next message begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from app.errors import ServiceError, invalid_request
+from app.grpc.call import CallContext, Message, peer
+from app.grpc.contents import RawRequest, parsed, split
+from app.protocols import wire
+from app.protocols.budget import Share
+from app.protocols.converter import MESSAGE
+from app.protocols.ingress import Ingress
+from app.protocols.interrupt import interrupted_at
+
+OVERHEAD_BYTES = 64 * 1024
+"""Of a message, beside what max_body_bytes limits."""
+_INLINE_BYTES = 64 * 1024
+"""Of a request beside its raw tensors, read in the event loop; what is larger, in another process."""
+_RECEIVE_S = 30.0
+
+
+class Receiver:
+    """Of one server."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
+        self._largest_bytes = ingress.service.settings.max_body_bytes + OVERHEAD_BYTES
+
+    def shares(self, call: CallContext) -> tuple[Share, Share]:
+        """What the client of this call holds of the calls and of the bytes; context managers."""
+        client = peer(call)
+        return self._ingress.calls.share(client), self._ingress.bodies.share(client)
+
+    async def one(self, requests: AsyncIterator[bytes], share: Share, kind: Any) -> Message:
+        """The only message of a call. Raises ServiceError."""
+        with interrupted_at(time.monotonic() + _RECEIVE_S):
+            room = 2 * self._largest_bytes  # gRPC's own buffers, and the message made of them.
+            await share.wait(room)
+            data = await anext(requests, None)
+            if data is None:
+                raise invalid_request("the call has no message")
+            share.give(room - len(data))
+        return await self._parsed(data, kind)
+
+    async def each(
+        self, requests: AsyncIterator[bytes], share: Share, kind: Any
+    ) -> AsyncIterator[Message | ServiceError]:
+        """The messages of a stream, or why one is none. Raises QUEUE_FULL at once."""
+        share.take(self._largest_bytes)
+        async for data in requests:
+            try:
+                request = await self._parsed(data, kind)
+            except ServiceError as error:
+                request = error
+            del data
+            yield request
+
+    async def _parsed(self, data: bytes, kind: Any) -> Message:
+        if kind.DESCRIPTOR.name == "ModelInferRequest":
+            return await self._infer_request(data)
+        if len(data) > _INLINE_BYTES:
+            raise invalid_request(f"the message is larger than the {_INLINE_BYTES} bytes that are read of its kind")
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise invalid_request("the message cannot be read") from None
+
+    async def _infer_request(self, data: wire.Buffer) -> RawRequest:
+        rest, raw = split(data)
+        if len(rest) > _INLINE_BYTES:
+            rest, raw = split(await self._ingress.converter.convert(MESSAGE, 0, data))
+        if len(rest) > _INLINE_BYTES:
+            raise invalid_request(f"without its tensors the request is larger than {_INLINE_BYTES} bytes")
+        return parsed(rest, raw)

@@ -1,0 +1,128 @@
+"""The FastAPI application over a service, and the short way to its hot routes.
+
+Owns: which routes there are, and how the framework's own errors read. Must not know how a request is answered, nor when
+the service starts and stops.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.errors import Code, ServiceError, invalid_request
+from app.http.api_description import describe_api
+from app.http.docs_page import mount_docs
+from app.http.edge import Edge
+from app.http.playground import mount_playground
+from app.http.routes import devices, infer, predict, repository, stats_stream, status, torchserve, v2
+from app.observability.tracing import Tracing, untraced
+from app.protocols.ingress import Ingress
+from app.serving.repository import Repository
+from app.serving.service import Service
+
+_CODES: dict[int, Code] = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"}
+_PREDICT = re.compile(r"/v1/models/([^/]+):predict")
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+
+
+# Handlers sit inside the middleware, which alone knows the request id: they translate and raise on.
+async def _framework_error(request: Any, error: Any) -> Any:
+    code = _CODES.get(error.status_code, "INVALID_REQUEST" if error.status_code < 500 else "INTERNAL")
+    if code == "NOT_FOUND":
+        message = f"there is nothing at {request.url.path}; /docs lists what there is"
+    elif code == "METHOD_NOT_ALLOWED":
+        message = f"{request.method} is not allowed at {request.url.path}"
+    else:
+        message = str(error.detail)
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    raise ServiceError(code, message, headers=headers) from None
+
+
+async def _validation_error(_request: Any, error: Any) -> Any:
+    first = error.errors()[0]
+    raise invalid_request(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
+    """FastAPI's own spans, where it has them: ours then go into these."""
+    if tracing is None or "telemetry" not in inspect.signature(FastAPI).parameters:
+        return {}
+    return {"telemetry": {"tracer_provider": tracing.provider, "metrics": False, "logs": False, "exclude": untraced}}
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application over a service that somebody else starts and stops."""
+    app = FastAPI(
+        title="anychip",
+        **_telemetry(service.tracing),
+        summary="Classifies and detects in images, on any accelerator PyTorch reaches",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.state.repository = Repository(service)
+    app.state.ingress = ingress = Ingress(service)
+    service.on_stop.append(ingress.close)
+    app.state.stats_feed = stats_stream.StatsFeed(service)
+    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.include_router(predict.router)
+    app.include_router(status.router)
+    app.include_router(v2.router)
+    app.include_router(infer.router)
+    app.include_router(repository.router)
+    app.include_router(devices.router)
+    app.include_router(torchserve.router)
+    app.include_router(stats_stream.router)
+    describe_api(app)
+    mount_docs(app)
+    if service.settings.playground:
+        mount_playground(app)
+    app.add_middleware(Edge, service=service)
+    return app
+
+
+class Front:
+    """What uvicorn serves: the hot routes at once, everything else through FastAPI.
+
+    FastAPI describes the hot routes and would serve them alike, for a third of the processor time of a whole request.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._predict = Edge(self._answer_predict, app.state.service)
+        self._infer = Edge(self._answer_infer, app.state.service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        app: ASGIApp = self._app
+        if scope["type"] == "http" and scope["method"] == "POST":
+            path = scope["path"]
+            if path.endswith(":predict") and _PREDICT.fullmatch(path):
+                app = self._predict
+            elif path.endswith("/infer") and _INFER.fullmatch(path):
+                app = self._infer
+        await app(scope, receive, send)
+
+    async def _answer_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
+        model = scope["path"][len("/v1/models/") : -len(":predict")]
+        scope["anychip"].route = predict.ROUTE
+        body = await predict.answer(self._app.state.ingress, scope, receive, model)
+        await _send(send, body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
+
+    async def _answer_infer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = _INFER.fullmatch(scope["path"])
+        assert match
+        scope["anychip"].route = infer.ROUTE
+        await _send(send, *await infer.answer(self._app.state.ingress, scope, receive, match[1], match[2] or ""))
+
+
+async def _send(send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,114 @@
+"""What all clients may hold together, and how much of it one of them: bytes of bodies, connections, calls.
+
+Owns: the rule that divides it. Must not know transports: HTTP and gRPC draw on one budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+
+from app.errors import ServiceError
+
+_SHARE = 3
+"""A client may hold this many times what is still free: alone three quarters of everything, so that a quarter is left
+for others, however much one client sends (dynamic thresholds, Choudhury and Hahne, 1998)."""
+
+
+class Budget:
+    """So much of something, `what` in a sentence, over all clients."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        self.limit, self.held = limit, 0
+        self._what = what
+        self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
+        self._by_client: dict[str, int] = {}
+
+    def share(self, client: str) -> Share:
+        """What a request of this client (its address) holds; a context manager that gives it back."""
+        return Share(self, client)
+
+    def take(self, client: str, size: int) -> None:
+        """Raises QUEUE_FULL."""
+        if not self._fits(client, size):
+            whose = "" if self.held + size > self.limit else " from one client"
+            raise ServiceError("QUEUE_FULL", f"too many {self._what}{whose} at once; try again", retry_after_s=1)
+        self._hold(client, size)
+
+    async def wait(self, client: str, size: int) -> None:
+        """Take so much as soon as it is there; who came first is asked first."""
+        if not self._waiting and self._fits(client, size):
+            self._hold(client, size)
+            return
+        given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = client, size, given
+        self._waiting.append(entry)
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.done() and not given.cancelled():
+                self.give(client, size)
+            else:
+                self._waiting.remove(entry)
+            raise
+
+    def _fits(self, client: str, size: int) -> bool:
+        free = self.limit - self.held - size
+        return free >= 0 and self._by_client.get(client, 0) + size <= max(self.limit // 4, _SHARE * free)
+
+    def _hold(self, client: str, size: int) -> None:
+        self.held += size
+        self._by_client[client] = self._by_client.get(client, 0) + size
+
+    def give(self, client: str, size: int) -> None:
+        """Give back what was taken."""
+        self.held -= size
+        left = self._by_client[client] - size
+        if left:
+            self._by_client[client] = left
+        else:
+            del self._by_client[client]  # Addresses are the clients': what holds nothing must not stay.
+        for entry in [*self._waiting]:
+            waiting, wanted, given = entry
+            if self.held + wanted > self.limit:
+                break
+            if self._fits(waiting, wanted):  # Else its client has enough: others go before it.
+                self._waiting.remove(entry)
+                self._hold(waiting, wanted)
+                given.set_result(None)
+
+
+class Share:
+    """What one request holds of a budget, until its context ends."""
+
+    __slots__ = ("_budget", "_client", "_held_bytes")
+
+    def __init__(self, budget: Budget, client: str) -> None:
+        self._budget, self._client, self._held_bytes = budget, client, 0
+
+    def take(self, size: int) -> None:
+        """Hold so many bytes more. Raises QUEUE_FULL."""
+        if size:
+            self._budget.take(self._client, size)
+            self._held_bytes += size
+
+    async def wait(self, size: int) -> None:
+        """Hold so many bytes more, as soon as they are there."""
+        await self._budget.wait(self._client, size)
+        self._held_bytes += size
+
+    def give(self, size: int) -> None:
+        """Give back some of what is held."""
+        self._held_bytes -= size
+        self._budget.give(self._client, size)
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held_bytes:
+            self._budget.give(self._client, self._held_bytes)
+            self._held_bytes = 0

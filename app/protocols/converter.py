@@ -1,0 +1,135 @@
+"""Child processes that turn large JSON and protobuf requests into bytes, and large answers into JSON.
+
+    loop ─► kind, argument, payload ─► child (app.converter_main) ─► converted bytes, or the client's mistake
+
+Owns: these processes, at most `_PROCESSES` of them, started when first needed. Must not know what is converted. A
+thread would not do: making Python objects holds the interpreter, and the event loop with it. A child that dies takes
+the one request that it was converting with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+
+from app.errors import ServiceError, internal_error, invalid_request
+from app.protocols import wire
+
+REQUEST = struct.Struct("<B3xIQ")
+"""Kind, argument, bytes of the payload that follows."""
+ANSWER = struct.Struct("<BxxxxxxxQ")
+"""Flags, bytes that follow; of an error they are JSON."""
+FAILED, LEAVING = 1, 2
+INSTANCES, TENSORS, MESSAGE, OUTPUTS = range(4)
+
+_PROCESSES = 2
+_SOCKET_BYTES = 1 << 20
+_ROOT = str(Path(__file__).parents[2])
+_MAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.converter_main import main; main()"
+
+
+class Converter:
+    """Made inside a running event loop."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_PROCESSES)
+        self._idle: list[_Child] = []
+        self._children: set[_Child] = set()
+        self._closed = False
+
+    async def convert(self, kind: int, argument: int, payload: wire.Buffer) -> memoryview:
+        """The converted payload. Raises what the conversion raises: INVALID_REQUEST; cancelled, it ends the child."""
+        async with self._free:
+            if self._closed:
+                raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+            child = await self._one()
+            try:
+                flags, answer = await child.ask(kind, argument, payload)
+            except (OSError, EOFError):
+                await self._end(child)
+                raise invalid_request("the request is too complex to be read here") from None
+            except BaseException:
+                await self._end(child)
+                raise
+            if flags & LEAVING:
+                await self._end(child)
+            else:
+                self._idle.append(child)
+        if not flags & FAILED:
+            return memoryview(answer)
+        error = orjson.loads(answer)
+        raise internal_error() if error["code"] == "INTERNAL" else ServiceError(error["code"], error["message"])
+
+    async def close(self) -> None:
+        """End every child. Idempotent."""
+        self._closed = True
+        for child in list(self._children):
+            await self._end(child)
+        self._idle.clear()
+
+    async def _one(self) -> _Child:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive():
+                return child
+            await self._end(child)
+        child = _Child()
+        self._children.add(child)
+        return child
+
+    async def _end(self, child: _Child) -> None:
+        self._children.discard(child)
+        await child.end()
+
+
+class _Child:
+    """A process and our end of the socket that is its standard input."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._connection.setblocking(False)
+        for end in (self._connection, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        with theirs:
+            # Not asyncio's: uvloop forks, which copies the page tables of a large process while everything waits.
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _MAIN],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", ""), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
+
+    async def ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+        """Flags and the answer. Raises OSError or EOFError when the child has died."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._connection, REQUEST.pack(kind, argument, len(payload)))
+        await loop.sock_sendall(self._connection, payload)
+        flags, size = ANSWER.unpack(await self._received(ANSWER.size))
+        return flags, await self._received(size)
+
+    async def _received(self, size: int) -> bytearray:
+        received = bytearray(size)
+        view = memoryview(received)
+        loop = asyncio.get_running_loop()
+        while view:
+            count = await loop.sock_recv_into(self._connection, view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return received
+
+    async def end(self) -> None:
+        self._connection.close()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)

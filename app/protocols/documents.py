@@ -1,0 +1,180 @@
+"""Requests in JSON, turned into bytes: base64 and lists of numbers become what the binary forms would have sent.
+
+Owns: the JSON forms of images and tensors. Must not import anything large, nor know models: for large bodies it runs in
+a process of its own (app.protocols.converter), as making Python objects of megabytes of JSON holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from app.errors import invalid_request
+from app.protocols import wire
+from app.protocols.tensors import checked_count, checked_shape
+from app.protocols.wire import BYTES
+
+Document = dict[str, Any]
+
+_MOST_HEAD_BYTES = 64 * 1024
+"""Of a request without its tensors: names, shapes, parameters."""
+
+
+def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
+    """The images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid_request(f"the body is not JSON: {error}") from None
+    instances = document.get("instances") if isinstance(document, dict) else None
+    if not isinstance(instances, list) or not instances:
+        raise invalid_request('the body must be {"instances": [{"b64": "…"}]} with at least one instance')
+    if len(instances) > max_images:
+        raise invalid_request(f"{len(instances)} images are more than the {max_images} a request may hold")
+    return [_instance(number, instance) for number, instance in enumerate(instances)]
+
+
+def _instance(number: int, instance: Any) -> bytes:
+    if isinstance(instance, dict) and "url" in instance:
+        raise invalid_request(f"instance {number}: this server does not fetch URLs; send the image itself")
+    encoded = instance.get("b64") if isinstance(instance, dict) else None
+    if not isinstance(encoded, str):
+        raise invalid_request(f'instance {number} must be {{"b64": "…"}}')
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid_request(f"instance {number} is not base64: {error}") from None
+
+
+def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document, list[wire.Buffer]]:
+    """An inference request without its tensors, and of each of its inputs the content.
+
+    `header_bytes`: how much of the body is JSON, None: all of it; the rest are tensors. Raises INVALID_REQUEST.
+    """
+    view = memoryview(body)
+    try:
+        document = orjson.loads(view if header_bytes is None else view[:header_bytes])
+    except orjson.JSONDecodeError as error:
+        hint = "" if header_bytes else "; with binary tensors, Inference-Header-Content-Length says how much of it is"
+        raise invalid_request(f"the request is not JSON: {error}{hint}") from None
+    if not isinstance(document, dict):
+        raise invalid_request('the request must be a JSON object with "inputs"')
+    rest = view[len(body) if header_bytes is None else header_bytes :]
+    return document, _contents(objects(document, "inputs"), rest)
+
+
+def _contents(tensors: Sequence[Document], rest: memoryview) -> list[wire.Buffer]:
+    """Of each input; `rest`: the bytes after the JSON, all of which must belong to one of them."""
+    contents: list[wire.Buffer] = []
+    for number, tensor in enumerate(tensors):
+        name = name_of(tensor, f"input {number}")
+        datatype = tensor.get("datatype")
+        if not isinstance(datatype, str):
+            raise invalid_request(f"the datatype of {name} must be a string")
+        shape = checked_shape(name, tensor.get("shape"))
+        parameters = parameters_of(tensor, name)
+        if "shared_memory_region" in parameters:
+            raise invalid_request("shared memory is not offered here; send the tensor itself")
+        size = parameters.get("binary_data_size")
+        if size is None and "data" not in tensor and len(tensors) == 1 and rest:
+            size = len(rest)
+        if size is None:
+            contents.append(_content(name, datatype, shape, tensor.pop("data", None)))
+            continue
+        if "data" in tensor:
+            raise invalid_request(f"{name} has both data and binary_data_size")
+        if type(size) is not int or not 0 <= size <= len(rest):
+            left = f"{len(rest)} bytes are left of the body"
+            raise invalid_request(f"the binary_data_size of {name} is {size!r}, but {left}")
+        contents.append(rest[:size])
+        rest = rest[size:]
+    if rest:
+        raise invalid_request(f"the body goes on for {len(rest)} bytes after its last tensor")
+    return contents
+
+
+def _content(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes:
+    if not isinstance(data, list):
+        raise invalid_request(f"{name} has neither a list as its data nor a binary_data_size")
+    if datatype == "FP16":
+        raise invalid_request(f"{name} is FP16, which has no form in JSON; send it as binary data")
+    if datatype == BYTES:
+        flat = [each for part in data for each in (part if isinstance(part, list) else [part])]
+        return wire.to_bytes([_decoded(name, number, element) for number, element in enumerate(flat)])
+    if datatype not in wire.DATATYPES:
+        raise invalid_request(f"the input {name} cannot be {datatype!r}; there is {', '.join(wire.DATATYPES)}")
+    return wire.to_bytes(wire.from_values(name, datatype, shape, data))
+
+
+def _decoded(name: str, number: int, element: Any) -> bytes:
+    """JSON strings hold characters, not bytes: images are sent in base64."""
+    if not isinstance(element, str):
+        raise invalid_request(f"element {number} of {name} must be a string in base64")
+    try:
+        return base64.b64decode(element, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid_request(f"element {number} of {name} is not base64: {error}") from None
+
+
+def objects(document: Mapping[str, Any], key: str) -> list[Document]:
+    """The list of objects of this name; of outputs it may be missing. Raises INVALID_REQUEST."""
+    listed = document.get(key)
+    if listed is None and key == "outputs":
+        return []
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise invalid_request(f'"{key}" must be a list of objects')
+    checked_count(key, len(listed))
+    return listed
+
+
+def name_of(tensor: Mapping[str, Any], which: str) -> str:
+    """Raises INVALID_REQUEST."""
+    name = tensor.get("name")
+    if not isinstance(name, str):
+        raise invalid_request(f"{which} has no name")
+    return name
+
+
+def parameters_of(owner: Mapping[str, Any], which: str) -> Mapping[str, Any]:
+    """Raises INVALID_REQUEST."""
+    parameters = owner.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict) or any(isinstance(each, dict | list) for each in parameters.values()):
+        raise invalid_request(f"the parameters of {which} must be an object of strings, numbers and booleans")
+    checked_count(f"parameters of {which}", len(parameters))
+    return parameters
+
+
+def pack(document: Document, contents: Sequence[wire.Buffer], *, limited: bool = True) -> bytes:
+    """A document and its contents in one piece. Raises INVALID_REQUEST where a request is large without its tensors."""
+    head = orjson.dumps({"document": document, "sizes": [len(each) for each in contents]})
+    if limited and len(head) > _MOST_HEAD_BYTES:
+        raise invalid_request(f"without its tensors the request is larger than {_MOST_HEAD_BYTES} bytes")
+    return b"".join([len(head).to_bytes(8, "little"), head, *contents])
+
+
+def unpack(packed: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
+    """What was packed; the contents are views."""
+    start = 8 + int.from_bytes(packed[:8], "little")
+    view = memoryview(packed)
+    head = orjson.loads(view[8:start])
+    contents: list[wire.Buffer] = []
+    for size in head["sizes"]:
+        contents.append(view[start : start + size])
+        start += size
+    return head["document"], contents
+
+
+def write_outputs(packed: wire.Buffer) -> bytes:
+    """The JSON of an answer: the data of outputs that are packed as bytes (and null in it) is written as a list."""
+    document, contents = unpack(packed)
+    empty = [output for output in document["outputs"] if output.get("data", ...) is None]
+    for output, content in zip(empty, contents, strict=True):
+        output["data"] = np.frombuffer(content, wire.DATATYPES[output["datatype"]])
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,85 @@
+"""The one way from a transport to an answer.
+
+    find ─► admission ─► body, within the budget ─► what it asks ─► run, until the client leaves
+
+Owns: this order, and what all transports share: the models' service and the budget of bodies. A transport brings a
+`Call`: how its terms, its body and its request are read. Must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from app.config import Settings
+from app.errors import ClientLeftError, ServiceError
+from app.protocols import signatures
+from app.protocols.budget import Budget, Share
+from app.protocols.context import RequestContext
+from app.protocols.converter import Converter
+from app.protocols.interrupt import interrupted_at
+from app.scheduling.served_model import ServedModel
+from app.serving.service import Service
+from app.serving.terms import Terms
+
+Answer = TypeVar("Answer")
+
+
+class Call(ABC, Generic[Answer]):
+    """A request for a model, as a transport sees it."""
+
+    def __init__(self, context: RequestContext, model: str, version: str = "") -> None:
+        self.context, self.model, self.version = context, model, version
+
+    @abstractmethod
+    def terms(self, settings: Settings) -> Terms:
+        """What is said before the body. Raises INVALID_REQUEST."""
+
+    @abstractmethod
+    async def read(self, share: Share, limit: interrupted_at) -> None:
+        """Receive the body, its bytes taken of `share`, within `limit`. Raises ServiceError, ClientLeftError."""
+
+    @abstractmethod
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+        """What the body asks of the model. Raises INVALID_REQUEST; may change the terms."""
+
+    @abstractmethod
+    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
+        """The answer; when the client leaves first, `on_leave` is called and `running` cancelled."""
+
+
+Run = Callable[[], Awaitable[Answer]]
+
+
+class Ingress:
+    """Into one service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.converter = Converter()
+        self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests")
+        self.calls = Budget(service.settings.max_connections, "calls")
+
+    async def close(self) -> None:
+        """End what the ingress has started. Idempotent."""
+        await self.converter.close()
+
+    async def answer(self, call: Call[Answer]) -> Answer:
+        """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
+        context, recorder = call.context, call.context.recorder
+        served = signatures.find(self.service, call.model, call.version)
+        context.model = call.model
+        terms = call.terms(self.service.settings)
+        self.service.admission.check(served, terms)
+        with self.bodies.share(context.client) as share:
+            try:
+                with interrupted_at(terms.deadline_s) as limit:
+                    await call.read(share, limit)
+                    recorder.uploaded(served, time.monotonic() - context.started_s)
+                    run = await call.prepare(self, served, terms, share)
+            except (ServiceError, ClientLeftError) as error:
+                recorder.upload_failed(served, error)
+                raise
+            return await call.watched(run(), recorder.abandon)

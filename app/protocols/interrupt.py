@@ -1,0 +1,82 @@
+"""What ends a request from outside while it is being read: its deadline, or that it comes too slowly.
+
+Owns: cancelling the request's task for one of these reasons, and saying afterwards which it was. Must not know what the
+request is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from app.errors import ServiceError
+
+_FREE_S = 5.0  # An upload may take this long at any rate.
+
+
+class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
+    """Cancel what runs inside at `deadline_s` (`time.monotonic()`). Raises DEADLINE_EXCEEDED then.
+
+    Raises REQUEST_TIMEOUT before that, when a body that has begun to arrive comes slower than `least_bytes_per_s`, if
+    that is set. (Of one that does not begin nothing is held.)
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._fired: ServiceError | None = None
+        self.least_bytes_per_s = 0
+
+    def __enter__(self) -> interrupted_at:
+        self._task = current_task()
+        self._began_s = time.monotonic()
+        self._arm(self._deadline_s, self._too_late)
+        return self
+
+    def arrived(self, size: int) -> None:
+        """So much of the body is there, and there is more to come."""
+        if self.least_bytes_per_s:
+            due_s = self._began_s + _FREE_S + size / self.least_bytes_per_s
+            self._timer.cancel()
+            self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
+
+    def arrived_wholly(self) -> None:
+        """All of the body is there."""
+        self._timer.cancel()
+        self._arm(self._deadline_s, self._too_late)
+
+    def _arm(self, at_s: float, function: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), function)
+
+    def _too_late(self) -> None:
+        self._fire(ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the body had arrived"))
+
+    def _too_slow(self) -> None:
+        self._fire(ServiceError("REQUEST_TIMEOUT", "the body comes too slowly"))
+
+    def _fire(self, error: ServiceError) -> None:
+        self._fired = error
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        if self._fired is not None and kind is asyncio.CancelledError:
+            uncancel(self._task)
+            raise self._fired from None
+
+
+def current_task() -> asyncio.Task[Any]:
+    """The task that this runs in."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def uncancel(task: asyncio.Task[Any]) -> None:
+    """A cancellation has been answered with another exception."""
+    if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts who cancelled it.
+        task.uncancel()

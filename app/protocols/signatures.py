@@ -1,0 +1,105 @@
+"""Models as the Open Inference Protocol shows them: names, datatypes and shapes of what they take and give.
+
+Owns: finding a model in a version, its signature, its metadata and the server's. Must not know a transport or how a
+request is answered.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import ServiceError
+from app.observability.triton_statistics import VERSION
+from app.protocols.wire import BYTES
+from app.scheduling.served_model import ServedModel
+from app.serving.service import Service
+from models import Model, OutputSpec, PixelModel, TensorModel
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "statistics",
+)
+"""As Triton names them; its clients ask for these."""
+
+IMAGE, PIXELS, INPUT, PREDICTIONS = "image", "pixels", "input", "predictions"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A model as its metadata shows it; `batched`: the first dimension of every tensor is the batch."""
+
+    platform: str
+    inputs: tuple[OutputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    batched: bool = True
+
+
+def signature(served: ServedModel) -> Signature:
+    """What the model takes (of images, one of its inputs a request) and answers with."""
+    if served.signature is None or served.signature[0] is not served.model:
+        served.signature = served.model, _signature(served, served.model)
+    kept: Signature = served.signature[1]
+    return kept
+
+
+def _signature(served: ServedModel, model: Model) -> Signature:
+    if isinstance(model, TensorModel):
+        inputs, outputs = (
+            tuple(OutputSpec(spec.name, spec.datatype, spec.wire_shape(model.batched)) for spec in specs)
+            for specs in (model.inputs, model.results)
+        )
+        return Signature(model.platform, inputs, outputs, model.batched)
+    assert isinstance(model, PixelModel)
+    height, width, channels = model.input_shape
+    images = [OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PIXELS, "UINT8", (-1, height, width, channels))]
+    if served.floats is not None:
+        images.append(OutputSpec(INPUT, "FP32", (-1, channels, height, width)))
+    return Signature("pytorch_module", tuple(images), (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
+
+
+def find(service: Service, name: str, version: str = "") -> ServedModel:
+    """The model, in a version that exists. Raises MODEL_NOT_FOUND."""
+    served = service.find(name)
+    if version not in ("", VERSION):
+        raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {VERSION}")
+    return served
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's metadata in the protocol's form."""
+    return {"name": "anychip", "version": importlib.metadata.version("anychip"), "extensions": list(EXTENSIONS)}
+
+
+def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
+    """A model's metadata in the protocol's form, and under "parameters" how it is served. Raises MODEL_NOT_FOUND."""
+    served = find(service, name, version)
+    model = served.model
+    described = signature(served)
+    tensors = {
+        key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+        for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
+    }
+    served_on = [
+        {
+            "device": device,
+            "engine": loaded.report.engine,
+            "precision": loaded.report.precision,
+            "errors": dict(loaded.report.measures),
+        }
+        for device, loaded in service.dispatcher.loaded(served)
+    ]
+    parameters = {"task": model.task, "architecture": model.architecture, "weights": model.weights}
+    return {
+        "name": name,
+        "versions": [VERSION],
+        "platform": described.platform,
+        **tensors,
+        "parameters": {**parameters, "served_on": served_on},
+    }

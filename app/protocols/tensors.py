@@ -1,0 +1,92 @@
+"""An inference request and its answer as tensors by name: what both transports read into and write from.
+
+Owns: these types and what is checked of their parts (ids, shapes, counts). Must not know models or services, nor import
+anything large: app.protocols.documents runs in a small process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from app.errors import invalid_request
+from app.protocols import wire
+
+MAX_TENSORS = 256
+"""Inputs, outputs and parameters that a request may name of each; models have a handful."""
+_MOST_DIMENSIONS = 8
+_ID = re.compile(r"[^\x00-\x1f\x7f]{0,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """An input as bytes, `content`; one of BYTES may also be given as its `elements`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    content: wire.Buffer = b""
+    elements: Sequence[wire.Buffer] | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output as it is asked for; `classification`: as so many classes with their labels, 0: as it is."""
+
+    name: str
+    classification: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """No `outputs`: all of them."""
+
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[RequestedOutput] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """An output of the answer; `data` of BYTES are its elements."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[Any] | list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResponse:
+    """The outputs in the order asked for; `made_by`: on what, and by which weights."""
+
+    outputs: list[OutputTensor]
+    made_by: dict[str, str | bool]
+
+
+def checked_id(given: Any) -> str:
+    """The client's name for its request. Raises INVALID_REQUEST."""
+    if not isinstance(given, str) or not _ID.fullmatch(given):
+        raise invalid_request("the id must be a string of at most 256 characters, none of them a control character")
+    return given
+
+
+def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """A shape that a tensor can have. Raises INVALID_REQUEST."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > _MOST_DIMENSIONS:
+        raise invalid_request(f"the shape of {name} must be a list of at most {_MOST_DIMENSIONS} dimensions")
+    if any(type(length) is not int or not 0 <= length < 2**63 for length in shape):
+        raise invalid_request(f"the shape of {name} must be of whole numbers from 0, not {list(shape)!r}")
+    wire.size_of(shape)
+    return tuple(shape)
+
+
+def checked_count(what: str, count: int) -> None:
+    """Raises INVALID_REQUEST for more inputs, outputs or parameters than a request may name."""
+    if count > MAX_TENSORS:
+        raise invalid_request(f"{count} {what} are more than the {MAX_TENSORS} a request may name")

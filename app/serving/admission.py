@@ -1,0 +1,86 @@
+"""Who is let in: before a request's body is read, and once more, with room in the queue, when it has arrived.
+
+Owns: every reason to refuse a request that is well formed, its count and its sentence. Must not know a transport or
+what the request holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from app.errors import ServiceError
+from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.scheduler import DeadlineUnreachableError, QueueFullError, Reservation
+from app.scheduling.served_model import ServedModel
+from app.serving.readiness import ServiceReadiness
+from app.serving.terms import Terms
+
+
+class Admission:
+    """To the queues of the dispatcher's models."""
+
+    def __init__(self, dispatcher: Dispatcher, readiness: ServiceReadiness) -> None:
+        self._dispatcher, self._readiness = dispatcher, readiness
+        self._watchers: set[asyncio.Event] = set()  # Set whenever a request has ended.
+
+    def check(self, served: ServedModel, terms: Terms) -> None:
+        """Refuse a request of at least one image before its body is read, if it would be refused afterwards.
+
+        Raises DRAINING, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.
+        """
+        if self._readiness.refusing:
+            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+        self._dispatcher.refuse_unless_served(served.model.name)
+        try:
+            self._dispatcher.scheduler.check(served.model.name, 1, terms.deadline_s, terms.priority, time.monotonic())
+        except (QueueFullError, DeadlineUnreachableError) as error:
+            self._refuse(served, error, 1)
+
+    @contextmanager
+    def reserved(self, served: ServedModel, count: int, terms: Terms) -> Iterator[Reservation]:
+        """Room in the queue for the `count` items of a request, as long as the context lasts.
+
+        Raises DEADLINE_EXCEEDED, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE.
+        """
+        now_s = time.monotonic()
+        if now_s >= terms.deadline_s:
+            served.metrics.expired["upload"].inc(count)
+            raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
+        self._dispatcher.refuse_unless_served(served.model.name)
+        scheduler = self._dispatcher.scheduler
+        try:
+            reservation = scheduler.reserve(served.model.name, count, terms.deadline_s, terms.priority, now_s)
+        except (QueueFullError, DeadlineUnreachableError) as error:
+            self._refuse(served, error, count)
+        served.images += count
+        try:
+            yield reservation
+        finally:
+            served.images -= count
+            for watcher in self._watchers:
+                watcher.set()
+            scheduler.release(reservation)
+
+    async def drained(self, *models: ServedModel) -> None:
+        """Until no accepted image of these models waits for its answer."""
+        ended = asyncio.Event()
+        self._watchers.add(ended)
+        try:
+            while any(served.images_under_way for served in models):
+                ended.clear()
+                await ended.wait()
+        finally:
+            self._watchers.discard(ended)
+
+    def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:
+        retry_after_s = self._dispatcher.retry_after_s(served.model.name)
+        if isinstance(error, QueueFullError):
+            served.metrics.rejected["queue_full"].inc(count)
+            raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=retry_after_s) from None
+        served.metrics.rejected["deadline"].inc(count)
+        message = f"{error}, and the deadline is before that; try again"
+        raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None

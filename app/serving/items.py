@@ -1,0 +1,109 @@
+"""The way of one item: an image, or a row of tensors.
+
+    take a slot ─► fill it ─► submit ─► outcome ─► answer
+
+Owns: this order, the slot until the dispatcher has it, and that all items of a request succeed or none. How a slot is
+filled is app.serving.filling's, what is made of an outcome the caller's. Must not know images or tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.outcome import Outcome
+from app.scheduling.scheduler import Reservation
+from app.scheduling.served_model import ServedModel
+from app.serving.recorder import ItemRecorder
+from app.serving.terms import Terms
+from models import Options, Placement, TensorOptions
+
+Fill = Callable[[npt.NDArray[np.uint8]], Awaitable[Placement]]
+"""Fills a slot: uint8 [slot bytes], shared memory. It must have ended when this ends, however it ends."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBy:
+    """By which weights an item was computed, and on what."""
+
+    weights: str
+    device: str
+    engine: str
+    precision: str
+
+
+def computed_by(served: ServedModel, outcome: Outcome) -> ComputedBy:
+    """Who computed an outcome: the worker's own model, which after a hand-over may be another than the served one."""
+    worker = outcome.worker
+    assert worker.ready is not None
+    loaded = worker.ready.loaded[served.index]
+    assert loaded is not None
+    weights = worker.model(served.index).weights
+    return ComputedBy(weights, worker.device, loaded.report.engine, loaded.report.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Generic[Result]):
+    """The items of one request that has its reservation.
+
+    `answer`: what is made of an outcome and of what filling its slot has found; None: the outcome itself, whose answer
+    the whole request makes.
+    """
+
+    dispatcher: Dispatcher
+    served: ServedModel
+    terms: Terms
+    reservation: Reservation
+    options: Options | TensorOptions
+    answer: Callable[[Outcome, Placement], Awaitable[Result]]
+    has_answers: bool = True
+
+    async def run(self, fills: Sequence[Fill]) -> list[Result]:
+        """All of them, at the same time, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
+        if len(fills) == 1:
+            return [await self._run_one(fills[0], 0)]
+        return await all_or_nothing([self._run_one(fill, position) for position, fill in enumerate(fills)])
+
+    async def _run_one(self, fill: Fill, position: int) -> Result:
+        terms = self.terms
+        with terms.recorder.item(self.served, position, terms.deadline_s) as record:
+            slot, placement = await self._filled(fill, record)
+            item = self.dispatcher.submit(self.reservation, slot, self.options, position, terms.recorder.trace)
+            record.queued(item)
+            outcome = await self.dispatcher.outcome(self.served, item)
+            record.computed(outcome)
+            answer = await self.answer(outcome, placement)
+            if self.has_answers:
+                record.answered()
+            return answer
+
+    async def _filled(self, fill: Fill, record: ItemRecorder) -> tuple[int, Placement]:
+        """A filled slot, and where the image lies in it. Raises ServiceError; the slot is free again when it does."""
+        slot = self.served.slots.take()
+        try:
+            placement = await fill(self.dispatcher.arena.slot(self.served.index, slot))
+            record.check_deadline()
+        except BaseException:
+            self.served.slots.give(slot)
+            raise
+        return slot, placement
+
+
+async def all_or_nothing(answers: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Gather; the first failure cancels the rest and waits for them, so that nothing is left under way."""
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

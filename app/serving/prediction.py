@@ -1,0 +1,78 @@
+"""The flow of a request of images: encoded images or pixels in, predictions out.
+
+    reservation ─► each image into a slot, computed (app.serving.items) ─► postprocess ─► Answer
+
+Owns: what is made of what a worker sent for an image. Must not know a transport.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from app.errors import ServiceError, invalid_request
+from app.scheduling.outcome import Outcome
+from app.scheduling.served_model import ServedModel
+from app.serving.filling import Encoded, Frame
+from app.serving.items import ComputedBy, Items, computed_by
+from app.serving.service import Service
+from app.serving.terms import Terms
+from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
+
+log = logging.getLogger("anychip.service")
+
+_INLINE_BYTES = 16 * 1024
+"""Results up to this size are postprocessed in the event loop: a hop to a thread would cost more than the work."""
+
+Finish = Callable[[PixelModel, Sequence[npt.NDArray[Any]], Placement, Options], Any]
+"""What is made of what the worker sent for an image; pure, and may run in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What `Finish` made of each image, in the order of the images, and who computed the last of them."""
+
+    predictions: list[Any]
+    computed_by: ComputedBy
+
+
+def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
+    """One entry of "predictions"."""
+    return model.postprocess(outputs, placement, options)
+
+
+async def predict(
+    service: Service,
+    served: ServedModel,
+    images: Sequence[Encoded | Frame],
+    terms: Terms,
+    *,
+    options: Options,
+    finish: Finish = prediction,
+) -> Answer:
+    """Predict for images, all or nothing. Raises ServiceError; cancelled, it gives up its reservation at once."""
+    if isinstance(served.model, TensorModel):
+        name = served.model.name
+        raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
+
+    async def answer(outcome: Outcome, placement: Placement) -> tuple[Any, ComputedBy]:
+        by = computed_by(served, outcome)
+        computed_with = outcome.worker.model(served.index)
+        assert isinstance(computed_with, PixelModel | NormalisedModel)
+        model = computed_with.image_model
+        if outcome.result is None:
+            log.error("%s answered with NaN or infinity", model.name)
+            raise ServiceError("INFERENCE_FAILED", "the model could not answer")
+        if sum(array.nbytes for array in outcome.result) <= _INLINE_BYTES:
+            return finish(model, outcome.result, placement, options), by
+        return await service.offload(finish, model, outcome.result, placement, options), by
+
+    with service.admission.reserved(served, len(images), terms) as reservation:
+        items = Items(service.dispatcher, served, terms, reservation, options, answer)
+        answers = await items.run([partial(service.filling.image, served, image) for image in images])
+    return Answer([made for made, _ in answers], answers[-1][1])

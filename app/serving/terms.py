@@ -1,0 +1,19 @@
+"""On what terms a request is answered: until when, before whom, and who records it.
+
+Owns: what is the same for images and tensors. Must not know a transport.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app.serving.recorder import Recorder
+
+
+@dataclass(slots=True)
+class Terms:
+    """`deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher ones go first."""
+
+    deadline_s: float
+    priority: int = 0
+    recorder: Recorder = field(default_factory=Recorder)

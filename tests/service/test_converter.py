@@ -1,0 +1,116 @@
+"""Large requests are converted in another process, which may fail, die or be left without harm."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import ServiceError
+from app.protocols import documents, wire
+from app.protocols.converter import INSTANCES, OUTPUTS, TENSORS, Converter
+
+
+@pytest.fixture
+async def converter():
+    converter = Converter()
+    yield converter
+    await converter.close()
+
+
+def instances(*contents):
+    return json.dumps({"instances": [{"b64": base64.b64encode(content).decode()} for content in contents]}).encode()
+
+
+async def test_images_come_back_as_they_were(converter):
+    contents = [os.urandom(3_000_000), b"x"]
+    found = list(wire.split(await converter.convert(INSTANCES, 2, instances(*contents))))
+    assert found == contents
+
+
+async def test_mistakes_are_the_clients_and_end_nobody(converter):
+    for body, text in ((b"[" * 100_000, "not JSON"), (instances(b"1", b"2"), "more than the 1"), (b"{}", "instances")):
+        with pytest.raises(ServiceError, match=text) as caught:
+            await converter.convert(INSTANCES, 1, body)
+        assert caught.value.code == "INVALID_REQUEST"
+    [child] = converter._children
+    assert child.is_alive()
+
+
+async def test_one_long_string_among_many_values_takes_no_memory(converter):
+    """NumPy would make as many strings of that length: 4 * 1,000,000 * 400,000 bytes."""
+    values = '["' + "x" * 1_000_000 + '"' + ',"a"' * 400_000 + "]"
+    body = f'{{"inputs": [{{"name": "x", "datatype": "FP32", "shape": [400001], "data": {values}}}]}}'
+    with pytest.raises(ServiceError, match="must be FP32 values only"):
+        await converter.convert(TENSORS, 0, body.encode())
+
+
+async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
+    data = np.arange(2_000_000) % 256
+    document = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [2_000_000], "data": data.tolist()}]}
+    body = json.dumps(document).encode()
+    await converter.convert(INSTANCES, 1, instances(b"x"))  # The process is there.
+    longest_s, loop = 0.0, asyncio.get_running_loop()
+    work = asyncio.ensure_future(converter.convert(TENSORS, 0, body))
+    while not work.done():
+        before_s = loop.time()
+        await asyncio.sleep(0)
+        longest_s = max(longest_s, loop.time() - before_s)
+    _, [content] = documents.unpack(await work)
+    assert content == data.astype(np.uint8).tobytes()
+    # Reading them takes more than half a second, here or in a thread.
+    assert longest_s < 0.25
+
+
+async def test_a_child_that_dies_takes_only_its_own_request(converter):
+    await converter.convert(INSTANCES, 1, instances(b"x"))
+    [child] = converter._children
+    os.kill(child.process.pid, signal.SIGSTOP)
+    waiting = asyncio.ensure_future(converter.convert(INSTANCES, 1, instances(b"y")))
+    await asyncio.sleep(0)
+    os.kill(child.process.pid, signal.SIGKILL)
+    with pytest.raises(ServiceError, match="too complex"):
+        await waiting
+    assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+
+
+async def test_a_child_that_died_meanwhile_is_replaced(converter):
+    await converter.convert(INSTANCES, 1, instances(b"x"))
+    [child] = converter._children
+    child.process.kill()
+    child.process.wait()
+    assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+
+
+async def test_who_leaves_ends_the_work(converter):
+    body = json.dumps({"inputs": [[1.5] * 2_000_000]}).encode()
+    waiting = asyncio.ensure_future(converter.convert(TENSORS, 0, body))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+
+
+async def test_numbers_of_an_answer_are_the_same_as_written_here(converter):
+    numbers = np.linspace(-1, 1, 200_000, dtype=np.float32)
+    document = {"outputs": [{"name": "x", "datatype": "FP32", "data": None}, {"name": "y", "data": ["a"]}]}
+    packed = documents.pack(document, [numbers.tobytes()], limited=False)
+    answer = json.loads(await converter.convert(OUTPUTS, 0, packed))
+    assert np.array_equal(np.array(answer["outputs"][0]["data"], np.float32), numbers)
+    assert answer["outputs"][1]["data"] == ["a"]
+
+
+@given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=5))
+def test_packed_and_unpacked(name, contents):
+    document = {"name": name.hex()}
+    found, views = documents.unpack(documents.pack(document, contents))
+    assert found == document
+    assert [bytes(view) for view in views] == contents

@@ -1,0 +1,206 @@
+"""What a client may cost: each of these requests is bounded, and the service answers others all the while.
+
+The device is null; the faults are real: clients that lie about sizes, stop in the middle, or send what is dear to read.
+Each test asks a service of its own from another process whether it is alive (tests/support/stall.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import socket
+import time
+
+import httpx
+import pytest
+
+from tests.support.images import GREY
+from tests.support.null_service import serving
+from tests.support.service_process import free_port
+from tests.support.stall import answering
+
+pytestmark = pytest.mark.alone
+
+JPEG = {"Content-Type": "image/jpeg"}
+PREDICT = "/v1/models/resnet18:predict"
+INFER = "/v2/models/resnet18/infer"
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def rpc_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, rpc_port):
+    options = ("--max-timeout-ms", "5000", "--header-timeout-s", "2", "--min-upload-bytes-per-s", "100000")
+    with serving(tmp_path_factory.mktemp("limits"), "", "--grpc-port", str(rpc_port), *options) as found:
+        httpx.post(found.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S)
+        yield found
+
+
+def noise(size):
+    return random.Random(0).randbytes(size)
+
+
+def address(service):
+    url = httpx.URL(service.url)
+    return url.host, url.port
+
+
+async def gathered(service, path, bodies, **headers):
+    async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S) as client:
+        return await asyncio.gather(*(client.post(path, content=body, headers=headers) for body in bodies))
+
+
+def instances(content, count=1):
+    return json.dumps({"instances": [{"b64": base64.b64encode(content).decode()}] * count}).encode()
+
+
+DEAR = {
+    "base64 of 19 MB": (PREDICT, instances(noise(14_000_000))),
+    "many small instances": (PREDICT, instances(noise(4), 500_000)),
+    "lists in lists": (PREDICT, b'{"instances": [' + b"[],[[]]," * 2_000_000 + b"1]}"),
+    "numbers": (INFER, b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [64, 224, 224, 3], "data": ['
+                + b"7," * 9_633_791 + b"7]}]}"),
+    "one long string among many": (INFER, b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [400001],'
+                + b' "data": ["' + b"x" * 1_000_000 + b'"' + b',"a"' * 400_000 + b"]}]}"),
+    "many parts": (PREDICT, b"--b\r\n" + b"\r\n--b\r\n" * 2_000_000),
+    "a part of carriage returns": (PREDICT, b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
+                + b"\r" * 19_000_000 + b"\r\n--b--\r\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DEAR)
+async def test_bodies_that_are_dear_to_read(service, what):
+    path, body = DEAR[what]
+    kind = "multipart/form-data; boundary=b" if body.startswith(b"--b") else "application/json"
+    with answering(service):
+        for answer in await gathered(service, path, [body] * 3, **{"Content-Type": kind}):
+            assert answer.status_code in (200, 400, 422, 504), answer.text[:200]
+
+
+async def test_binary_tensors_of_nothing(service):
+    head = {"name": "image", "datatype": "BYTES", "shape": [4_000_000], "parameters": {"binary_data_size": 16_000_000}}
+    document = json.dumps({"inputs": [head]}).encode()
+    pixels = {"name": "pixels", "datatype": "UINT8", "shape": [5_000_000, 1, 1, 3], "parameters": {"resize": True}}
+    many = json.dumps({"inputs": [pixels]}).encode()
+    with answering(service):
+        for each, rest in ((document, bytes(16_000_000)), (many, bytes(15_000_000))):
+            [answer] = await gathered(
+                service, INFER, [each + rest], **{"Inference-Header-Content-Length": str(len(each))}
+            )
+            assert answer.status_code == 400
+
+
+def test_a_head_of_48_megabytes(service):
+    with answering(service), socket.create_connection(address(service)) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 48_000_000)
+        assert connection.recv(100).startswith(b"HTTP/1.1 431")
+
+
+def test_half_open_connections_are_closed(service):
+    with answering(service), contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(300)]
+        for number, connection in enumerate(held):
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n"[: number % 25])
+            connection.settimeout(WAIT_S)
+        for connection in held:
+            received = connection.recv(100)
+            assert not received or received.startswith(b"HTTP/1.1 408")
+
+
+def test_an_upload_that_stops_ends_and_its_bytes_are_given_back(service):
+    with answering(service), contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(25)]
+        head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-type: image/jpeg\r\ncontent-length: 20000000\r\n"
+        for connection in held:
+            connection.sendall(f"{head}x-timeout-ms: 1e9\r\n\r\n".encode() + bytes(100_000))
+            connection.settimeout(WAIT_S)
+        began_s = time.monotonic()
+        for connection in held:
+            # The deadline was cut to five seconds, which is before the rate is looked at.
+            assert connection.recv(100).startswith((b"HTTP/1.1 504", b"HTTP/1.1 408"))
+        assert time.monotonic() - began_s < 20
+
+
+def test_a_deadline_is_at_most_what_is_configured(service):
+    for headers in ({"X-Timeout-Ms": "1e9"}, {"X-Timeout-Ms": "1e300"}):
+        answer = httpx.post(service.url + PREDICT, content=GREY, headers={**JPEG, **headers}, timeout=WAIT_S)
+        assert answer.status_code in (200, 400)
+
+
+@pytest.fixture
+def channel(service, rpc_port):
+    grpc = pytest.importorskip("grpc")
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}", options) as found:
+        yield found
+
+
+def rpc(channel, method, data):
+    """The status of a call with these bytes; and the future, as it is asked for at once."""
+    return channel.unary_unary(f"/inference.GRPCInferenceService/{method}").future(data, timeout=WAIT_S)
+
+
+def infer_message(*fields, **known):
+    from app.grpc.messages import message
+
+    return message("ModelInferRequest")(model_name="resnet18", **known).SerializeToString() + b"".join(fields)
+
+
+def test_messages_that_are_dear_to_read(service, channel):
+    from app.grpc.messages import message
+
+    numbers = message("ModelInferRequest")(model_name="resnet18")
+    numbers.inputs.add(name="pixels", datatype="UINT8", shape=[64, 224, 224, 3])
+    numbers.inputs[0].contents.uint_contents.extend([7] * (64 * 224 * 224 * 3))
+    empty = message("ModelInferRequest")(model_name="resnet18")
+    empty.inputs.add(name="image", datatype="BYTES", shape=[4_000_000])
+    empty.inputs[0].contents.bytes_contents.extend([b""] * 4_000_000)
+    dear = {
+        "inputs": infer_message(b"\x2a\x00" * 400_000),
+        "raw contents": infer_message(b"\x3a\x00" * 400_000),
+        "numbers": numbers.SerializeToString(),
+        "elements": empty.SerializeToString(),
+        "no message": b"\xff" * 1_000_000,
+        "a message of another kind": b"\x0a\xff\xff\xff\xff\x0f",
+    }
+    with answering(service):
+        for what, data in dear.items():
+            code = rpc(channel, "ModelInfer", data).code().name
+            assert code == ("OK" if what == "numbers" else "INVALID_ARGUMENT"), what
+        for method in ("ServerReady", "ModelReady", "ModelMetadata", "RepositoryIndex"):
+            failed = rpc(channel, method, b"\xff\xff").exception()
+            assert failed.code().name == "INVALID_ARGUMENT"
+            assert "Error" not in failed.details()
+
+
+def test_large_messages_wait_for_room(service, channel):
+    """45 calls of 18 MB: more than the budget of all requests holds at once."""
+    data = infer_message(b"\x3a" + varint(18_000_000), bytes(18_000_000))
+    with answering(service, live_s=0.5):
+        calls = [rpc(channel, "ModelInfer", data) for _ in range(45)]
+        assert {call.code().name for call in calls} <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
+
+
+def varint(value):
+    out = b""
+    while value >= 0x80:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def test_a_call_without_end_has_the_longest_deadline(service, channel):
+    """Thirty years are cut to what is configured."""
+    from app.grpc.messages import message
+
+    request = message("ModelInferRequest")(model_name="resnet18")
+    request.inputs.add(name="image", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(len(GREY).to_bytes(4, "little") + GREY)
+    assert channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(request.SerializeToString(), timeout=1e9)

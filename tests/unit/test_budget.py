@@ -1,0 +1,74 @@
+"""What clients share: nobody takes more than there is, and one client leaves room for others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import ServiceError
+from app.protocols.budget import Budget
+
+
+def taken(budget, client, size):
+    try:
+        budget.take(client, size)
+    except ServiceError:
+        return False
+    return True
+
+
+def test_one_client_leaves_a_quarter_for_others():
+    budget = Budget(1000, "bytes")
+    assert sum(taken(budget, "greedy", 10) for _ in range(200)) == 75
+    assert taken(budget, "other", 150)
+    assert not taken(budget, "greedy", 10)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60))
+def test_never_more_than_there_is_and_everything_comes_back(steps):
+    budget, held = Budget(100, "bytes"), []
+    for client, size, give in steps:
+        if give and held:
+            budget.give(*held.pop())
+        elif taken(budget, client, size):
+            held.append((client, size))
+        assert budget.held == sum(size for _, size in held) <= 100
+    for each in held:
+        budget.give(*each)
+    assert budget.held == 0
+    assert taken(budget, "anybody", 75)
+
+
+async def test_who_waits_gets_what_is_given_back_in_order():
+    budget = Budget(4, "messages")
+    with budget.share("a") as first:
+        first.take(3)
+        shares = [budget.share("a"), budget.share("a"), budget.share("b")]
+        waiting = [asyncio.ensure_future(share.wait(1)) for share in shares]
+        await asyncio.sleep(0)
+        assert [each.done() for each in waiting] == [False, False, False]
+        first.give(1)
+        await asyncio.sleep(0)
+        # One of a's, and b before the other of a, which has its share.
+        assert [each.done() for each in waiting] == [True, False, True]
+        waiting[1].cancel()
+        await asyncio.gather(*waiting[:2], return_exceptions=True)
+    await waiting[2]
+    for share in shares:
+        share.__exit__(None, None, None)
+    assert budget.held == 0
+
+
+async def test_room_that_came_too_late_is_given_back():
+    budget = Budget(4, "messages")
+    with budget.share("a") as first:
+        first.take(3)
+        waiting = asyncio.ensure_future(budget.wait("a", 3))
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert budget.held == 0
