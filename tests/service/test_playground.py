@@ -149,6 +149,37 @@ def test_classes_are_bars_and_pointing_at_a_box_brings_it_out(browser, service):
         assert "device" in page.inner_text("#legend")
 
 
+SQUARE = [[100, 100], [200, 100], [200, 200], [100, 200]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "inked", "clear"),
+    [
+        ({"segments": [SQUARE]}, [(150, 150), (100, 150)], [(250, 150)]),
+        ({"segments": SQUARE}, [(150, 150)], [(250, 150)]),
+        ({"segments": [{"x": [100, 200, 200, 100], "y": [100, 100, 200, 200]}]}, [(150, 150)], [(250, 150)]),
+        ({"corners": [{"x": 300, "y": 200}, {"x": 350, "y": 250}, {"x": 300, "y": 300}, {"x": 250, "y": 250}]},
+         [(325, 225), (275, 275)], [(300, 250), (260, 210)]),
+        ({"box": {"x1": 50, "y1": 60, "x2": 150, "y2": 160}, "keypoints": [[100, 110, 0.9], [130, 140, 0.1]]},
+         [(100, 110), (50, 110)], [(130, 140)]),
+    ],
+)  # fmt: skip
+def test_masks_turned_boxes_and_key_points_are_drawn_where_they_are(browser, null_service, shape, inked, clear):
+    found = {"label": "thing", "class_id": 1, "score": 0.9, **shape}
+    answer = {"model": "yolov8n", "predictions": [{"detections": [found], "width": 640, "height": 480}]}
+    grey = io.BytesIO()
+    Image.new("RGB", (640, 480), (128, 128, 128)).save(grey, "PNG")
+    with browser.page(null_service.url) as (page, seen):
+        page.route("**/*:predict?*", lambda route: route.fulfill(json=answer))
+        drop(page, Path("grey.png"), grey.getvalue())
+        answered(page)
+        for x, y in inked:
+            assert np.abs(pixels(page, x, y) - 128).max() > 30, (x, y)
+        for x, y in clear:
+            assert np.abs(pixels(page, x, y) - 128).max() <= 4, (x, y)
+        assert seen.failures == []
+
+
 def test_errors_are_explained_in_the_words_of_the_error_table(browser, service):
     noise = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), np.uint8)).save(noise, "PNG")
