@@ -1,9 +1,16 @@
-"""The layout of the tests: what they share is in tests/support, and no test module imports another."""
+"""The layout of the tests: what they share is in tests/support, no test module imports another, and here no test starts
+a process."""
 
 import ast
+import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.no_processes import GUARD, ProcessStartedError
 
 TESTS = Path(__file__).parents[1]
 MODULES = sorted(TESTS.rglob("*.py"))
@@ -31,3 +38,19 @@ def test_every_test_module_is_in_a_room():
     assert [
         path for path in TESTS.rglob("test_*.py") if path.parent.parent != TESTS or path.parent.name not in rooms
     ] == []
+
+
+STARTS = {
+    "subprocess": lambda: subprocess.run([sys.executable, "-V"], check=False),
+    "system": lambda: os.system("true"),
+    "fork": os.fork,
+    "multiprocessing": lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_process_is_not_started_in_this_room(start):
+    with pytest.raises(ProcessStartedError):
+        STARTS[start]()
+    assert len(GUARD.tried) == 1
+    GUARD.tried.clear()  # Else this test fails, too.

@@ -1,0 +1,49 @@
+"""Stops whatever starts a process while it is armed: tests/unit/conftest.py arms it for the tests of its room."""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import sys
+from collections.abc import Callable
+
+EVENTS = {
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+    "subprocess.Popen",
+}
+
+
+class ProcessStartedError(BaseException):
+    """Something has started a process. Code that catches every Exception does not catch it."""
+
+
+class Guard:
+    """`tried`: what was stopped while armed; None while it is not, when everything is allowed."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] | None = None
+        self._fork_exec: Callable[..., int] = _posixsubprocess.fork_exec
+        # multiprocessing and its resource tracker call it directly, without an audit event.
+        _posixsubprocess.fork_exec = self._guarded_fork_exec
+        sys.addaudithook(self._hook)
+
+    def _refuse(self, what: str) -> None:
+        if self.tried is not None:
+            self.tried.append(what)
+            raise ProcessStartedError(f"tests/unit starts no process, and this does: {what}")
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event in EVENTS:
+            self._refuse(f"{event} {arguments[:2]}")
+
+    def _guarded_fork_exec(self, *arguments: object) -> int:
+        self._refuse(f"multiprocessing {arguments[:1]}")
+        return self._fork_exec(*arguments)
+
+
+GUARD = Guard()

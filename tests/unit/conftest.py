@@ -1,0 +1,25 @@
+"""The unit room starts no process: a test that tries to is stopped, and fails also where its refusal is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.no_processes import GUARD
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """From the first fixture of a test to the last, those of a module included."""
+    GUARD.tried = []
+    try:
+        return (yield)
+    finally:
+        GUARD.tried = None
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_process() -> Iterator[None]:
+    yield
+    assert not GUARD.tried
