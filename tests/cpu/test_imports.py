@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.vendors import ACCELERATORS
+
 _CHECKS = {
     "without torch._dynamo": "import models, sys; assert 'torch._dynamo' not in sys.modules",
     "torch._dynamo is the real one afterwards": (
@@ -43,3 +45,20 @@ def test_help_answers_without_torch():
     folder = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "False"
+
+
+def test_the_rows_can_be_read_without_torch() -> None:
+    """Set-up does so, where torch is not installed yet."""
+    code = (
+        "import importlib.util, sys\n"
+        "sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "spec = importlib.util.spec_from_file_location('rows', 'backends/vendors.py')\n"
+        "module = sys.modules['rows'] = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "print([row.name for row in module.ACCELERATORS])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([row.name for row in ACCELERATORS])
