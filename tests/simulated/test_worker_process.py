@@ -24,6 +24,8 @@ from app.workers.replica import Replica
 from backends import Device
 from models import Options, open_model, parse_spec
 
+pytestmark = pytest.mark.alone  # Times are measured.
+
 WAIT_S = 120
 MODEL = open_model(parse_spec("resnet18:random"), Path("nowhere"))
 
