@@ -91,12 +91,14 @@ class ServedStates:
         self._info = States(metrics.model_info)
         self._errors = States(metrics.precision_error)
         self._verdicts = States(metrics.precision_gate)
+        self._load_times = States(metrics.model_load)
 
     def show(self, workers: Iterable[WorkerProcess]) -> None:
         """These are all workers that are ready."""
         info: dict[tuple[str, ...], float] = {}
         errors: dict[tuple[str, ...], float] = {}
         verdicts: dict[tuple[str, ...], float] = {}
+        load_times: dict[tuple[str, ...], float] = {}
         for worker in workers:
             assert worker.ready is not None
             for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
@@ -104,6 +106,7 @@ class ServedStates:
                     continue
                 where = (model.name, worker.device)
                 served_by = (*where, loaded.report.engine, loaded.report.precision)
+                load_times[where] = loaded.load_s
                 info |= {(*served_by, model.weights): 1}
                 errors |= {(*where, measure): error for measure, error in loaded.report.measures.items()}
                 verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.report.rejected}
@@ -112,3 +115,4 @@ class ServedStates:
         self._info.show(info)
         self._errors.show(errors)
         self._verdicts.show(verdicts)
+        self._load_times.show(load_times)

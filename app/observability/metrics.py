@@ -25,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 
 from app.errors import Code
 from app.observability.histogram import Histogram, Series
+from app.observability.throttling import Throttling
 
 # One series less a histogram; Prometheus has no use for the time a counter was made.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -74,6 +75,7 @@ class Metrics:
             ProcessCollector(registry=registry)
             PlatformCollector(registry=registry)
             GCCollector(registry=registry)
+            registry.register(Throttling())
         self.build_info = gauge("anychip_build_info", "Versions that serve; always 1", "version", "python", "torch")
         self.build_info.labels(version(), platform.python_version(), _version_of("torch")).set(1)
         self.ready = gauge("anychip_ready", "1 while every model has a worker and the service is not shutting down")
@@ -173,6 +175,11 @@ class Metrics:
 
         self.model_info = gauge(
             "anychip_model_info", "How a model is served; always 1", "model", "device", "engine", "precision", "weights"
+        )
+        self.model_load = gauge(
+            "anychip_model_load_seconds",
+            "Time a worker took to load a model, compiling and the gate included",
+            *("model", "device"),
         )
         self.precision_error = gauge(
             "anychip_precision_error",

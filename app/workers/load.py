@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ class LoadedModel:
     """A model on its device.
 
     `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
-    the one that was used last at the end. `latency_s`: seconds a batch of each size takes.
+    the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took.
     """
 
     model: Model
@@ -40,6 +41,7 @@ class LoadedModel:
     report: LoadReport
     buffers: list[npt.NDArray[np.uint8]]
     latency_s: Mapping[int, float]
+    load_s: float
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """A buffer that no batch under way uses."""
@@ -85,6 +87,7 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> LoadedMod
     from backends import Unbuilt
     from models import PixelModel
 
+    began_s = time.monotonic()
     options = compile_options(
         model,
         load.probes[index] if load.probes else None,
@@ -99,7 +102,8 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> LoadedMod
     rows = 2 * executable.batch_sizes[-1]
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     _say(load.device.id, model, report)
-    return LoadedModel(model, executable, report, buffers, _latencies(executable, buffers[0]))
+    latencies = _latencies(executable, buffers[0])
+    return LoadedModel(model, executable, report, buffers, latencies, time.monotonic() - began_s)
 
 
 def _say(device: str, model: Model, report: LoadReport) -> None:
@@ -126,6 +130,7 @@ def _message(loaded: LoadedModel) -> Loaded:
         ),
         dict(loaded.latency_s),
         loaded.executable.depth,
+        loaded.load_s,
     )
 
 

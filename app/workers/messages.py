@@ -107,12 +107,13 @@ class Report(msgspec.Struct, frozen=True):
 
 class Loaded(msgspec.Struct, frozen=True):
     """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`: how many
-    batches may have begun at once.
+    batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included.
     """
 
     report: Report
     latency_s: dict[int, float]
     depth: int = 1
+    load_s: float = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):

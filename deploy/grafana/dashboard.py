@@ -219,6 +219,22 @@ ROWS: dict[str, list[Panel]] = {
             },
             text="Time in decoding by time in queue and device. Above 1 the processor is the limit.",
         ),
+        Panel(
+            "Held up by the processor limit",
+            {
+                "{{instance}}": f"sum by (instance) (rate(anychip_cpu_throttled_seconds_total{{{SERVICE}}}"
+                "[$__rate_interval]))"
+            },
+            text="Seconds a second that the container's limit held its processes up. Above 0: raise the limit.",
+            width=12,
+        ),
+        Panel(
+            "Time to load a model",
+            {"{{instance}} {{device}} {{model}}": gauge("anychip_model_load_seconds", BOTH, "instance, device, model")},
+            "s",
+            "Compiling and the gate included; the last load of each worker that serves.",
+            width=12,
+        ),
     ],
     "Batching": [
         Panel(

@@ -248,3 +248,22 @@ def test_a_device_says_which_card_it_is_and_the_cache_how_much_room_it_has(tmp_p
         "device": "cuda:0", "vendor": "nvidia", "name": "H100", "uuid": "GPU-1", "pci": "0000:17:00.0",
     }  # fmt: skip
     assert samples["anychip_cache_dir_free_bytes"].value > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("cpu.stat", "usage_usec 5\nnr_throttled 3\nthrottled_usec 1500000\n"),
+        ("cpu/cpu.stat", "nr_periods 9\nnr_throttled 3\nthrottled_time 1500000000\n"),
+    ],
+    ids=["version-2", "version-1"],
+)
+def test_a_processor_limit_shows_how_long_it_held_the_service_up(tmp_path, file, text):
+    from app.observability.throttling import Throttling
+
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    [family] = Throttling(tmp_path).collect()
+    assert [(sample.name, sample.value) for sample in family.samples] == [("anychip_cpu_throttled_seconds_total", 1.5)]
+    [nothing] = Throttling(tmp_path / "elsewhere").collect()
+    assert [sample.value for sample in nothing.samples] == [0]
