@@ -80,6 +80,7 @@ class Items(Generic[Result]):
             record.queued(item)
             outcome = await self.dispatcher.outcome(self.served, item)
             record.computed(outcome)
+            record.check_deadline()
             answer = await self.answer(outcome, placement)
             if self.has_answers:
                 record.answered()

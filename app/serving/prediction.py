@@ -28,6 +28,8 @@ log = logging.getLogger("anychip.service")
 
 _INLINE_BYTES = 16 * 1024
 """Results up to this size are postprocessed in the event loop: a hop to a thread would cost more than the work."""
+_MOST_DETECTIONS = 30_000
+"""Detections that the images of one request may have together: each is an object, and text in the event loop."""
 
 Finish = Callable[[PixelModel, Sequence[npt.NDArray[Any]], Placement, Options], Any]
 """What is made of what the worker sent for an image; pure, and may run in a thread."""
@@ -59,6 +61,12 @@ async def predict(
     if isinstance(served.model, TensorModel):
         name = served.model.name
         raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
+    possible = len(images) * options.max_detections
+    if served.model.task == "detect" and len(images) > 1 and possible > _MOST_DETECTIONS:
+        raise invalid_request(
+            f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
+            f"request {_MOST_DETECTIONS}"
+        )
 
     async def answer(outcome: Outcome, placement: Placement) -> tuple[Any, ComputedBy]:
         by = computed_by(served, outcome)

@@ -101,6 +101,12 @@ def test_options_are_obeyed(client):
     assert len(many) == 1000
 
 
+def test_a_request_has_so_many_detections_at_most(client):
+    files = [("file", (f"{number}.jpg", PHOTO, "image/jpeg")) for number in range(4)]
+    answer = client.post(f"{DETECT}?score_threshold=0&max_detections=30000", files=files)
+    assert "120000 detections" in assert_error(answer, 400, "INVALID_REQUEST")
+
+
 @pytest.mark.parametrize(
     "query",
     [

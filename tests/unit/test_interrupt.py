@@ -9,6 +9,7 @@ import pytest
 
 from app.errors import ClientLeftError, ServiceError
 from app.http.interrupt import unless_disconnected
+from app.protocols import interrupt
 from app.protocols.interrupt import interrupted_at
 
 
@@ -43,6 +44,35 @@ async def test_what_lasts_longer_is_interrupted():
         await asyncio.Event().wait()
     assert raised.value.code == "DEADLINE_EXCEEDED"
     await asyncio.sleep(0)  # The task itself is not cancelled any more.
+
+
+async def test_a_body_that_stops_is_interrupted_long_before_its_deadline(monkeypatch):
+    monkeypatch.setattr(interrupt, "_FREE_S", 0.01)
+
+    async def work():
+        with interrupted_at(time.monotonic() + 1000) as limit:
+            limit.least_bytes_per_s = 1_000_000
+            limit.arrived(1000)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ServiceError) as raised:
+        await work()
+    assert raised.value.code == "REQUEST_TIMEOUT"
+
+
+async def test_a_body_that_is_there_has_its_deadline(monkeypatch):
+    monkeypatch.setattr(interrupt, "_FREE_S", 0.0)
+
+    async def work():
+        with interrupted_at(time.monotonic() + 0.05) as limit:
+            limit.least_bytes_per_s = 1_000_000
+            limit.arrived(1000)
+            limit.arrived_wholly()
+            await asyncio.Event().wait()
+
+    with pytest.raises(ServiceError) as raised:
+        await work()
+    assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
 async def test_a_cancellation_from_elsewhere_stays_one():
