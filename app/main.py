@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from app.config import Settings
 from app.http.application import Front, create_app
-from app.http.connection import Limits, protocol
+from app.http.connection import ConnectionLimits, protocol
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.protocols.budget import Budget
@@ -108,7 +108,7 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
 @contextlib.asynccontextmanager
 async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed."""
-    limits = Limits(
+    limits = ConnectionLimits(
         Budget(settings.max_connections, "connections"),
         head_bytes=settings.max_header_bytes,
         head_timeout_s=settings.header_timeout_s,

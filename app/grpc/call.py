@@ -41,7 +41,7 @@ CallContext = Any
 Answer = TypeVar("Answer")
 
 
-class InferCall(Call[InferenceResponse]):
+class GrpcInferCall(Call[InferenceResponse]):
     """A ModelInferRequest."""
 
     def __init__(self, context: RequestContext, request: RawRequest, call: CallContext) -> None:

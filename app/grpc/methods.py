@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 from app import logs
 from app.errors import GRPC_STATUS, ServiceError
-from app.grpc.call import CallContext, InferCall, Message, peer, response_message
+from app.grpc.call import CallContext, GrpcInferCall, Message, peer, response_message
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
 from app.protocols import signatures, triton
@@ -90,7 +90,7 @@ class Methods:
         context.route = _INFER
         status, code = 500, "INTERNAL"
         try:
-            response = await self._ingress.answer(InferCall(context, request, call))
+            response = await self._ingress.answer(GrpcInferCall(context, request, call))
             status, code = 200, "OK"
         except ServiceError as error:
             status, code = error.status, error.code

@@ -33,7 +33,7 @@ _LINGER_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """What a connection may cost. `connections` counts them, over all clients and by client."""
 
     connections: Budget
@@ -45,7 +45,7 @@ class Limits:
 class LimitedProtocol(HttpToolsProtocol):
     """What uvicorn's `http` setting takes, made by `protocol`."""
 
-    limits: Limits
+    limits: ConnectionLimits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection, unless there are too many."""
@@ -263,7 +263,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def protocol(limits: Limits) -> type[LimitedProtocol]:
+def protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:
     """The class of connections with these limits."""
     return type("Protocol", (LimitedProtocol,), {"limits": limits})
 

@@ -55,7 +55,7 @@ class Duration:
 
 
 @dataclass(slots=True)
-class Statistics:
+class ModelStatistics:
     """Of one model."""
 
     last_ms: int = 0

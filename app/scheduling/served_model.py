@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.observability.metrics import Metrics, ModelMetrics
-from app.observability.triton_statistics import Statistics
+from app.observability.triton_statistics import ModelStatistics
 from app.workers.arena import FreeSlots
 from models import Model
 
@@ -26,7 +26,7 @@ class ServedModel:
         self.model = model
         self.slots = FreeSlots(slots)
         self.metrics = ModelMetrics(metrics, model.name)
-        self.statistics = Statistics()
+        self.statistics = ModelStatistics()
         self.floats: ServedModel | None = None
         """The form that takes normalised tensors, where that is enabled."""
         self.signature: tuple[Model, Any] | None = None

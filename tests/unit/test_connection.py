@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from app.http import connection
-from app.http.connection import Limits, _OnePiece, protocol
+from app.http.connection import ConnectionLimits, _OnePiece, protocol
 from app.protocols.budget import Budget
 
 
@@ -95,7 +95,7 @@ async def listening(keep_alive_s=75, connections=64, **limits):
     budget = Budget(connections, "connections")
     config = uvicorn.Config(
         app,
-        http=protocol(Limits(budget, **limits)),
+        http=protocol(ConnectionLimits(budget, **limits)),
         port=0,
         log_config=None,
         lifespan="off",

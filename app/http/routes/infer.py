@@ -138,7 +138,7 @@ async def answer(
     ingress: Ingress, scope: Scope, receive: Receive, model: str, version: str = ""
 ) -> tuple[bytes, list[Header]]:
     """The body and headers of a good answer. Raises ServiceError, ClientLeftError."""
-    call = InferCall(scope, receive, model, version)
+    call = RestInferCall(scope, receive, model, version)
     response = await ingress.answer(call)
     content, headers = await _encoded(ingress, model, call.parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
@@ -148,7 +148,7 @@ async def answer(
     return content, [*headers, (b"content-length", b"%d" % len(content))]
 
 
-class InferCall(HttpCall[InferenceResponse]):
+class RestInferCall(HttpCall[InferenceResponse]):
     """Tensors in JSON, in binary, or raw. `parsed` is there once `prepare` has ended."""
 
     parsed: _Parsed
