@@ -103,7 +103,7 @@ async def test_numbers_of_an_answer_are_the_same_as_written_here(converter):
     numbers = np.linspace(-1, 1, 200_000, dtype=np.float32)
     document = {"outputs": [{"name": "x", "datatype": "FP32", "data": None}, {"name": "y", "data": ["a"]}]}
     packed = documents.pack(document, [numbers.tobytes()], limited=False)
-    answer = json.loads(await converter.convert(OUTPUTS, 0, packed))
+    answer = json.loads(bytes(await converter.convert(OUTPUTS, 0, packed)))
     assert np.array_equal(np.array(answer["outputs"][0]["data"], np.float32), numbers)
     assert answer["outputs"][1]["data"] == ["a"]
 
