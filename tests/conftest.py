@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -19,6 +20,13 @@ for name in [name for name in os.environ if name.startswith("ANYCHIP_") and not 
     del os.environ[name]
 if "ANYCHIP_TEST_CPU" in os.environ:
     older_cpu.set_variables(os.environ["ANYCHIP_TEST_CPU"])
+
+# An example takes as long as the machine is busy: that is no failure, and no environment but ours has hypothesis.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("anychip", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("anychip")
 
 
 def pytest_configure() -> None:

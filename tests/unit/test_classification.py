@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +22,13 @@ from torchvision.transforms import functional as transforms
 from models.checkpoint import read_header
 from models.classification import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
 from models.model import Options, Placement, UnknownModelError, WeightsError
+from tests.support.classifiers import classifier, preprocessed, saved, torchvision_network
 from tests.support.photographs import PHOTOGRAPHS
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ("sklearn", "ultralytics")),
     reason="the photographs come with scikit-learn and ultralytics",
 )
-
-LABELS = tuple("abcdefg")
 
 
 @pytest.fixture(autouse=True)
@@ -39,47 +37,6 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
-
-
-def classifier(architecture: str, weights: str = "random", file: Path | None = None) -> Classifier:
-    return Classifier.of("test", architecture, LABELS, weights, str(file) if file else None)
-
-
-def torchvision_network(architecture: str, classes: int = len(LABELS)) -> nn.Module:
-    """As torchvision builds it, with BatchNorm as training leaves it and a head that tells classes apart."""
-    auxiliary = {"transform_input": True, "aux_logits": True, "init_weights": False}
-    torch.manual_seed(7)
-    network: nn.Module = torchvision_models.get_model(
-        architecture,
-        weights=None,
-        num_classes=classes,
-        **(auxiliary if architecture in ("googlenet", "inception_v3") else {}),
-    )
-    with torch.no_grad():
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                assert module.running_mean is not None
-                assert module.running_var is not None
-                module.running_mean.normal_(0, 0.1)
-                module.running_var.uniform_(0.5, 1.5)
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.normal_(0, 0.1)
-            if isinstance(module, nn.Linear) and module.out_features == classes:
-                module.weight.normal_(0, 0.05)
-    return network.eval()
-
-
-def saved(network: nn.Module, directory: Path) -> Path:
-    path = directory / "weights.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
-    return path
-
-
-def preprocessed(model: Classifier, image: np.ndarray[Any, Any], size: tuple[int, int] | None = None) -> Tensor:
-    out = torch.full(model.input_shape, 77, dtype=torch.uint8)
-    height, width = size or image.shape[:2]
-    model.preprocess(torch.from_numpy(image), out, width, height)
-    return out
 
 
 def reference(model: Classifier, image: Image.Image | Tensor) -> Tensor:
@@ -168,27 +125,6 @@ def test_photographs_of_four_megapixels_are_decoded_in_full() -> None:
     assert model.decode_size(100_000, 500) == (100_000, 500)  # large, but its short side is not
 
 
-@pytest.mark.parametrize("photograph", PHOTOGRAPHS)
-@pytest.mark.parametrize("megapixels", [5, 12, 24])
-def test_a_reduced_decode_changes_little(photograph: str, megapixels: int) -> None:
-    small = Image.fromarray(PHOTOGRAPHS[photograph]())
-    factor = (megapixels * 1e6 / (small.width * small.height)) ** 0.5
-    large = small.resize((int(small.width * factor), int(small.height * factor)), Image.Resampling.LANCZOS)
-    encoded = io.BytesIO()
-    large.save(encoded, "JPEG", quality=90)
-    model = classifier("resnet50")
-    in_full = np.array(Image.open(encoded))
-    reduced = Image.open(encoded)
-    reduced.draft("RGB", model.decode_size(*large.size))
-    expected = preprocessed(model, in_full)
-    found = preprocessed(model, np.array(reduced), large.size[::-1])
-    difference = (found.int() - expected.int()).abs().float()
-    if megapixels >= 12:
-        assert reduced.width < large.width
-    assert difference.mean() <= 0.3
-    assert difference.max() <= 8
-
-
 def test_a_reduced_strip_lands_where_the_whole_one_does() -> None:
     wide = Image.fromarray(PHOTOGRAPHS["china"]()).resize((9001, 1001), Image.Resampling.LANCZOS)
     encoded = io.BytesIO()
@@ -202,54 +138,6 @@ def test_a_reduced_strip_lands_where_the_whole_one_does() -> None:
 
 
 # The network
-
-
-def test_resnet50_gives_torchvisions_logits_on_photographs(tmp_path: Path) -> None:
-    theirs = torchvision_network("resnet50")
-    model = classifier("resnet50", "weights.safetensors", saved(theirs, tmp_path))
-    declared = torchvision_models.ResNet50_Weights.DEFAULT.transforms()
-    photographs = [load() for load in PHOTOGRAPHS.values()]
-    pixels = torch.stack([preprocessed(model, image) for image in photographs])
-    on_our_pixels = transforms.normalize(pixels.permute(0, 3, 1, 2) / 255, declared.mean, declared.std)
-    on_their_pixels = torch.stack([declared(torch.from_numpy(image).permute(2, 0, 1)) for image in photographs])
-    with torch.inference_mode():
-        (found,) = model.network()(pixels)
-        expected, whole = theirs(on_our_pixels), theirs(on_their_pixels)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    torch.testing.assert_close(found, whole, rtol=0, atol=2e-2 * float(whole.abs().max()))
-    assert found.argmax(1).tolist() == whole.argmax(1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("architecture", "unfused"),
-    [
-        ("resnet18", 0),
-        ("mobilenet_v3_small", 0),
-        ("efficientnet_b0", 0),
-        ("googlenet", 0),
-        ("densenet121", 62),  # its BatchNorm comes before the convolution
-        ("mnasnet0_5", 0),
-        ("shufflenet_v2_x0_5", 0),
-        ("regnet_x_400mf", 0),
-        ("squeezenet1_1", 0),
-        ("swin_t", 0),
-        ("vit_b_32", 0),
-    ],
-)
-def test_any_classifier_gives_torchvisions_logits(tmp_path: Path, architecture: str, unfused: int) -> None:
-    theirs = torchvision_network(architecture)
-    model = classifier(architecture, "weights.safetensors", saved(theirs, tmp_path))
-    network = model.network()
-    pixels = preprocessed(model, PHOTOGRAPHS["china"]())
-    with torch.inference_mode():
-        (found,) = network(pixels[None])
-        expected = theirs(transforms.normalize(pixels.permute(2, 0, 1) / 255, model.mean, model.std)[None])
-    assert float(expected.std()) > 0
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    assert sum(isinstance(module, nn.BatchNorm2d) for module in network.modules()) == unfused
-    assert not any(parameter.requires_grad for parameter in network.parameters())
-    assert not network.training
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
