@@ -119,7 +119,7 @@ class PackedTensor(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As NumPy has it."""
+        """The type of its elements."""
 
 
 class TensorNetwork(Network, Protocol):
@@ -158,11 +158,9 @@ class Unbuilt:
         return self._build()
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """As the network."""
         return self.built.cast(dtype)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """As the network."""
         return self.built(pixels)
 
 

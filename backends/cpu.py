@@ -95,7 +95,7 @@ class CpuBackend(Backend):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
-        """As the contract says; sets the number of threads that PyTorch uses in this process."""
+        """Sets the number of threads that PyTorch uses in this process."""
         if device not in ("cpu", _DEVICE):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
         engines: dict[str, Engine] = {

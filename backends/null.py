@@ -110,7 +110,7 @@ class NullBackend(Backend):
     # Read-only and computed, because the behaviour is set after this module is imported; callers only ever read it.
     @property
     def facts(self) -> Facts:  # type: ignore[override]
-        """As it is configured now. Cannot raise: what makes no sense is `probe`'s to say."""
+        """What is configured now. Cannot raise: `probe` says what makes no sense."""
         text = os.environ.get(_VARIABLE, "")
         try:
             behaviour = parse(text)
@@ -139,7 +139,7 @@ class NullBackend(Backend):
         return Probe(True)
 
     def devices(self) -> list[Device]:
-        """As many as it is told to have."""
+        """The number it is told to have."""
         behaviour = _configured()
         return [
             Device(f"null:{index}", "computes nothing", behaviour.memory_mb << 20, "fp32")
@@ -156,7 +156,7 @@ class NullBackend(Backend):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
-        """As the contract says, after `load_ms`; what is configured now holds for the executable's life."""
+        """After `load_ms`. What is configured now holds for the executable's life."""
         behaviour, state = _configured(), self._state(device)
         if engine not in ("auto", _NullEngine.name):
             raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")
@@ -274,7 +274,7 @@ class _NullExecutable(CheckedExecutable):
         self.depth = behaviour.depth
 
     def start(self, pixels: Pixels) -> Started:
-        """As the contract says. Faults act at once, as those of a driver that is given work."""
+        """Faults act at once, as those of a driver that is given work."""
         if self.depth == 1:
             return super().start(pixels)
         self._check(pixels)

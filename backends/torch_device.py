@@ -97,7 +97,7 @@ class TorchBackend(Backend):
         return Probe(not reason, reason)
 
     def devices(self) -> list[Device]:
-        """As the child saw them, or as another process has found them."""
+        """What the child has seen, or another process has found."""
         if self._taken is not None:
             return list(self._taken)
         probe = self.probe()
@@ -125,7 +125,7 @@ class TorchBackend(Backend):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
-        """As the contract says; imports the vendor's package into this process."""
+        """Imports the vendor's package into this process."""
         known = [one.id for one in self.devices()]
         if device not in known:
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")

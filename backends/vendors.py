@@ -174,6 +174,7 @@ ASCEND = Facts(
         "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     },
     engines=("torchair", "graph", "eager"),
+    by_name=("onnxruntime",),  # onnxruntime-cann
     precisions=("fp16", "bf16", "fp32"),
     channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
     fixed_shapes=True,
@@ -216,6 +217,7 @@ AMD = Facts(
         "MIOPEN_CUSTOM_CACHE_DIR": "{cache}/miopen",
     },
     engines=("migraphx", "graph", "eager"),
+    by_name=("onnxruntime",),  # onnxruntime-migraphx
     precisions=("fp16", "bf16", "fp32"),
     graph_class="CUDAGraph",
     lost=_CUDA_LOST,
@@ -236,6 +238,7 @@ HYGON = Facts(
     telemetry="hygon",
     environment=AMD.environment,
     engines=AMD.engines,
+    by_name=AMD.by_name,
     precisions=AMD.precisions,
     graph_class="CUDAGraph",
     lost=_CUDA_LOST,

@@ -59,8 +59,9 @@ class _Core(nn.Module):
         self.network = network
 
     def forward(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        # Laid out as what the image network makes of its pixels, so that the same kernels run.
-        laid_out = normalised.to(self.network.core_dtype).contiguous(memory_format=torch.channels_last)
+        # Laid out as what the image network makes of its pixels, so that the same kernels run. By permuting: torch_npu
+        # refuses contiguous(memory_format=channels_last).
+        laid_out = normalised.to(self.network.core_dtype).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         return self.network.compute(laid_out)
 
 

@@ -69,7 +69,6 @@ class Dispatched:
         raise NotImplementedError
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """As the contract of networks says."""
         return tuple(self._by_size[len(pixels)](pixels))
 
 

@@ -30,7 +30,7 @@ class EagerEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts and moves `network` in place."""
+        """Casts and moves `network` in place."""
         with translated_errors(device):
             placed(network, device, precision, self._channels_last)
         return torch_executable(device, batch_sizes, network)

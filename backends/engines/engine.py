@@ -104,15 +104,14 @@ class CheckedExecutable(Executable):
         self._closed = False
 
     def buffer(self, rows: int) -> Pixels:
-        """As the contract says."""
         return np.zeros((rows, *self._input_shape), dtype=np.uint8)
 
     def start(self, pixels: Pixels) -> Started:
-        """As the contract says: done when it returns."""
+        """The batch is done when this returns."""
         return _Finished(self.run(pixels))
 
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
-        """As the contract says. Raises ValueError for pixels of another type, layout, shape or batch size."""
+        """Raises ValueError for pixels of another type, layout, shape or batch size."""
         self._check(pixels)
         started_s = time.perf_counter()
         with translated_errors(self._device):
@@ -133,7 +132,6 @@ class CheckedExecutable(Executable):
             raise ValueError(f"A batch of {len(pixels)} is not among the sizes {self.batch_sizes}.")
 
     def close(self) -> None:
-        """As the contract says."""
         if not self._closed:
             self._closed = True
             self._release()

@@ -42,7 +42,7 @@ _AGREEMENT = 0.99  # Share of a graph's numbers that must be the network's; kern
 
 
 class GraphEngine(Engine):
-    """As the eager engine, captured: the same kernels, without the time that starting each of them takes."""
+    """The kernels of the eager engine, captured: without the time that starting each of them takes."""
 
     name = "graph"
     forms = ("pixels", "program", "script")
@@ -56,7 +56,7 @@ class GraphEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts and moves `network` in place."""
+        """Casts and moves `network` in place."""
         device_type = torch.device(device).type
         module = torch.get_device_module(device_type)
         kind = getattr(module, self._graph_class, None)

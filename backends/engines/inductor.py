@@ -47,7 +47,7 @@ class InductorEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts and moves `network` in place."""
+        """Casts and moves `network` in place."""
         if reason := _refusal(device.partition(":")[0]):
             raise EngineRefusedError(reason)
         with translated_errors(device):

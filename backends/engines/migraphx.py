@@ -29,7 +29,7 @@ class MIGraphXEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts and moves `network` in place."""
+        """Casts and moves `network` in place."""
         imported("torch_migraphx", "build it from github.com/ROCm/torch_migraphx, or take AMD's image")
         with compiling("MIGraphX", device):
             placed(network, device, precision, channels_last=False).requires_grad_(False)

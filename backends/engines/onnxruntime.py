@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import tempfile
 import warnings
 from pathlib import Path
@@ -37,6 +38,22 @@ _PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
     "npu": ("CANNExecutionProvider",),
 }
+# Operators that compute; the others move and shape.
+_WORK = {
+    "Conv",
+    "ConvTranspose",
+    "FusedConv",
+    "QLinearConv",
+    "Gemm",
+    "FusedGemm",
+    "MatMul",
+    "FusedMatMul",
+    "QLinearMatMul",
+    "Einsum",
+    "LSTM",
+    "GRU",
+    "Attention",
+}
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 _OPSET = 18  # The oldest that both exporters write without converting.
 
@@ -58,7 +75,7 @@ class OnnxRuntimeEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts `network` in place."""
+        """Casts `network` in place."""
         runtime = _runtime()
         provider = _provider(runtime, torch.device(device).type)
         packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
@@ -81,12 +98,11 @@ class OnnxRuntimeEngine(Engine):
         choice: Any = provider
         if not provider.startswith(("CPU", "OpenVINO")):
             choice = (provider, {"device_id": str(torch.device(device).index or 0)})
-        try:
-            session = runtime.InferenceSession(exported, settings, providers=[choice])
-        except Exception as error:  # Its own classes derive from nothing but Exception.
-            raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
+        session = _session(runtime, exported, settings, choice)
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
+        if not provider.startswith(("CPU", "OpenVINO")):
+            _refuse_work_of_the_cpu(runtime, exported, settings, choice, batch_sizes[0])
         if packed is not None:
             return _PackedExecutable(device, batch_sizes, packed, session)
         if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
@@ -163,6 +179,51 @@ def _provider(runtime: Any, device_type: str) -> str:
         if provider in present:
             return provider
     raise EngineRefusedError(f"ONNX Runtime has no provider for {device_type} here: it has {', '.join(present)}")
+
+
+def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) -> Any:
+    """Raises EngineRefusedError."""
+    try:
+        return runtime.InferenceSession(exported, settings, providers=[choice])
+    except Exception as error:  # Its own classes derive from nothing but Exception.
+        raise EngineRefusedError(f"ONNX Runtime cannot load the network: {first_line(error)}") from error
+
+
+def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, choice: Any, size: int) -> None:
+    """Refuse a network of which the provider leaves the work to the CPU, as it does without a word (onnxruntime#22229).
+
+    What computes shapes belongs on the CPU. A batch of zeros is run under ONNX Runtime's profiler, which says of each
+    operator where it ran. Raises EngineRefusedError.
+    """
+    with tempfile.TemporaryDirectory(prefix="anychip-onnx-") as folder:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(Path(folder) / "profile")
+        session = _session(runtime, exported, settings, choice)
+        settings.enable_profiling = False
+        given = {
+            each.name: np.zeros(
+                [part if isinstance(part, int) else size for part in each.shape], _numpy_type(each.type)
+            )
+            for each in session.get_inputs()
+        }
+        try:
+            session.run(None, given)
+        except Exception as error:
+            raise EngineRefusedError(f"ONNX Runtime cannot run the network: {first_line(error)}") from error
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    ran = [event["args"] for event in events if event.get("cat") == "Node" and "provider" in event.get("args", {})]
+    on_cpu = sorted({each["op_name"] for each in ran if each["provider"] == "CPUExecutionProvider"} & _WORK)
+    if on_cpu:
+        share = sum(each["provider"] == "CPUExecutionProvider" for each in ran)
+        raise EngineRefusedError(
+            f"ONNX Runtime's {choice[0]} leaves {', '.join(on_cpu)} to the CPU ({share} of {len(ran)} operators)"
+        )
+
+
+def _numpy_type(onnx_type: str) -> type[np.generic]:
+    """Of an input: `tensor(uint8)`."""
+    name = onnx_type.removeprefix("tensor(").removesuffix(")")
+    return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
 
 
 def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) -> bytes:

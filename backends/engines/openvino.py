@@ -54,7 +54,7 @@ class OpenVINOEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; `network` is only read."""
+        """`network` is only read."""
         try:
             import openvino
         except ImportError as error:

@@ -60,7 +60,7 @@ class StreamedExecutable(CheckedExecutable):
         return pixels
 
     def start(self, pixels: Pixels) -> Started:
-        """As the contract says: returns before the device has finished."""
+        """Returns before the device has finished."""
         self._check(pixels)
         with self._translated():
             return self._begin(pixels)
@@ -99,7 +99,7 @@ class StreamedExecutable(CheckedExecutable):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """As translated_errors; and an error of any other wording means a lost device where nothing computes any more.
+        """Translate errors; one of any other wording means a lost device where nothing computes any more.
 
         Vendors word their faults as they like; whether a device still answers is the same question everywhere.
         """

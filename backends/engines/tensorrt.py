@@ -60,7 +60,7 @@ class TensorRTEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts and moves `network` in place."""
+        """Casts and moves `network` in place."""
         torch_tensorrt = imported("torch_tensorrt", "pip install 'anychip[cuda]'")
         in_int8 = precision == "int8"
         exporting: Callable[[], AbstractContextManager[Any]] = nullcontext

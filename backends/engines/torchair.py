@@ -22,14 +22,13 @@ class TorchairEngine(Engine):
     takes = "minutes"
 
     def __init__(self, precisions: tuple[str, ...], channels_last: bool = False) -> None:
-        """As for the eager engine."""
         self.precisions = precisions
         self._channels_last = channels_last
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """As the contract says; casts and moves `network` in place."""
+        """Casts and moves `network` in place."""
         # torch_npu, which makes it findable, is imported before any engine is asked.
         torchair = imported("torchair", "this torch_npu was built without it")
         with compiling("torchair", device):

@@ -5,6 +5,7 @@ That their answers are right: tests/cpu/test_backends.py, over every engine.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import shutil
 import sys
@@ -50,6 +51,13 @@ class Slope(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         scores = self.core(pixels.permute(0, 3, 1, 2).to(self.dtype)).float().mean(dim=(2, 3))
         return scores, scores.argmax(dim=1).to(torch.int32)
+
+
+class Mean(Slope):
+    """No convolution and no matrix product."""
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        return (pixels.to(torch.float32).mean(dim=(1, 2, 3)),)
 
 
 class OneSize(Slope):
@@ -295,6 +303,18 @@ class TestOnnxRuntime:
         with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
             OnnxRuntimeEngine(1, ("fp32",)).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
         assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1"})]
+
+    def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:
+        """The CPU's own provider stands for an accelerator's that takes nothing."""
+        runtime = importlib.import_module("onnxruntime")
+        exported = onnxruntime_file._exported(Chain().eval(), 2)
+        settings = runtime.SessionOptions()
+        choice: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+        with pytest.raises(EngineRefusedError, match=r"leaves (Fused)?Conv.* to the CPU \(\d+ of \d+ operators\)"):
+            onnxruntime_file._refuse_work_of_the_cpu(runtime, exported, settings, choice, 2)
+        assert not settings.enable_profiling
+        exported = onnxruntime_file._exported(Mean().eval(), 2)  # Nothing there is work.
+        onnxruntime_file._refuse_work_of_the_cpu(runtime, exported, settings, choice, 2)
 
 
 class TestTorchScript:
