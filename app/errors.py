@@ -61,6 +61,7 @@ MEANINGS: dict[Code, str] = {
     "METHOD_NOT_ALLOWED": "This address takes another method.",
     "BODY_TOO_LARGE": "The request has more bytes than the service reads.",
     "IMAGE_TOO_LARGE": "The image has more pixels than the service decodes.",
+    "REQUEST_TIMEOUT": "The body did not arrive in the time that the service waits for it.",
     "UNSUPPORTED_MEDIA_TYPE": "The Content-Type or Content-Encoding is none that is read.",
     "INVALID_IMAGE": "The file is no image, is truncated, or is of a kind that is not read.",
     "QUEUE_FULL": "As much is waiting as may wait. Try again after Retry-After.",
