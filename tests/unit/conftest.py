@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.no_processes import GUARD
 
+ROOM = Path(__file__).parent
+
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """From the first fixture of a test to the last, those of a module included."""
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """From the first fixture of a test to the last, those of a module included.
+
+    pytest calls this hook for the tests of every room once one of this room has been collected.
+    """
+    if not item.path.is_relative_to(ROOM):
+        return (yield)
     GUARD.tried = []
     try:
         return (yield)
