@@ -68,7 +68,7 @@ _ENGINES: dict[str, Callable[[tuple[str, ...], Facts], Engine]] = {
     "migraphx": lambda precisions, facts: MIGraphXEngine(precisions),
     "graph": lambda precisions, facts: GraphEngine(precisions, facts.channels_last, facts.graph_class),
     "eager": lambda precisions, facts: EagerEngine(precisions, facts.channels_last),
-    "inductor": lambda precisions, facts: InductorEngine(precisions, facts.channels_last),
+    "inductor": lambda precisions, facts: InductorEngine(precisions, bool(facts.channels_last)),
     "onnxruntime": lambda precisions, facts: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
     "torchscript": lambda precisions, facts: TorchScriptEngine(precisions),
 }

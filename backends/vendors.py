@@ -37,8 +37,9 @@ class Facts:
 
     Networks. `engines` and `precisions` are in order of preference; `by_name`: engines that `auto` does not try, as
     they take long to start or are no faster. `auto_precision`: what `--precision auto` means. `channels_last`: whether
-    networks are laid out so. `fixed_shapes`: whether plain pooling is worth more than adaptive. `graph_class`: the
-    class of captured graphs in the device's module of torch, empty where none is known.
+    networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling is
+    worth more than adaptive. `graph_class`: the class of captured graphs in the device's module of torch, empty where
+    none is known.
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
     parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
@@ -72,7 +73,7 @@ class Facts:
     late_environment: bool = False
     by_name: tuple[str, ...] = ()
     auto_precision: str = "fp16"
-    channels_last: bool = True
+    channels_last: bool | None = True
     fixed_shapes: bool = False
     graph_class: str = ""
     lost: tuple[str, ...] = ()
@@ -219,6 +220,8 @@ AMD = Facts(
     engines=("migraphx", "graph", "eager"),
     by_name=("onnxruntime",),  # onnxruntime-migraphx
     precisions=("fp16", "bf16", "fp32"),
+    # Which layout MIOpen is faster in differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
+    channels_last=None,
     graph_class="CUDAGraph",
     lost=_CUDA_LOST,
 )
@@ -240,6 +243,7 @@ HYGON = Facts(
     engines=AMD.engines,
     by_name=AMD.by_name,
     precisions=AMD.precisions,
+    channels_last=AMD.channels_last,
     graph_class="CUDAGraph",
     lost=_CUDA_LOST,
 )

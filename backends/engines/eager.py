@@ -5,15 +5,22 @@ Owns: memory format and precision. Must not know which vendor's device it runs o
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from backends.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine
 from backends.engines.streamed import StreamedExecutable
 from backends.faults import translated_errors
+
+log = logging.getLogger(__name__)
+
+_RUNS_TO_SETTLE = 3
+_TIMED_RUNS = 5
 
 
 class EagerEngine(Engine):
@@ -22,8 +29,8 @@ class EagerEngine(Engine):
     name = "eager"
     forms = ("pixels", "program", "script")
 
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
-        """`precisions`: those that are worth having on the backend's devices. `channels_last`: where they take it."""
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool | None = True) -> None:
+        """`precisions`: those that are worth having on the backend's devices. `channels_last`: None measures."""
         self.precisions = precisions
         self._channels_last = channels_last
 
@@ -32,17 +39,46 @@ class EagerEngine(Engine):
     ) -> Executable:
         """Casts and moves `network` in place."""
         with translated_errors(device):
-            placed(network, device, precision, self._channels_last)
+            placed(network, device, precision, self._channels_last, batch_sizes[-1])
         return torch_executable(device, batch_sizes, network)
 
 
-def placed(network: Network, device: str, precision: str, channels_last: bool) -> nn.Module:
-    """The network itself, cast and moved to the device."""
+def placed(network: Network, device: str, precision: str, channels_last: bool | None, size: int = 1) -> nn.Module:
+    """The network itself, cast and moved to the device.
+
+    Where `channels_last` is None, the layout in which a batch of `size` takes less time is taken.
+    """
     network.cast(DTYPES[precision])
     module = cast(nn.Module, network).to(device)
+    if channels_last is None:
+        channels_last = _is_faster_channels_last(network, module, device, size)
     if channels_last:
         module.to(memory_format=torch.channels_last)
     return module
+
+
+def _is_faster_channels_last(network: Network, module: nn.Module, device: str, size: int) -> bool:
+    pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
+    taken_s = []
+    for layout in (torch.channels_last, torch.contiguous_format):  # The one it is left in comes last.
+        module.to(memory_format=layout)
+        taken_s.append(_batch_s(network, pixels))
+    log.info("on %s a batch of %d takes %.2g s channels-last, %.2g s otherwise", device, size, *taken_s)
+    return taken_s[0] < taken_s[1]
+
+
+def _batch_s(network: Network, pixels: Tensor) -> float:
+    """Seconds a batch takes, after runs in which libraries choose their kernels."""
+    module = torch.get_device_module(pixels.device.type)
+    with torch.inference_mode():
+        for _ in range(_RUNS_TO_SETTLE):
+            network(pixels)
+        module.synchronize()
+        started_s = time.perf_counter()
+        for _ in range(_TIMED_RUNS):
+            network(pixels)
+        module.synchronize()
+    return (time.perf_counter() - started_s) / _TIMED_RUNS
 
 
 def torch_executable(device: str, batch_sizes: tuple[int, ...], network: Network) -> Executable:

@@ -47,7 +47,9 @@ class GraphEngine(Engine):
     name = "graph"
     forms = ("pixels", "program", "script")
 
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True, graph_class: str = "CUDAGraph") -> None:
+    def __init__(
+        self, precisions: tuple[str, ...], channels_last: bool | None = True, graph_class: str = "CUDAGraph"
+    ) -> None:
         """`graph_class`: what the device's module of torch calls its captured graphs; empty where none is known."""
         self.precisions = precisions
         self._channels_last = channels_last
@@ -65,7 +67,7 @@ class GraphEngine(Engine):
             raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({wanted})")
         try:
             with translated_errors(device), torch.inference_mode():
-                placed(network, device, precision, self._channels_last)
+                placed(network, device, precision, self._channels_last, batch_sizes[-1])
                 replayed = _Replayed(network, device, batch_sizes, kind)
         except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
             raise

@@ -21,7 +21,7 @@ class TorchairEngine(Engine):
     name = "torchair"
     takes = "minutes"
 
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = False) -> None:
+    def __init__(self, precisions: tuple[str, ...], channels_last: bool | None = False) -> None:
         self.precisions = precisions
         self._channels_last = channels_last
 

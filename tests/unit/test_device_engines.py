@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError, vendors
 from backends.backend import CompileOptions
-from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first
+from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first, eager
 from backends.torch_device import _ENGINES, TorchBackend
 from backends.vendors import Facts
 
@@ -631,3 +631,29 @@ def test_a_batch_is_waited_for_asleep_where_the_vendors_events_can() -> None:
     cast(Any, MODULE).Event = OlderEvent
     executable.run(images(1))
     assert "an event to spin for" in MODULE.log
+
+
+@pytest.mark.parametrize("faster", [torch.channels_last, torch.contiguous_format], ids=str)
+def test_where_the_layout_is_measured_the_faster_one_is_taken(
+    faster: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[bool] = []
+
+    def batch_s(network: Any, pixels: Tensor) -> float:
+        timed.append(network.core.weight.is_contiguous(memory_format=faster))
+        assert pixels.shape == (4, 8, 6, 3)
+        return 0.001 if timed[-1] else 0.002
+
+    monkeypatch.setattr("backends.engines.eager._batch_s", batch_s)
+    network = Network()
+    executable = partial(GraphEngine, graph_class="ChipGraph")(("fp32",), None).compile(
+        network, DEVICE, "fp32", SIZES, CompileOptions()
+    )
+    assert sorted(timed) == [False, True]
+    assert network.core.weight.is_contiguous(memory_format=faster)
+    assert_answers(executable)
+
+
+def test_a_batch_is_timed_after_it_has_settled() -> None:
+    network = Network()
+    assert 0 < eager._batch_s(network, torch.zeros((2, 8, 6, 3), dtype=torch.uint8)) < 10
