@@ -173,7 +173,7 @@ class Started(Protocol):
     """A batch that is under way on a device."""
 
     def outputs(self) -> tuple[Array, ...]:
-        """Wait for it; what `Executable.run` returns and raises. Valid until the next but one is started."""
+        """Wait for it; what `Executable.run` returns and raises. Valid until two more batches have started."""
 
 
 class Executable(ABC):

@@ -27,7 +27,7 @@ class CudaBackend(CudaTypeBackend):
             return reason
         # Others build torch so that it looks like NVIDIA's; what is NVIDIA's alone must not be asked of their devices.
         built = detect.Found(torch=str(torch.__version__), cuda=torch.version.cuda)
-        vendor = detect.vendor_of_cuda(built, detect.signs())
+        vendor = detect.vendor_of_cuda(built, detect.system_evidence())
         return "" if vendor == "nvidia" else f"This torch or the device here is of {vendor}: choose --device {vendor}."
 
     def _configure(self, module: Any) -> None:

@@ -1,6 +1,6 @@
 """Which accelerators are here: asks child processes, and tells apart the vendors that all answer to torch.cuda.
 
-Owns: the child processes and their time limit, the answers (kept for the life of this process), and the signs of a
+Owns: the child processes and their time limit, the answers (kept for the life of this process), and the evidence of a
 vendor (PCI numbers, device files). Must not import a vendor's package: a driver that hangs or aborts takes a child.
 
 There is one child for each installed package, not one for all: PyTorch allows one out-of-tree device type a process,
@@ -50,7 +50,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Signs:
+class SystemEvidence:
     """What the operating system shows of vendors: PCI vendor numbers, Hygon's software, Kunlun's package."""
 
     pci: frozenset[str] = frozenset()
@@ -67,14 +67,14 @@ def found(package: str, device_type: str, time_limit_s: float = TIME_LIMIT_S) ->
         return Found(error=f"it could not be asked: {error}")
 
 
-def signs() -> Signs:
+def system_evidence() -> SystemEvidence:
     """Read now from /sys and the search paths."""
     pci = set()
     for path in glob.glob("/sys/bus/pci/devices/*/vendor"):
         with contextlib.suppress(OSError):
             pci.add(Path(path).read_text(encoding="ascii").strip())
     hygon = Path("/opt/hyhal").exists() or shutil.which("hy-smi") is not None
-    return Signs(frozenset(pci), hygon, any(map(installed, vendors.KUNLUN.packages)))
+    return SystemEvidence(frozenset(pci), hygon, any(map(installed, vendors.KUNLUN.packages)))
 
 
 def installed(package: str) -> bool:
@@ -85,7 +85,7 @@ def installed(package: str) -> bool:
         return False
 
 
-def vendor_of_cuda(answer: Found, here: Signs) -> str:
+def vendor_of_cuda(answer: Found, here: SystemEvidence) -> str:
     """Who is behind torch.cuda: nvidia, amd, hygon, metax, iluvatar, kunlun, or `shim:NAME` for another's disguise.
 
     The order of the tests is that of the vendors' own documents: gfx906 and `torch.version.cuda` alone prove nothing.

@@ -297,7 +297,7 @@ class CudaTypeBackend(TorchBackend):
         return "" if torch.version.cuda else f"This torch is not built for {self.facts.title}: {self.facts.install}."
 
     def _mistaken(self, answer: detect.Found) -> str:
-        vendor = detect.vendor_of_cuda(answer, detect.signs())
+        vendor = detect.vendor_of_cuda(answer, detect.system_evidence())
         if not answer.devices or vendor == self.facts.vendor:
             return ""
         if vendor.startswith("shim:"):

@@ -1,4 +1,4 @@
-"""How a network becomes an executable: one small file a compiler. Where it runs is the backend's business."""
+"""How a network becomes an executable: one file for each compiler. Where it runs is the backend's business."""
 
 from backends.engines.eager import EagerEngine
 from backends.engines.engine import Engine, compile_first

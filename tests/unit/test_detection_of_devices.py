@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from backends.detect import Found, Signs, vendor_of_cuda
+from backends.detect import Found, SystemEvidence, vendor_of_cuda
 from backends.detect_child import pci_address
 
-NVIDIA = Signs(pci=frozenset({"0x10de"}))
+NVIDIA = SystemEvidence(pci=frozenset({"0x10de"}))
 
 
 def answer(torch: str, arch: str = "", hip: str | None = None, private_name: str = "privateuseone") -> Found:
@@ -21,21 +21,21 @@ def answer(torch: str, arch: str = "", hip: str | None = None, private_name: str
     ("said", "here", "vendor"),
     [
         (answer("2.9.0+cu130"), NVIDIA, "nvidia"),
-        (answer("2.9.0+cu130"), Signs(), "nvidia"),
-        (answer("2.9.0+rocm7.1", "gfx942:sramecc+", "7.1"), Signs(), "amd"),
-        (answer("2.9.0+rocm7.1", "gfx906", "7.1"), Signs(pci=frozenset({"0x1002"})), "amd"),
-        (answer("2.9.0+das.opt1.dtk2604", "gfx906", "6.3"), Signs(), "hygon"),
-        (answer("2.9.0", "gfx906", "6.3"), Signs(pci=frozenset({"0x1d94"})), "hygon"),
-        (answer("2.9.0", "gfx906", "6.3"), Signs(hygon_software=True), "hygon"),
-        (answer("2.9.0", "gfx936:xnack-", "6.3"), Signs(), "hygon"),
-        (answer("2.8.0+metax3.7.2.0"), Signs(), "metax"),
-        (answer("2.8.0"), Signs(pci=frozenset({"0x9999"})), "metax"),
+        (answer("2.9.0+cu130"), SystemEvidence(), "nvidia"),
+        (answer("2.9.0+rocm7.1", "gfx942:sramecc+", "7.1"), SystemEvidence(), "amd"),
+        (answer("2.9.0+rocm7.1", "gfx906", "7.1"), SystemEvidence(pci=frozenset({"0x1002"})), "amd"),
+        (answer("2.9.0+das.opt1.dtk2604", "gfx906", "6.3"), SystemEvidence(), "hygon"),
+        (answer("2.9.0", "gfx906", "6.3"), SystemEvidence(pci=frozenset({"0x1d94"})), "hygon"),
+        (answer("2.9.0", "gfx906", "6.3"), SystemEvidence(hygon_software=True), "hygon"),
+        (answer("2.9.0", "gfx936:xnack-", "6.3"), SystemEvidence(), "hygon"),
+        (answer("2.8.0+metax3.7.2.0"), SystemEvidence(), "metax"),
+        (answer("2.8.0"), SystemEvidence(pci=frozenset({"0x9999"})), "metax"),
         (answer("2.7.1+corex.4.4.0"), NVIDIA, "iluvatar"),
-        (answer("2.9.0+cu129"), Signs(kunlun_software=True), "kunlun"),
+        (answer("2.9.0+cu129"), SystemEvidence(kunlun_software=True), "kunlun"),
         (answer("2.12.0+cpu", private_name="supa"), NVIDIA, "shim:supa"),
     ],
 )
-def test_vendors_behind_torch_cuda_are_told_apart(said: Found, here: Signs, vendor: str) -> None:
+def test_vendors_behind_torch_cuda_are_told_apart(said: Found, here: SystemEvidence, vendor: str) -> None:
     assert vendor_of_cuda(said, here) == vendor
 
 

@@ -114,7 +114,7 @@ def test_devices_carry_the_backends_name(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_amd_gpu_is_rocm_and_no_dcu(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, Found(torch="2.9.0+rocm7.1", hip="7.1", devices=(CHIP,)))
     monkeypatch.setattr(torch.version, "hip", "7.1")
-    monkeypatch.setattr(detect, "signs", detect.Signs)
+    monkeypatch.setattr(detect, "system_evidence", detect.SystemEvidence)
     monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [pattern])
     assert [device.id for device in RocmBackend().devices()] == ["rocm:0"]
     dcu = next(backend for backend in VENDORS if backend.name == "dcu")
