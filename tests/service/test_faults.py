@@ -76,6 +76,7 @@ async def test_two_devices_share_the_work_and_one_of_them_may_fail(tmp_path):
     ("fault", "reason", "limits"),
     [
         ("crash", "died", ()),
+        ("depth=2,crash", "died", ()),
         ("hang", "hung", ("--batch-timeout-s", "2")),
         ("freeze", "hung", ("--heartbeat-timeout-s", "2")),
     ],
