@@ -154,6 +154,44 @@ async def test_the_image_that_takes_down_a_device_with_two_batches_fails_alone()
         assert free_slots(dispatcher) == before
 
 
+async def test_what_a_lost_worker_had_not_begun_is_computed_together():
+    workers = [Worker("null:0#1"), Worker("null:0#2")]
+    async with dispatching(workers[0]) as dispatcher:
+        tasks = ask(dispatcher, 16)
+        await turns()
+        assert [len(run.slots) for run in workers[0].runs] == [8, 8]
+        dispatcher._worker_gone(workers[0], "it died")
+        dispatcher._worker_ready(workers[1])
+        answered = 0
+        await turns()
+        while answered < len(workers[1].runs):
+            dispatcher._worker_message(workers[1], done(workers[1].runs[answered]))
+            answered += 1
+            await turns()
+        assert [len(run.slots) for run in workers[1].runs] == [1] * 8 + [8]
+        await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("end", ["the worker dies", "the batch fails", "the batch is done"])
+async def test_the_slots_of_clients_that_left_are_free_in_the_end(end):
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask(dispatcher, 8)
+        await turns()
+        for task in tasks:
+            task.cancel()
+        await turns()
+        assert free_slots(dispatcher) == before - 8, "the device may still look at them"
+        if end == "the worker dies":
+            dispatcher._worker_gone(worker, "it died")
+        elif end == "the batch fails":
+            dispatcher._worker_message(worker, Failed(worker.runs[0].batch_id, "it failed"))
+        else:
+            dispatcher._worker_message(worker, done(worker.runs[0]))
+        assert free_slots(dispatcher) == before
+
+
 async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fails_alone():
     worker = Worker()
     async with dispatching(worker) as dispatcher:

@@ -400,6 +400,24 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
     assert scheduler.check("m", 1, now + 0.08, 0, now) == pytest.approx(0.02, abs=0.001)
 
 
+def test_what_waited_for_another_worker_teaches_no_lateness():
+    scheduler = make(ladder={1: 0.01})
+    running, behind, waiting = put(scheduler, 3)
+    assert items_of(dispatch(scheduler)) == [running, behind]
+    scheduler.remove_worker("w")
+    scheduler.requeue(behind, alone=False)
+    put(scheduler, 1, now=0.1)
+    scheduler.add_worker("v", {"m": {1: 0.01}})
+    now, sent = 5.0, dispatch(scheduler, 5.0)
+    for batch in sent:
+        now += 0.01
+        scheduler.finish("v", batch.id, now)
+        sent += dispatch(scheduler, now)
+    assert len(items_of(sent)) == 3
+    assert waiting in items_of(sent)
+    assert scheduler._queues["m"].lateness.seconds == 0.0
+
+
 def test_the_later_images_of_a_request_teach_no_lateness():
     scheduler = make({"m": 1000}, ladder={1: 0.01})
     put_request(scheduler, 64)
@@ -671,6 +689,20 @@ def test_an_item_that_runs_alone_is_its_workers_only_batch():
         assert dispatch(scheduler, 0.1 + number) == []
         scheduler.finish("w", batch.id, 0.2 + number)
     assert [len(batch.items) for batch in dispatch(scheduler, 20.0)] == [8, 8]
+
+
+def test_what_must_run_alone_waits_for_the_batch_that_runs():
+    scheduler = make()
+    items = put(scheduler, 9)
+    for item in items:
+        scheduler.discard(item)
+    put(scheduler, 1)
+    [running] = dispatch(scheduler)
+    for item in items:
+        scheduler.requeue(item, alone=item is items[0])
+    assert dispatch(scheduler) == [], "a full batch waits, and its first item must run alone"
+    scheduler.finish("w", running.id, 0.01)
+    assert items_of(dispatch(scheduler, 0.01)) == items[:1]
 
 
 def test_what_must_run_alone_is_not_overtaken_for_ever_by_another_model():
