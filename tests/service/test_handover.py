@@ -62,18 +62,3 @@ async def test_where_one_of_two_workers_cannot_start_both_serve_what_they_did(tm
         assert httpx.post(service.url + LOAD, timeout=WAIT_S).status_code == 200
         assert labels(service) == {"4"}
         assert not pids(service) & old
-
-
-async def test_a_load_whose_client_leaves_is_finished_and_leaves_no_worker(tmp_path, write):
-    model = f"{MODEL}={MODEL}:{tmp_path / 'dogs.safetensors'}"
-    with serving(tmp_path, "delay_ms=20,import_ms=1000", "--models", model) as service:
-        [old] = pids(service)
-        write(4)
-        async with httpx.AsyncClient(timeout=WAIT_S) as client:
-            leaving = asyncio.create_task(client.post(service.url + LOAD))
-            await until(lambda: len(service.workers()) == 2)
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
-        await until(lambda: len(service.workers()) == 1 and old not in pids(service))
-        assert labels(service) == {"4"}
-        assert metric(service, "anychip_handovers_total", reason="load") == 1

@@ -27,7 +27,7 @@ class Worker:
         self.plan = SimpleNamespace(load=SimpleNamespace(models=models))
         loaded = Loaded(Report("null", "fp32"), {1: 0.001, 8: 0.002}, depth)
         self.ready = Ready("null:0", "null", tuple(loaded if model else None for model in models))
-        self.retiring = False
+        self.retiring = self.abandoned = False
         self.drained = asyncio.Event()
         self.sent = []
 
