@@ -179,6 +179,16 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 
 def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
+    from app.decoders import process
+
+    process.prepare()  # Before there are threads, and with everything imported that decoders need.
+    try:
+        return _serve_opened(settings, announce)
+    finally:
+        process.discard_prepared()
+
+
+def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
     from app import logs
     from app.main import serve
     from models import open_model, parse_spec

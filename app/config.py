@@ -91,7 +91,14 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(20 * 2**20, ge=1, description="Size of a request's body, in bytes")
     max_image_pixels: int = Field(50_000_000, ge=1, description="Pixels of one image, counted before it is decoded")
-    decode_threads: int = Field(0, ge=0, description="Threads that decode images; 0 means one a core")
+    decoders: int = Field(
+        0, ge=0, le=1024, description="Processes that decode images, two at least; 0 means one a core"
+    )
+    decode_timeout_s: float = Field(
+        10,
+        gt=0,
+        description="Time an image may take to decode before it is refused, in seconds",
+    )
     decode_queue_size: int = Field(
         256, ge=1, description="Images that may be decoded or wait for it, an eighth of them large, before 429"
     )

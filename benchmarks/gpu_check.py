@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.decoders.decoder import decode_into
 from app.images.header import read_header
-from app.serving.filling import decode_into
 from backends import BackendUnavailableError, EngineRefusedError, Executable, choose
 from backends.backend import Array, CompileOptions, Pixels
 from models import PixelModel, open_model, parse_spec

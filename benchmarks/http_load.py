@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from app.config import Settings
+from app.decoders.decoder import decode_into
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
-from app.serving.filling import decode_into
 from backends import choose
 from backends.host import core_count
 from benchmarks import servers
@@ -160,7 +160,7 @@ class Ceiling:
         choice = choose(settings.device)
         self._model = model
         self._batch = settings.ladder[-1]
-        self._threads = settings.decode_threads or core_count()
+        self._threads = settings.decoders or core_count()
         self._executable, report = choice.backend.load(
             model.network(),
             choice.devices[0],

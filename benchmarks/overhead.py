@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from app.decoders.decoder import decode_into
 from app.images.header import read_header
-from app.serving.filling import decode_into
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.load import drive

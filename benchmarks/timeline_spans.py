@@ -40,9 +40,9 @@ def main() -> int:
     """The service, with this module in its workers."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from app import cli
-    from app.serving import filling
+    from app.decoders import decoder
 
-    filling.decode_into = _timed("decode", filling.decode_into)
+    decoder.decode_into = _timed("decode", decoder.decode_into)
     return cli.main([*sys.argv[1:], "--plugins", "benchmarks.timeline_spans"])
 
 

@@ -119,6 +119,12 @@ class Metrics:
         )
         self.decode_limit = gauge("anychip_decode_limit", "Images that may be decoded or wait for it")
         self.cache_free = gauge("anychip_cache_dir_free_bytes", "Free space where --cache-dir lies; NaN if unknown")
+        self.decoders_up = gauge("anychip_decoders_up", "Processes that decode images and are ready")
+        self.decoder_restarts = counter(
+            "anychip_decoder_restarts_total", "Decoder processes replaced, as they died or hung", "reason"
+        )
+        for reason in ("died", "hung"):
+            self.decoder_restarts.labels(reason)
         self.queue_depth = gauge("anychip_queue_depth", "Images waiting for a worker", "model")
         self.queue_reserved = gauge(
             "anychip_queue_reserved", "Images being decoded for which room in the queue is reserved", "model"

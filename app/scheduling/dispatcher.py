@@ -46,12 +46,20 @@ class Dispatcher:
     """Models on workers. Made, started and stopped inside one running event loop."""
 
     def __init__(
-        self, settings: Settings, choice: Choice, models: Sequence[Model], metrics: Metrics, tracing: Tracing | None
+        self,
+        settings: Settings,
+        choice: Choice,
+        models: Sequence[Model],
+        metrics: Metrics,
+        tracing: Tracing | None,
+        *,
+        spare_slots: int = 0,
     ) -> None:
+        """`spare_slots`: beyond those of images that wait or are computed."""
         devices = worker_devices(settings, choice)
         # Two batches a worker, and twice as many workers while they hand over.
         in_flight = 2 * settings.ladder[-1] * 2 * len(devices)
-        slots = settings.queue_size + in_flight
+        slots = settings.queue_size + in_flight + spare_slots
         self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
         for served in self.models.values():
             if isinstance(served.model, NormalisedModel):

@@ -1,34 +1,42 @@
 """What fills a slot: an encoded image, an image's pixels, a row of tensors.
 
-Owns: the ways into a slot, and which of them leave the event loop. Must not know queues, deadlines or answers. A slot
-is the network's input of one item; these functions own it only while they run.
+Owns: the ways into a slot, which of them leave the event loop, and the errors that a client hears of them. Must not
+know queues or answers. A slot is the network's input of one item. Images are parsed by decoder processes, and here only
+where nobody looks at their pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from app.decoders.image import DecodeExpiredError, DecodeFailedError
+from app.decoders.pool import Decoders
+from app.decoders.waiting import DecodeQueueFullError
 from app.errors import ServiceError
-from app.images.decoding import decode
-from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
-from app.images.pool import DecodePool, DecodeQueueFullError
+from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.scheduling.outcome import too_late
+from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
 from app.scheduling.served_model import ServedModel
-from models import Model, PixelModel, Placement, TensorModel
+from app.serving.terms import Terms
+from app.serving.threads import Threads
+from app.workers.arena import Arena
+from models import Placement, TensorModel
+
+log = logging.getLogger("anychip.service")
 
 Encoded = bytes | bytearray | memoryview
-Slot = npt.NDArray[np.uint8]
 
 INLINE_BYTES = 1 << 20
 """Arrays up to this size are copied in the event loop: a hop to a thread would cost more."""
 _NOWHERE = Placement(0, 0)
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,61 +54,91 @@ class Frame:
 
 
 class Filling:
-    """Into the slots of a service's models. `reads_pixels`: whether anybody looks at them; the null device does not."""
+    """Into the slots of a service's models. Whatever of it raises has given the slot back, or will."""
 
-    def __init__(self, pool: DecodePool, max_image_pixels: int, *, reads_pixels: bool) -> None:
-        self._pool, self._max_image_pixels, self._reads_pixels = pool, max_image_pixels, reads_pixels
+    def __init__(
+        self, arena: Arena, threads: Threads, max_image_pixels: int, decoders: Decoders | None, *, reads_pixels: bool
+    ) -> None:
+        """`decoders`: None where nothing is to be decoded. `reads_pixels`: whether anybody looks at pixels; the null
+        device does not.
+        """
+        self._arena, self._threads, self._decoders = arena, threads, decoders
+        self._max_image_pixels, self._reads_pixels = max_image_pixels, reads_pixels
 
-    async def image(self, served: ServedModel, image: Encoded | Frame, slot: Slot) -> Placement:
-        """An image, encoded or not. Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL."""
+    async def image(
+        self, served: ServedModel, terms: Terms, image: Encoded | Frame, slot: int, position: int
+    ) -> Placement:
+        """An image, encoded or not. Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL, DEADLINE_EXCEEDED."""
         try:
-            if isinstance(image, Frame):
-                return await self._frame(served.model, image, slot)
-            return await self._encoded(served.model, image, slot)
+            if isinstance(image, Frame) and (image.placed or not self._reads_pixels):
+                return self._copied(served, image, slot)
+            if self._decoders is None or not self._reads_pixels:
+                return self._measured(served, image, slot)
+            return await self._decoded(served, terms, image, slot, position)
         except DecodeQueueFullError as error:
             served.metrics.rejected["decode_queue_full"].inc()
             raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1) from None
+        except DecodeExpiredError:
+            served.metrics.expired["decode"].inc()
+            raise too_late() from None
         except ImageTooLargeError as error:
             raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
         except InvalidImageError as error:
             raise ServiceError("INVALID_IMAGE", str(error)) from None
+        except DecodeFailedError as error:
+            log.error("an image could not be decoded: %s", error)
+            raise ServiceError("INTERNAL", "internal error; quote the request id") from None
 
-    async def row(self, model: TensorModel, inputs: Mapping[str, npt.NDArray[Any]], row: int, slot: Slot) -> Placement:
-        """One row of a request's tensors, which has no placement."""
-        if slot.nbytes <= INLINE_BYTES:
-            model.pack(inputs, row, slot)
-        else:
-            await self._pool.run(model.pack, inputs, row, slot)
+    async def row(
+        self, served: ServedModel, model: TensorModel, inputs: Mapping[str, npt.NDArray[Any]], slot: int, position: int
+    ) -> Placement:
+        """The row at `position` of a request's tensors, which has no placement."""
+        target = self._arena.slot(served.index, slot)
+        with _given_back(served, slot):
+            if target.nbytes <= INLINE_BYTES:
+                model.pack(inputs, position, target)
+            else:
+                await self._threads.run(model.pack, inputs, position, target)
         return _NOWHERE
 
-    async def _encoded(self, model: Model, body: Encoded, slot: Slot) -> Placement:
-        header = read_header(body)
-        check_pixels(header, self._max_image_pixels)
-        if not self._reads_pixels:
-            return Placement(header.width, header.height)
-        assert isinstance(model, PixelModel)
-        target = torch.from_numpy(slot).view(model.input_shape)
-        pixels = header.width * header.height
-        return await self._pool.decode(decode_into, model, body, header, target, pixels=pixels)
+    async def _decoded(
+        self, served: ServedModel, terms: Terms, image: Encoded | Frame, slot: int, position: int
+    ) -> Placement:
+        """By a decoder process, in the order in which a queue would take the images."""
+        decoders = self._decoders
+        assert decoders is not None
+        behind_s = position * decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
+        rank_s = time.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
+        size = None
+        if isinstance(image, Frame):
+            size = image.width, image.height
+            image = image.pixels.tobytes()
+        return await decoders.decode(
+            served.index, slot, image, give=served.slots.give, deadline_s=terms.deadline_s, rank_s=rank_s, size=size
+        )
 
-    async def _frame(self, model: Model, frame: Frame, slot: Slot) -> Placement:
-        if not self._reads_pixels:
-            return Placement(frame.width, frame.height)
-        if frame.placed:
-            slot[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
-            return Placement(frame.width, frame.height)
-        assert isinstance(model, PixelModel)
-        target = torch.from_numpy(slot).view(model.input_shape)
-        return await self._pool.decode(_place, model, frame, target, pixels=frame.width * frame.height)
+    def _copied(self, served: ServedModel, frame: Frame, slot: int) -> Placement:
+        """Pixels that are the network's input as they are."""
+        with _given_back(served, slot):
+            if self._reads_pixels:
+                target = self._arena.slot(served.index, slot)
+                target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
+        return Placement(frame.width, frame.height)
+
+    def _measured(self, served: ServedModel, image: Encoded | Frame, slot: int) -> Placement:
+        """The size of an image whose pixels nobody looks at."""
+        assert not isinstance(image, Frame)
+        with _given_back(served, slot):
+            header = read_header(image)
+            check_pixels(header, self._max_image_pixels)
+        return Placement(header.width, header.height)
 
 
-def decode_into(model: PixelModel, body: Encoded, header: Header, target: torch.Tensor) -> Placement:
-    """Decode one image and place it in `target`, uint8 `model.input_shape`. Raises InvalidImageError."""
-    size = model.decode_size(header.width, header.height)
-    return model.preprocess(decode(body, header, size), target, header.width, header.height)
-
-
-def _place(model: PixelModel, frame: Frame, target: torch.Tensor) -> Placement:
-    # A copy: torch wants memory that may be written to, and a body may not.
-    pixels = torch.from_numpy(np.array(frame.pixels))
-    return model.preprocess(pixels, target, frame.width, frame.height)
+@contextmanager
+def _given_back(served: ServedModel, slot: int) -> Iterator[None]:
+    """The slot is free again when the work in it raises."""
+    try:
+        yield
+    except BaseException:
+        served.slots.give(slot)
+        raise

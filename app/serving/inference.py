@@ -60,7 +60,7 @@ async def infer(
         raise invalid_request(f"a batch of {count} is more than the {limit} a request may hold")
     with service.admission.reserved(served, count, terms) as reservation:
         items = Items(service.dispatcher, served, terms, reservation, options, _outcome, has_answers=False)
-        fills = [partial(service.filling.row, model, inputs, row) for row in range(count)]
+        fills = [partial(service.filling.row, served, model, inputs) for row in range(count)]
         outcomes = await items.run(fills)
         started_s = time.monotonic()
         results = [outcome.result or () for outcome in outcomes]

@@ -13,9 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.outcome import Outcome
 from app.scheduling.scheduler import Reservation
@@ -24,8 +21,10 @@ from app.serving.recorder import ItemRecorder
 from app.serving.terms import Terms
 from models import Options, Placement, TensorOptions
 
-Fill = Callable[[npt.NDArray[np.uint8]], Awaitable[Placement]]
-"""Fills a slot: uint8 [slot bytes], shared memory. It must have ended when this ends, however it ends."""
+Fill = Callable[[int, int], Awaitable[Placement]]
+"""Fills a slot, given its number and the item's position in the request. When it raises, the slot is its own to give
+back, as soon as nobody writes to it any more: a decoder may still do so for a while.
+"""
 
 Result = TypeVar("Result")
 
@@ -75,7 +74,7 @@ class Items(Generic[Result]):
     async def _run_one(self, fill: Fill, position: int) -> Result:
         terms = self.terms
         with terms.recorder.item(self.served, position, terms.deadline_s) as record:
-            slot, placement = await self._filled(fill, record)
+            slot, placement = await self._filled(fill, position, record)
             item = self.dispatcher.submit(self.reservation, slot, self.options, position, terms.recorder.trace)
             record.queued(item)
             outcome = await self.dispatcher.outcome(self.served, item)
@@ -86,11 +85,11 @@ class Items(Generic[Result]):
                 record.answered()
             return answer
 
-    async def _filled(self, fill: Fill, record: ItemRecorder) -> tuple[int, Placement]:
-        """A filled slot, and where the image lies in it. Raises ServiceError; the slot is free again when it does."""
+    async def _filled(self, fill: Fill, position: int, record: ItemRecorder) -> tuple[int, Placement]:
+        """A filled slot, and where the image lies in it. Raises ServiceError."""
         slot = self.served.slots.take()
+        placement = await fill(slot, position)
         try:
-            placement = await fill(self.dispatcher.arena.slot(self.served.index, slot))
             record.check_deadline()
         except BaseException:
             self.served.slots.give(slot)

@@ -70,6 +70,7 @@ async def predict(
 
     async def answer(outcome: Outcome, placement: Placement) -> tuple[Any, ComputedBy]:
         by = computed_by(served, outcome)
+        # The worker's own model: after a hand-over the labels may be others than when the image came.
         computed_with = outcome.worker.model(served.index)
         assert isinstance(computed_with, PixelModel | NormalisedModel)
         model = computed_with.image_model
@@ -82,5 +83,5 @@ async def predict(
 
     with service.admission.reserved(served, len(images), terms) as reservation:
         items = Items(service.dispatcher, served, terms, reservation, options, answer)
-        answers = await items.run([partial(service.filling.image, served, image) for image in images])
+        answers = await items.run([partial(service.filling.image, served, terms, image) for image in images])
     return Answer([made for made, _ in answers], answers[-1][1])

@@ -16,8 +16,10 @@ from typing import TypeVar
 import torch
 
 from app.config import Settings
+from app.decoders.image import Limits
+from app.decoders.messages import Plan
+from app.decoders.pool import CREDITS, Decoders
 from app.errors import ServiceError
-from app.images.pool import DecodePool
 from app.observability.metrics import Exemplar, Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
@@ -28,10 +30,13 @@ from app.serving.admission import Admission
 from app.serving.filling import Filling
 from app.serving.items import ComputedBy
 from app.serving.readiness import ServiceReadiness
+from app.serving.threads import Threads
 from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, NormalisedModel, PixelModel
 
 log = logging.getLogger("anychip.service")
+
+_OFFLOAD_THREADS = 2
 
 _Result = TypeVar("_Result")
 
@@ -55,32 +60,60 @@ class Service:
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.float_input else []
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
-        self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics, tracing)
+        decoders = settings.decoders or host.core_count()
+        # A decoder may still write to the slots of images that nobody waits for any more.
+        spare_slots = CREDITS * max(2, decoders)
+        self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots)
         self.models = {name: self.dispatcher.models[name] for name in names}
         self.readiness = ServiceReadiness(self.dispatcher.readiness, self.models)
         self.admission = Admission(self.dispatcher, self.readiness)
-        self._decode_pool = DecodePool(settings.decode_threads or host.core_count(), settings.decode_queue_size)
+        self._threads = Threads(_OFFLOAD_THREADS)
         reads_pixels = self.choice.backend.facts.reads_pixels
-        self.filling = Filling(self._decode_pool, settings.max_image_pixels, reads_pixels=reads_pixels)
+        self.decoders = self._made_decoders(forms, decoders) if reads_pixels else None
+        self.filling = Filling(
+            self.dispatcher.arena, self._threads, settings.max_image_pixels, self.decoders, reads_pixels=reads_pixels
+        )
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         """What others made for this service and want to end with it."""
         self._background: set[asyncio.Task[None]] = set()
-        self.metrics.decode_depth.set_function(lambda: self._decode_pool.depth)
         self.metrics.decode_limit.set(settings.decode_queue_size)
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
 
     async def start(self) -> None:
-        """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
-        torch.set_num_threads(1)  # Decode threads are the parallelism here; torch's own would multiply it.
-        await self.dispatcher.start()
+        """Start decoders, and a worker for every replica; returns when all are ready.
+
+        Raises DecoderStartError, WorkerStartError.
+        """
+        torch.set_num_threads(1)  # This process computes nothing that threads would help.
+        decoding = [] if self.decoders is None else [self.decoders.start()]
+        await asyncio.gather(self.dispatcher.start(), *decoding)
 
     async def stop(self) -> None:
         """Stop workers and threads. What is still under way gets 503. Idempotent."""
         self.readiness.draining = True
         for end in self.on_stop:
             await end()
-        await self._decode_pool.close()
+        if self.decoders is not None:
+            await self.decoders.stop()
+        await self._threads.close()
         await self.dispatcher.stop()
+
+    def _made_decoders(self, forms: Sequence[Model], count: int) -> Decoders | None:
+        """None where no model takes images."""
+        geometry = tuple(model if isinstance(model, PixelModel) else None for model in forms)
+        if not any(geometry):
+            return None
+        settings, arena = self.settings, self.dispatcher.arena
+        style = settings.log_level, settings.log_format
+        plan = Plan(geometry, arena.pools, CREDITS, max(settings.max_body_bytes, 1), style)
+        limits = Limits(settings.decode_queue_size, settings.max_image_pixels, timeout_s=settings.decode_timeout_s)
+        decoders = Decoders(plan, arena, count, limits, restarted=self._decoder_restarted)
+        self.metrics.decoders_up.set_function(lambda: decoders.up)
+        self.metrics.decode_depth.set_function(lambda: decoders.held)
+        return decoders
+
+    def _decoder_restarted(self, reason: str) -> None:
+        self.metrics.decoder_restarts.labels(reason).inc()
 
     def find(self, name: str) -> ServedModel:
         """The model of this name. Raises MODEL_NOT_FOUND, naming those that exist."""
@@ -91,7 +124,7 @@ class Service:
 
     async def offload(self, function: Callable[..., _Result], *arguments: object) -> _Result:
         """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
-        return await self._decode_pool.run(function, *arguments)
+        return await self._threads.run(function, *arguments)
 
     async def drained(self) -> None:
         """Until no accepted image waits for its answer."""

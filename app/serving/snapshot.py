@@ -72,6 +72,14 @@ class DeviceSnapshot(BaseModel):
     cache_releases: dict[str, int]
 
 
+class DecodersSnapshot(BaseModel):
+    """The processes that decode images; 0 of them where nothing is decoded. `restarts` by reason."""
+
+    up: int
+    waiting: int
+    restarts: dict[str, int]
+
+
 class Snapshot(BaseModel):
     """Everything. Triton's statistics of a model are another form: app.observability.triton_statistics."""
 
@@ -81,6 +89,7 @@ class Snapshot(BaseModel):
     simulated: bool
     models: list[ModelSnapshot]
     devices: list[DeviceSnapshot]
+    decoders: DecodersSnapshot
 
 
 class _Samples:
@@ -137,6 +146,11 @@ def snapshot(service: Service) -> Snapshot:
         devices=[
             _device(samples, device, service.choice.vendor, workers.count(device)) for device in service.choice.devices
         ],
+        decoders=DecodersSnapshot(
+            up=samples.total("anychip_decoders_up"),
+            waiting=samples.total("anychip_decode_depth"),
+            restarts=samples.counts("reason", "anychip_decoder_restarts_total"),
+        ),
     )
 
 

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 
 from app.config import Settings, split
+from app.decoders.decoder import decode_into
 from app.images.header import ImageError, check_pixels, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration, probes
-from app.serving.filling import decode_into
 from app.tools.image_sources import Source
 from app.tools.outcomes import Outcome
 from backends import Executable, Unbuilt, choose, host, register_operator_libraries, simulated
@@ -69,7 +69,7 @@ class LocalPredictor:
         self._batch_size = batch_size
         # Vendors keep the current device and graphs by thread: whatever loads the network also runs it.
         self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._threads = settings.decode_threads or host.core_count()
+        self._threads = settings.decoders or host.core_count()
         self._decoders = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
         try:
             self.executable = self._device_thread.submit(self._load).result()

@@ -29,7 +29,7 @@ _SETTINGS = (
     "precision",
     "calibrate",
     "operator_libraries",
-    "decode_threads",
+    "decoders",
     "max_image_pixels",
     "cache_dir",
     "null",

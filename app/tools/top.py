@@ -60,6 +60,7 @@ def run(url: str, interval_s: float, *, once: bool, console: Console, pause: Cal
 
 def screen(before: Stats, now: Stats) -> RenderableType:
     """All of it; rates are those between the two. It fits 80 columns."""
+    decoders = now["decoders"]
     state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
     simulated = ", simulated devices" if now["simulated"] else ""
     head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state)
@@ -67,7 +68,9 @@ def screen(before: Stats, now: Stats) -> RenderableType:
     models = _pairs("model", before["models"], now["models"])
     devices = _pairs("device", before["devices"], now["devices"])
     tables = (_traffic(models, elapsed_s), _stages(models), _devices(devices, elapsed_s), _workers(devices))
-    return Group(head, *(part for table in tables for part in (Text(), table)))
+    restarts = sum(decoders["restarts"].values())
+    decoding = Text(f"{decoders['up']} decoders, {decoders['waiting']} images wait for them, {restarts} restarts")
+    return Group(head, decoding, *(part for table in tables for part in (Text(), table)))
 
 
 def _pairs(name: str, before: list[Stats], now: list[Stats]) -> list[tuple[Stats, Stats]]:

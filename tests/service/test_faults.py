@@ -303,7 +303,7 @@ async def test_higher_priority_overtakes(tmp_path):
 @pytest.mark.alone
 async def test_a_large_image_does_not_hold_up_a_small_one(tmp_path):
     large = png(size=(7000, 7000))
-    with serving(tmp_path, "fail=*1000000", "--decode-threads", "2") as service:
+    with serving(tmp_path, "fail=*1000000", "--decoders", "2") as service:
         first = asyncio.create_task(gathered(service, [large]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)
         assert await gathered(service, [GREY]) == [(200, "OK")]

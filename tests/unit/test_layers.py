@@ -17,8 +17,8 @@ FORBIDDEN = {
 }
 MAX_LINES = 450
 ORDER = (
-    "errors", "logs", "images", "precision", "workers", "config", "observability", "scheduling", "serving", "protocols",
-    "http", "grpc", "converter_main", "tools", "main", "asgi", "ray_serve", "cli", "__main__",
+    "errors", "logs", "images", "precision", "workers", "decoders", "config", "observability", "scheduling", "serving",
+    "protocols", "http", "grpc", "converter_main", "tools", "main", "asgi", "ray_serve", "cli", "__main__",
 )  # fmt: skip
 """Packages and modules of app: each may import those before it, and nothing that comes after it."""
 

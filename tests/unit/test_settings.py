@@ -61,6 +61,6 @@ def test_a_misspelt_setting_in_the_file_is_refused(elsewhere):
 
 
 def test_derived_values():
-    settings = Settings(batch_sizes="1, 2,8", decode_threads=0, cache_dir="/tmp/cache")
+    settings = Settings(batch_sizes="1, 2,8", decoders=0, cache_dir="/tmp/cache")
     assert settings.ladder == (1, 2, 8)
     assert str(settings.weights_dir) == "/tmp/cache/weights"

@@ -1,0 +1,68 @@
+"""One image after the other: from its bytes in the inbox to its pixels in the arena.
+
+Owns: what a job means, and turning everything that can go wrong into an answer. Must not know sockets or processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from app.decoders.messages import Answer, Job, Kind, Plan, Status
+from app.images.decoding import Encoded, decode
+from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from models import PixelModel, Placement
+
+if TYPE_CHECKING:
+    from app.decoders.inbox import Inbox
+    from app.workers.arena import Arena
+
+
+class Decoder:
+    """Answers jobs over an inbox and an arena. Used by one thread."""
+
+    def __init__(self, plan: Plan, inbox: Inbox, arena: Arena) -> None:
+        self._models = plan.models
+        self._inbox = inbox
+        self._arena = arena
+
+    def answer(self, job: Job) -> Answer:
+        """What became of the job. Cannot raise for what a client has sent."""
+        self._inbox.begin(job.token)
+        try:
+            return self._placed(job)
+        except ImageTooLargeError as error:
+            return Answer(job.token, Status.TOO_LARGE, text=str(error))
+        except InvalidImageError as error:
+            return Answer(job.token, Status.INVALID, text=str(error))
+        except MemoryError:
+            return Answer(job.token, Status.FAILED, text="there is no memory for its pixels")
+        except Exception as error:  # Ours, not the client's: the next image may well be fine.
+            return Answer(job.token, Status.FAILED, text=f"{type(error).__name__}: {error}")
+        finally:
+            self._inbox.end()
+
+    def _placed(self, job: Job) -> Answer:
+        model = self._models[job.model]
+        if model is None:
+            raise ValueError(f"model {job.model} takes no images")
+        data = self._inbox.lane(job.lane, job.size)
+        out = torch.from_numpy(self._arena.slot(job.model, job.slot)).view(model.input_shape)
+        if job.kind == Kind.PIXELS:
+            image = torch.frombuffer(data, dtype=torch.uint8).view(job.height, job.width, 3)
+            placement = model.preprocess(image, out, job.width, job.height)
+        else:
+            header = read_header(data)
+            check_pixels(header, job.max_pixels)
+            if header.width * header.height >= job.large_pixels:
+                return Answer(job.token, Status.LARGE, header.width, header.height)
+            placement = decode_into(model, data, header, out)
+        where = placement.scale, placement.pad_x, placement.pad_y
+        return Answer(job.token, Status.PLACED, placement.width, placement.height, *where)
+
+
+def decode_into(model: PixelModel, body: Encoded, header: Header, target: torch.Tensor) -> Placement:
+    """Decode one image and place it in `target`, uint8 `model.input_shape`. Raises InvalidImageError."""
+    size = model.decode_size(header.width, header.height)
+    return model.preprocess(decode(body, header, size), target, header.width, header.height)

@@ -1,0 +1,166 @@
+"""What the server and its decoders say to each other: fixed layouts, no pickles.
+
+Owns: the layout of a job and of its answer. Many of either travel in one packet of a SOCK_SEQPACKET socket, which keeps
+packets whole. Must not know processes. A decoder is not trusted: its answers are numbers with bounds and a sentence.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from app.logs import Style
+    from app.workers.arena import Pool
+    from models import PixelModel
+
+PACKET_BYTES = 1 << 16
+"""More than all answers that a decoder can owe."""
+
+MAX_TEXT_BYTES = 300
+
+
+class Kind(IntEnum):
+    """What lies in the lane."""
+
+    ENCODED = 0
+    """An image file."""
+    PIXELS = 1
+    """uint8 [height, width, 3], to be placed as a decoded image would be."""
+
+
+class Status(IntEnum):
+    """What became of an image."""
+
+    PLACED = 0
+    INVALID = 1
+    """Not an image, broken, or of a kind that is not read; the text says so to the client."""
+    TOO_LARGE = 2
+    """More pixels than an image may have."""
+    LARGE = 3
+    """Not decoded, as it is a large one and the job did not allow that; `width` and `height` are its size."""
+    FAILED = 4
+    """The decoder's own fault; the text is for the log."""
+
+
+class Job(NamedTuple):
+    """One image. `lane`: which part of the inbox holds its `size` bytes; `model`, `slot`: where its pixels go.
+
+    `max_pixels`: beyond it the image is refused; `large_pixels`: from it on the image is large. `width` and `height`
+    are those of PIXELS.
+    """
+
+    token: int
+    kind: int
+    lane: int
+    model: int
+    slot: int
+    size: int
+    max_pixels: int
+    large_pixels: int
+    width: int
+    height: int
+
+
+_JOB = struct.Struct("<IBBHIQQQII")
+_ANSWER = struct.Struct("<IBIIdddH")
+
+
+def pack_job(job: Job) -> bytes:
+    """A job as bytes; joined with others they make a packet."""
+    return _JOB.pack(*job)
+
+
+def jobs_in(packet: bytes) -> Iterator[Job]:
+    """The jobs of a packet."""
+    return map(Job._make, _JOB.iter_unpack(packet))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of the job `token`. `scale`, `pad_x`, `pad_y`: the placement; `width`, `height`: as displayed."""
+
+    token: int
+    status: Status
+    width: int = 0
+    height: int = 0
+    scale: float = 1.0
+    pad_x: float = 0.0
+    pad_y: float = 0.0
+    text: str = ""
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """An answer as bytes; joined with others they make a packet."""
+    text = answer.text.encode()[:MAX_TEXT_BYTES]
+    numbers = answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y
+    return _ANSWER.pack(answer.token, answer.status, *numbers, len(text)) + text
+
+
+def answers_in(packet: bytes) -> Iterator[Answer]:
+    """The answers of a packet. Raises ValueError for one that no decoder of ours writes."""
+    at = 0
+    while at < len(packet):
+        try:
+            token, status, width, height, scale, pad_x, pad_y, length = _ANSWER.unpack_from(packet, at)
+        except struct.error as error:
+            raise ValueError(f"an answer is cut short: {error}") from None
+        at += _ANSWER.size
+        text = packet[at : at + length]
+        if len(text) < length or length > MAX_TEXT_BYTES:
+            raise ValueError("an answer's text is longer than it may be")
+        at += length
+        yield Answer(token, Status(status), width, height, scale, pad_x, pad_y, text.decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every decoder needs to know: the server's own pickle, never a client's or a decoder's.
+
+    `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout.
+    """
+
+    models: tuple[PixelModel | None, ...]
+    pools: tuple[Pool, ...]
+    lanes: int
+    lane_bytes: int
+    log_style: Style
+
+
+_EVENT = struct.Struct("<BIi")
+_NUMBER = struct.Struct("<I")
+READY, FORKED, ENDED = 1, 2, 3
+
+
+class Event(NamedTuple):
+    """What the nursery says: READY once its libraries are there; FORKED with a decoder's process id; ENDED with its
+    exit status, which is minus the signal that ended it.
+    """
+
+    kind: int
+    number: int
+    value: int
+
+
+def pack_event(event: Event) -> bytes:
+    """An event as a packet."""
+    return _EVENT.pack(*event)
+
+
+def event_in(packet: bytes) -> Event:
+    """The event of a packet."""
+    return Event._make(_EVENT.unpack(packet))
+
+
+def pack_number(number: int) -> bytes:
+    """Asks the nursery for a decoder; its descriptors go beside it."""
+    return _NUMBER.pack(number)
+
+
+def number_in(packet: bytes) -> int:
+    """The number of the decoder that is wanted."""
+    number: int = _NUMBER.unpack(packet)[0]
+    return number

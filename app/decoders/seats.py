@@ -1,0 +1,196 @@
+"""Places for decoders, each of which always has one or is about to.
+
+Owns: the nursery, and starting, watching and replacing decoders. Must not know images' outcomes: of a decoder that has
+ended it only says which images it had, and which of them ended it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.decoders.image import PendingImage
+from app.decoders.messages import Answer, Plan
+from app.decoders.process import Decoder, DecoderStartError, Nursery
+from app.decoders.waiting import Entry
+from app.workers.arena import Arena
+
+log = logging.getLogger("anychip.decoders")
+
+_WATCH_INTERVAL_S = 0.25
+_STOOD_STILL_S = 1.0
+_START_TIMEOUT_S = 120.0
+_BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """One place. `sent`: what its decoder has, by token, in the order sent, with the lane of each; `out`: jobs that
+    leave at the end of this turn of the loop. Seconds are of `time.monotonic()`.
+    """
+
+    decoder: Decoder | None = None
+    sent: dict[int, tuple[Entry[PendingImage], int]] = field(default_factory=dict)
+    out: bytearray = field(default_factory=bytearray)
+    deaths: int = 0
+    """In a row, of decoders that had answered nothing."""
+    heard_s: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether its decoder takes jobs."""
+        return self.decoder is not None and self.decoder.pid is not None
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it has an image that must be its decoder's only one."""
+        return any(entry.payload.deaths for entry, _ in self.sent.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A decoder has ended. `entries`: what it had; `culprit`: which of these is known to have ended it; `hung`: by
+    never coming to an end.
+    """
+
+    entries: tuple[Entry[PendingImage], ...]
+    culprit: Entry[PendingImage] | None
+    hung: bool
+
+
+class Seats:
+    """Made, started and stopped inside one running event loop."""
+
+    def __init__(
+        self,
+        count: int,
+        plan: Plan,
+        arena: Arena,
+        timeout_s: Callable[[], float],
+        *,
+        answered: Callable[[Seat, Answer], None],
+        lost: Callable[[Loss], None],
+        ready: Callable[[], None],
+    ) -> None:
+        """`timeout_s`: after it a decoder that works on an image counts as hung. `answered` may raise: the decoder is
+        then killed. `ready`: a decoder takes jobs.
+        """
+        self.all = [Seat() for _ in range(count)]
+        self.nursery: Nursery | None = None
+        self._plan, self._arena, self._timeout_s = plan, arena, timeout_s
+        self._answered, self._lost, self._ready = answered, lost, ready
+        self._numbers = 0
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Returns when every decoder is ready. Raises DecoderStartError."""
+        first = [asyncio.get_running_loop().create_future() for _ in self.all]
+        self._tasks = [
+            asyncio.create_task(self._keep(seat, ready), name=f"decoder {number}")
+            for number, (seat, ready) in enumerate(zip(self.all, first, strict=True))
+        ]
+        self._tasks.append(asyncio.create_task(self._watch(), name="decoders' watch"))
+        await asyncio.gather(*first)
+
+    async def stop(self) -> list[Entry[PendingImage]]:
+        """End every process; returns what they had. Idempotent."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.nursery is not None:
+            await self.nursery.stop()
+        await asyncio.gather(*self._ending)
+        left = [entry for seat in self.all for entry, _ in seat.sent.values()]
+        for seat in self.all:
+            seat.sent.clear()
+            if seat.decoder is not None:
+                seat.decoder.close()
+        return left
+
+    async def _keep(self, seat: Seat, first: asyncio.Future[None]) -> None:
+        """A decoder in this seat, and another whenever it ends."""
+        while True:
+            started = True
+            try:
+                decoder = await self._started(seat)
+            except (OSError, asyncio.TimeoutError) as error:
+                if not first.done():
+                    first.set_exception(DecoderStartError(f"no process that decodes could be started: {error}"))
+                    first.exception()  # Whoever waits hears it; nobody need wait.
+                    return
+                log.error("no decoder could be started: %s", error)
+                started = False
+            else:
+                if not first.done():
+                    first.set_result(None)
+                self._ready()
+                await self._ended(seat, decoder, await asyncio.shield(decoder.ended))
+            if seat.deaths > 1 or not started:
+                await asyncio.sleep(_BACKOFF_S[min(max(seat.deaths, 1), len(_BACKOFF_S) - 1)])
+
+    async def _started(self, seat: Seat) -> Decoder:
+        """Raises OSError, asyncio.TimeoutError."""
+        if self.nursery is None:
+            self.nursery = Nursery(self._plan, self._arena, self._nursery_ended)
+        nursery = self.nursery
+        await asyncio.wait_for(asyncio.shield(nursery.ready), _START_TIMEOUT_S)
+        self._numbers += 1
+        decoder = Decoder(self._numbers, self._plan, lambda answer: self._answered(seat, answer))
+        try:
+            await decoder.start(nursery)
+        except BaseException:
+            decoder.close()
+            raise
+        seat.decoder = decoder
+        return decoder
+
+    def _nursery_ended(self) -> None:
+        # Its decoders end with it; whoever wants the next one starts another.
+        if not self._stopping:
+            log.error("the process that forks decoders has ended; another one is started")
+        if self.nursery is not None:
+            ending = asyncio.create_task(self.nursery.stop(), name="end of a nursery")
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        self.nursery = None
+
+    async def _ended(self, seat: Seat, decoder: Decoder, reason: str) -> None:
+        """A decoder has ended: what it had is given back, with the image that is to blame."""
+        nursery = self.nursery
+        status = await nursery.status(decoder.number) if nursery is not None else None
+        seat.decoder = None
+        seat.deaths += 1
+        seat.out.clear()
+        sent, seat.sent = seat.sent, {}
+        working_on = decoder.inbox.working_on
+        decoder.close()
+        hung = reason.startswith("it hung")
+        # Killed from outside, as by a person or for want of memory: its image may well be innocent.
+        outside = not hung and status in (None, -signal.SIGKILL, -signal.SIGTERM)
+        log.error("decoder %d is gone: %s (status %s); it had %d images", decoder.number, reason, status, len(sent))
+        culprit = None if outside or working_on not in sent else sent[working_on][0]
+        self._lost(Loss(tuple(entry for entry, _ in sent.values()), culprit, hung))
+
+    async def _watch(self) -> None:
+        """Kill a decoder that hangs. Time in which this process itself stood still counts against nobody."""
+        looked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            now_s = time.monotonic()
+            stood_still = now_s - looked_s - _WATCH_INTERVAL_S > _STOOD_STILL_S
+            looked_s = now_s
+            for seat in self.all:
+                if not seat.sent or seat.decoder is None:
+                    continue
+                if stood_still:
+                    seat.heard_s = now_s
+                elif now_s - seat.heard_s > self._timeout_s():
+                    kind = "was stopped from outside" if seat.decoder.is_stopped() else "hung"
+                    seat.decoder.kill(f"it {kind}: no answer for {now_s - seat.heard_s:.1f} s")

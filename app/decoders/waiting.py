@@ -1,0 +1,125 @@
+"""What waits to be decoded, in the order in which it is decoded.
+
+Owns: one heap a model, the bound on what waits, and the turns between models. Pure logic: no processes, no asyncio, no
+clock. Must not know what an entry holds.
+
+Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
+furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first.
+Large images wait apart, so that they never stand before small ones when no decoder may take a large one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+Payload = TypeVar("Payload")
+
+
+class DecodeQueueFullError(Exception):
+    """As many images wait to be decoded, or are being decoded, as may be."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[Payload]):
+    """One image. `rank_s`: the least goes first; `large`: it may run only where a large one may."""
+
+    model: int
+    payload: Payload
+    rank_s: float
+    large: bool = False
+    queued: bool = field(default=False, repr=False)
+
+
+class _Lane(Generic[Payload]):
+    """What waits of one model: small and large apart; entries that were discarded leave when they come up."""
+
+    def __init__(self) -> None:
+        self.heaps: tuple[list[tuple[float, int, Entry[Payload]]], ...] = ([], [])
+        self.served_s = 0.0
+
+    def first(self, *, large: bool) -> Entry[Payload] | None:
+        heap = self.heaps[large]
+        while heap and not heap[0][2].queued:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+
+class DecodeQueue(Generic[Payload]):
+    """Not thread-safe: one thread (the event loop) calls it."""
+
+    def __init__(self, models: int, limit: int) -> None:
+        """`limit`: images that may wait or be with a decoder; an eighth of them may be large."""
+        self._lanes: list[_Lane[Payload]] = [_Lane() for _ in range(models)]
+        self._limit = limit
+        self._large_limit = max(1, limit // 8)
+        self._order = count()
+        self._clock_s = 0.0
+        self.waiting = 0
+        """Images in the heaps."""
+        self.held = 0
+        """Images waiting or with a decoder."""
+        self.held_large = 0
+
+    def admit(self) -> None:
+        """Count one more image in; `leave` must follow. Raises DecodeQueueFullError."""
+        if self.held >= self._limit:
+            raise DecodeQueueFullError(f"{self.held} images are waiting to be decoded")
+        self.held += 1
+
+    def leave(self, entry: Entry[Payload]) -> None:
+        """The image is decoded, refused or given up."""
+        self.held -= 1
+        self.held_large -= entry.large
+
+    def enlarge(self, entry: Entry[Payload]) -> None:
+        """The image has turned out to be a large one. Raises DecodeQueueFullError when too many of these are here."""
+        if self.held_large >= self._large_limit:
+            raise DecodeQueueFullError(f"{self.held_large} large images are waiting to be decoded")
+        self.held_large += 1
+        entry.large = True
+
+    def push(self, entry: Entry[Payload]) -> None:
+        """Let an admitted image wait: for the first time, or again after its decoder was lost."""
+        lane = self._lanes[entry.model]
+        if not self._waits(lane):
+            lane.served_s = max(lane.served_s, self._clock_s)  # A model that was idle earns no credit.
+        entry.queued = True
+        self.waiting += 1
+        heapq.heappush(lane.heaps[entry.large], (entry.rank_s, next(self._order), entry))
+
+    def discard(self, entry: Entry[Payload]) -> bool:
+        """Take a waiting image out; False when it does not wait (any more)."""
+        if not entry.queued:
+            return False
+        entry.queued = False
+        self.waiting -= 1
+        return True
+
+    def pop(self, fits: Callable[[Payload], bool] = lambda _: True) -> Entry[Payload] | None:
+        """The image whose turn it is; `fits`: whether a large one may run now. None when there is none."""
+        best: tuple[float, Entry[Payload]] | None = None
+        for lane in self._lanes:
+            first = lane.first(large=False)
+            other = lane.first(large=True)
+            if other is not None and (first is None or other.rank_s < first.rank_s) and fits(other.payload):
+                first = other
+            if first is not None and (best is None or lane.served_s < best[0]):
+                best = lane.served_s, first
+        if best is None:
+            return None
+        self._clock_s = max(self._clock_s, best[0])
+        entry = best[1]
+        self.discard(entry)
+        heapq.heappop(self._lanes[entry.model].heaps[entry.large])
+        return entry
+
+    def took(self, model: int, seconds: float) -> None:
+        """Decoding an image of the model has taken so long."""
+        self._lanes[model].served_s += seconds
+
+    def _waits(self, lane: _Lane[Payload]) -> bool:
+        return lane.first(large=False) is not None or lane.first(large=True) is not None

@@ -1,0 +1,64 @@
+"""The threads for what would hold up the event loop and releases the interpreter lock, such as large copies.
+
+Owns: the threads. Must not know what the work is. Images are not decoded here: app.decoders has processes for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class Threads:
+    """Owned by one event loop. Work is taken in order."""
+
+    def __init__(self, count: int) -> None:
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix="offload")
+
+    async def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run `function` in a thread.
+
+        When this ends, however it ends, no thread runs `function` and none will: what the caller lent it (a slot) is
+        the caller's again. So work cancelled before it begins never begins, and work cancelled later is waited for.
+        Raises RuntimeError once the pool is closed, and what `function` raises.
+        """
+        work = self._executor.submit(function, *args)
+        try:
+            await _ended(work)
+        except asyncio.CancelledError:
+            work.cancel()
+            while not work.done():
+                with suppress(asyncio.CancelledError):
+                    await _ended(work)
+            raise
+        try:
+            return work.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError("the threads have ended") from None
+
+    async def close(self) -> None:
+        """End the threads; work that has not begun is dropped, work that has is waited for."""
+        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+
+
+async def _ended(work: Future[Any]) -> None:
+    """Wait for work to end; unlike asyncio.wrap_future, to be cancelled oneself says nothing to the work."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def wake() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def notify(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            loop.call_soon_threadsafe(wake)
+
+    work.add_done_callback(notify)
+    await ended

@@ -1,0 +1,294 @@
+"""Decoder processes for real: pixels as in this process, order, faults, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+from PIL import Image
+
+from app.decoders.image import DecodeExpiredError, Limits
+from app.decoders.messages import Plan
+from app.decoders.pool import Decoders
+from app.decoders.waiting import DecodeQueueFullError
+from app.images.decoding import decode
+from app.images.header import ImageTooLargeError, InvalidImageError, read_header
+from app.workers.arena import Arena, FreeSlots
+from models import open_model, parse_spec
+from tests.support.faulty_geometry import CRASHES, HANGS, SLOW, FaultyGeometry
+from tests.support.photographs import FILES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def _models():
+    resnet, yolo = (open_model(parse_spec(f"{name}:random", "official"), Path()) for name in ("resnet18", "yolov8n"))
+    faulty = FaultyGeometry(**{each.name: getattr(resnet, each.name) for each in dataclasses.fields(resnet)})
+    return resnet, yolo, faulty
+
+
+MODELS = _models()
+FAULTY = 2
+SLOTS = 64
+
+
+class Rig:
+    """Decoders over an arena, with the slots counted."""
+
+    def __init__(self, *, count=2, **limits):
+        self.arena = Arena([(int(np.prod(model.input_shape)), SLOTS) for model in MODELS])
+        self.slots = [FreeSlots(SLOTS) for _ in MODELS]
+        plan = Plan(MODELS, self.arena.pools, 2, 4 << 20, ("info", "text"))
+        given = {"queue": 64, "max_pixels": 50_000_000, **limits}
+        self.reasons: list[str] = []
+        self.decoders = Decoders(plan, self.arena, count, Limits(**given), restarted=self.reasons.append)
+
+    async def decode(self, body, model=0, *, deadline_s=60.0, rank_s=None, size=None):
+        now_s = time.monotonic()
+        slot = self.slots[model].take()
+        placement = await self.decoders.decode(
+            model,
+            slot,
+            body,
+            give=self.slots[model].give,
+            deadline_s=now_s + deadline_s,
+            rank_s=now_s if rank_s is None else rank_s,
+            size=size,
+        )
+        pixels = self.arena.slot(model, slot).reshape(MODELS[model].input_shape).copy()
+        self.slots[model].give(slot)
+        return placement, pixels
+
+    def all_free(self):
+        return all(len(slots) == SLOTS for slots in self.slots) and self.decoders._queue.held == 0
+
+    @contextlib.asynccontextmanager
+    async def limited(self, *, queue=64, **changes):
+        """With other limits; afterwards nothing is left, and everything is up."""
+        before, self.decoders._limits = self.decoders._limits, dataclasses.replace(self.decoders._limits, **changes)
+        self.decoders._queue._limit = queue
+        self.reasons.clear()
+        try:
+            yield self
+            await until(self.all_free)
+            await until(lambda: self.decoders.up == 2)
+        finally:
+            self.decoders._limits = before
+            self.decoders._queue._limit = 64
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def made():
+    rig = Rig()
+    try:
+        await rig.decoders.start()
+        yield rig
+    finally:
+        processes = [psutil.Process(pid) for pid in (rig.decoders._seats.nursery.pid, *rig.decoders.pids)]
+        await rig.decoders.stop()
+        rig.arena.close()
+        await until(lambda: not any(process.is_running() for process in processes))
+
+
+async def until(condition, timeout_s=20.0):
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+def here(body, model=0):
+    header = read_header(body)
+    out = torch.empty(MODELS[model].input_shape, dtype=torch.uint8)
+    size = MODELS[model].decode_size(header.width, header.height)
+    placement = MODELS[model].preprocess(decode(body, header, size), out, header.width, header.height)
+    return placement, out.numpy()
+
+
+def image(width, height=10):
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height), (width % 255, 80, 90)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+async def test_pixels_and_placement_are_those_of_this_process(made):
+    async with made.limited():
+        for file in FILES:
+            body = file.read_bytes()
+            for model in (0, 1):
+                placement, pixels = await made.decode(body, model)
+                expected, reference = here(body, model)
+                assert placement == expected
+                assert (pixels == reference).all()
+
+
+async def test_pixels_that_need_no_decoding_are_placed_alike(made):
+    pixels = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    async with made.limited():
+        placement, placed = await made.decode(pixels.tobytes(), 1, size=(60, 40))
+    out = torch.empty(MODELS[1].input_shape, dtype=torch.uint8)
+    assert placement == MODELS[1].preprocess(torch.from_numpy(pixels.copy()), out, 60, 40)
+    assert (placed == out.numpy()).all()
+
+
+async def test_what_is_no_good_image_is_refused_with_its_sentence(made):
+    async with made.limited(max_pixels=1000):
+        with pytest.raises(InvalidImageError, match="not an image"):
+            await made.decode(b"not an image")
+        with pytest.raises(InvalidImageError, match="broken or truncated"):
+            await made.decode(image(20)[:-20])
+        with pytest.raises(ImageTooLargeError, match="1010"):
+            await made.decode(image(101))
+        await made.decode(image(99))
+
+
+async def test_the_least_rank_is_decoded_first(made):
+    done = []
+
+    async def one(name, rank_s):
+        await made.decode(image(SLOW), FAULTY, rank_s=rank_s)
+        done.append(name)
+
+    async with made.limited():
+        # Four are with the decoders at once; the others wait.
+        first = [asyncio.create_task(one("first", 0.0)) for _ in range(4)]
+        await asyncio.sleep(0)
+        await until(lambda: made.decoders.waiting == 0)
+        rest = [asyncio.create_task(one(rank, rank)) for rank in (5, 3, 4, 1, 2)]
+        await asyncio.gather(*first, *rest)
+    assert max(done.index(1), done.index(2)) < done.index(5)
+    assert done.index(1) < done.index(4)
+
+
+async def test_large_images_leave_a_decoder_to_small_ones(made):
+    async with made.limited(large_pixels=150):
+        large = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(6)]
+        await until(lambda: made.decoders._large == 1)
+        # Behind six large images of 50 ms each, one after the other, a small one is there at once.
+        await made.decode(image(11), FAULTY)
+        assert sum(not task.done() for task in large) >= 4
+        await asyncio.gather(*large)
+
+
+async def test_an_image_whose_deadline_passes_is_answered_then_and_not_decoded(made):
+    async with made.limited():
+        busy = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(12)]
+        await asyncio.sleep(0)
+        started_s = time.monotonic()
+        with pytest.raises(DecodeExpiredError):
+            await made.decode(image(CRASHES), FAULTY, deadline_s=0.02, rank_s=time.monotonic() + 9)
+        assert time.monotonic() - started_s < 0.2
+        await asyncio.gather(*busy)
+        assert made.reasons == [], "it would have ended its decoder"
+
+
+async def test_a_cancelled_image_is_not_decoded(made):
+    async with made.limited():
+        busy = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(12)]
+        culprit = asyncio.create_task(made.decode(image(CRASHES), FAULTY))
+        await until(lambda: made.decoders.waiting)
+        culprit.cancel()
+        await asyncio.gather(*busy)
+        assert made.reasons == []
+
+
+async def test_no_more_wait_than_may(made):
+    async with made.limited(queue=4):
+        tasks = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(6)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sum(isinstance(each, DecodeQueueFullError) for each in results) == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_becomes_of_images_every_slot_comes_back_once(made, seed):
+    """Broken, slow, late, large, cancelled and killed images in one crowd. FreeSlots raises at one that comes twice."""
+    chance = random.Random(seed)
+    kinds = (image(30), image(SLOW), image(40, 30), image(25)[:-20], b"none", image(CRASHES))
+
+    async with made.limited(large_pixels=1000):
+        tasks = []
+        for _ in range(50):
+            body = chance.choices(kinds, (8, 6, 4, 3, 2, 1))[0]
+            deadline_s = chance.choice((0.01, 0.1, 60.0))
+            tasks.append(asyncio.create_task(made.decode(body, FAULTY, deadline_s=deadline_s)))
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+            if chance.random() < 0.3:
+                chance.choice(tasks).cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    known = (tuple, DecodeExpiredError, InvalidImageError, asyncio.CancelledError)
+    assert all(isinstance(result, known) for result in results), results
+
+
+@pytest.mark.parametrize(("width", "reason"), [(CRASHES, "died"), (HANGS, "hung")])
+async def test_an_image_that_ends_its_decoder_fails_alone(made, width, reason, caplog):
+    async with made.limited(timeout_s=1.0):
+        innocent = [asyncio.create_task(made.decode(image(each), FAULTY)) for each in range(30, 40)]
+        culprit = asyncio.create_task(made.decode(image(width), FAULTY))
+        innocent += [asyncio.create_task(made.decode(image(each), FAULTY)) for each in range(40, 60)]
+        with pytest.raises(InvalidImageError):
+            await culprit
+        for number, (_, pixels) in enumerate(await asyncio.gather(*innocent)):
+            assert (pixels == here(image(30 + number), FAULTY)[1]).all()
+        assert made.reasons == [reason], "it is known after one death"
+        await until(lambda: made.decoders.up == 2)
+    assert any("sha256" in record.getMessage() for record in caplog.records)
+
+
+async def test_decoders_killed_under_load_cost_nobody_an_answer(made):
+    async with made.limited():
+
+        async def many():
+            for _ in range(60):
+                await made.decode(image(SLOW), FAULTY)
+
+        tasks = [asyncio.create_task(many()) for _ in range(4)]
+        for kill in range(6):
+            await until(lambda: made.decoders.up == 2)
+            os.kill(made.decoders.pids[kill % 2], signal.SIGKILL)
+            await until(lambda kill=kill: len(made.reasons) > kill)
+        await asyncio.gather(*tasks)
+    assert made.reasons == ["died"] * 6
+
+
+async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
+    async with made.limited(timeout_s=0.5):
+        tasks = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(20)]
+        await asyncio.sleep(0)
+        os.kill(made.decoders.pids[0], signal.SIGSTOP)
+        await asyncio.gather(*tasks)
+        assert len(made.reasons) == 1
+
+
+async def test_another_nursery_takes_the_place_of_a_dead_one(made):
+    async with made.limited():
+        await made.decode(image(20))
+        os.kill(made.decoders._seats.nursery.pid, signal.SIGKILL)
+        await until(lambda: len(made.reasons) == 2)
+        await made.decode(image(20))
+        await until(lambda: made.decoders.up == 2, 60)
+
+
+async def test_decoders_hold_none_of_each_others_descriptors(made):
+    async with made.limited():
+        await made.decode(image(20))
+        inboxes = []
+        for pid in made.decoders.pids:
+            paths = [f"/proc/{pid}/fd/{each}" for each in os.listdir(f"/proc/{pid}/fd")]
+            named = {(os.readlink(path).partition(" ")[0], os.stat(path).st_ino) for path in paths}
+            assert sum("anychip-inbox" in name for name, _ in named) == 1
+            assert sum(name.startswith("socket:") for name, _ in named) == 1
+            inboxes += [number for name, number in named if "anychip-inbox" in name]
+        assert len(set(inboxes)) == 2

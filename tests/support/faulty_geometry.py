@@ -1,0 +1,34 @@
+"""A model whose placing of an image fails as a broken decoder library would: by the width of the image.
+
+Owns: which width does what. It is imported by decoder processes, and never by the product.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models import Placement
+from models.classification import Classifier
+
+CRASHES, HANGS, SLOW = 13, 17, 19
+SLOW_S = 0.05
+
+
+@dataclass(frozen=True)
+class FaultyGeometry(Classifier):
+    """An image of width 13 ends its decoder, one of width 17 never ends, one of width 19 takes 50 ms."""
+
+    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
+        """As its family does, where nothing is to go wrong."""
+        if width == CRASHES:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        while width == HANGS:
+            pass
+        if width == SLOW:
+            time.sleep(SLOW_S)
+        return super().preprocess(image, out, width, height)

@@ -1,0 +1,166 @@
+"""The order in which images are decoded, and the bounds on what waits: pure logic."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.decoders.messages import MAX_TEXT_BYTES, Answer, Job, Status, answers_in, jobs_in, pack_answer, pack_job
+from app.decoders.waiting import DecodeQueue, DecodeQueueFullError, Entry
+
+
+def filled(entries, models=2):
+    queue = DecodeQueue(models, 1000)
+    for entry in entries:
+        queue.admit()
+        queue.push(entry)
+    return queue
+
+
+def drained(queue, *, large=True, cost_s=1.0):
+    order = []
+    while (entry := queue.pop(lambda _: large)) is not None:
+        queue.took(entry.model, cost_s)
+        order.append(entry)
+    return order
+
+
+def test_the_least_rank_goes_first_and_equals_go_in_their_order():
+    entries = [Entry(0, name, rank) for name, rank in (("b", 2.0), ("a", 1.0), ("c", 2.0))]
+    assert [entry.payload for entry in drained(filled(entries))] == ["a", "b", "c"]
+
+
+def test_models_share_by_the_seconds_their_images_take():
+    queue = filled([Entry(model, model, float(number)) for number in range(40) for model in (0, 1)])
+    order = []
+    for _ in range(20):
+        entry = queue.pop()
+        queue.took(entry.model, 3.0 if entry.model == 0 else 1.0)
+        order.append(entry.model)
+    assert order.count(0) == 5
+    assert order.count(1) == 15
+
+
+def test_a_model_that_was_idle_has_earned_no_credit():
+    queue = filled([Entry(0, number, float(number)) for number in range(20)])
+    for _ in range(10):
+        queue.took(queue.pop().model, 1.0)
+    for number in range(10):
+        queue.admit()
+        queue.push(Entry(1, number, 0.0))
+    order = [entry.model for entry in drained(queue)]
+    assert order[:10].count(1) in (5, 6)
+
+
+def test_large_images_are_left_where_none_may_be_taken():
+    entries = [Entry(0, "large", 0.0, large=True), Entry(0, "small", 1.0)]
+    queue = filled(entries)
+    assert [entry.payload for entry in drained(queue, large=False)] == ["small"]
+    assert [entry.payload for entry in drained(queue)] == ["large"]
+
+
+def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
+    queue = DecodeQueue(1, 16)
+    entries = [Entry(0, number, 0.0) for number in range(16)]
+    for entry in entries:
+        queue.admit()
+        queue.push(entry)
+    with pytest.raises(DecodeQueueFullError, match="16 images"):
+        queue.admit()
+    queue.enlarge(entries[0])
+    queue.enlarge(entries[1])
+    with pytest.raises(DecodeQueueFullError, match="2 large"):
+        queue.enlarge(entries[2])
+    queue.leave(entries[0])
+    queue.admit()
+    queue.enlarge(entries[2])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "pop", "pop small", "discard"]), st.integers(0, 2), st.floats(-5, 5)),
+        max_size=60,
+    )
+)
+def test_every_image_comes_out_once_or_was_discarded_and_counts_agree(actions):
+    queue: DecodeQueue[int] = DecodeQueue(3, 1000)
+    waiting: dict[int, Entry[int]] = {}
+    for number, (action, model, value) in enumerate(actions):
+        if action == "push":
+            queue.admit()
+            entry = Entry(model, number, value)
+            if number % 3 == 0:
+                queue.enlarge(entry)
+            queue.push(entry)
+            waiting[number] = entry
+        elif action == "discard" and waiting:
+            entry = waiting.pop(min(waiting))
+            assert queue.discard(entry)
+            assert not queue.discard(entry)
+            queue.leave(entry)
+        elif action.startswith("pop"):
+            small = action == "pop small"
+            entry = queue.pop(lambda _, small=small: not small)
+            fitting = [each for each in waiting.values() if not (small and each.large)]
+            assert (entry is None) == (not fitting)
+            if entry is not None:
+                assert not (small and entry.large)
+                same = [each.rank_s for each in fitting if each.model == entry.model]
+                assert entry.rank_s == min(same)
+                del waiting[entry.payload]
+                queue.took(entry.model, abs(value))
+                queue.leave(entry)
+        assert queue.waiting == queue.held == len(waiting)
+        assert queue.held_large == sum(entry.large for entry in waiting.values())
+
+
+numbers = st.integers(0, 2**31 - 1)
+
+
+@given(st.lists(st.builds(Job, numbers, st.integers(0, 1), st.integers(0, 255), st.integers(0, 9), *[numbers] * 6)))
+def test_jobs_travel_unchanged(jobs):
+    assert list(jobs_in(b"".join(map(pack_job, jobs)))) == jobs
+
+
+real = st.floats(allow_nan=False)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Answer,
+            numbers,
+            st.sampled_from(Status),
+            numbers,
+            numbers,
+            real,
+            real,
+            real,
+            st.text(max_size=MAX_TEXT_BYTES // 4),
+        )
+    )
+)
+def test_answers_travel_unchanged(answers):
+    assert list(answers_in(b"".join(map(pack_answer, answers)))) == answers
+
+
+@given(st.binary(max_size=200))
+def test_an_answer_that_is_none_raises_one_kind_of_error(packet):
+    with contextlib.suppress(ValueError):
+        list(answers_in(packet))
+
+
+def test_a_long_sentence_is_cut():
+    [answer] = answers_in(pack_answer(Answer(1, Status.FAILED, text="x" * 10_000)))
+    assert len(answer.text) == MAX_TEXT_BYTES
+
+
+def test_an_answer_cannot_claim_a_longer_text():
+    packet = bytearray(pack_answer(Answer(1, Status.FAILED, text="xyz")))
+    struct.pack_into("<H", packet, len(packet) - 5, 60_000)
+    with pytest.raises(ValueError, match="longer"):
+        list(answers_in(bytes(packet)))

@@ -1,0 +1,135 @@
+"""Threads for what would hold up the event loop: nothing runs once its caller has gone on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.serving.threads import Threads
+
+
+@pytest.fixture
+async def pool():
+    pool = Threads(2)
+    yield pool
+    await pool.close()
+
+
+async def test_the_pool_answers_and_passes_errors_on(pool):
+    assert await pool.run(lambda a, b: a + b, 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 / 0)
+
+
+async def test_work_cancelled_before_it_begins_never_begins(pool):
+    release, ran = threading.Event(), []
+    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    waiting = asyncio.ensure_future(pool.run(ran.append, 1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    release.set()
+    await asyncio.gather(*busy)
+    assert ran == []
+
+
+async def test_work_cancelled_while_it_runs_is_waited_for(pool):
+    started, release, finished = threading.Event(), threading.Event(), []
+
+    def work():
+        started.set()
+        release.wait()
+        finished.append(True)
+
+    task = asyncio.ensure_future(pool.run(work))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    task.cancel()  # A second time, while it waits for the thread.
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert finished == [True]
+
+
+FATES = ["kept", "cancelled", "cancelled late", "cancelled twice"]
+jobs = st.lists(st.sampled_from(FATES), max_size=40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs, st.booleans())
+def test_nothing_runs_once_run_has_ended(plan, closes):
+    async def scenario():
+        pool, gate, busy = Threads(2), threading.Event(), threading.Semaphore(2)
+        started, lent = set(), set()
+
+        def work(index):
+            assert busy.acquire(blocking=False)
+            assert index in lent
+            started.add(index)
+            gate.wait()
+            assert index in lent
+            busy.release()
+            return index
+
+        async def lend(index):
+            lent.add(index)
+            try:
+                return await pool.run(work, index)
+            finally:
+                lent.discard(index)
+
+        tasks = [asyncio.ensure_future(lend(index)) for index in range(len(plan))]
+        await asyncio.sleep(0)
+        for times in ("cancelled", "cancelled twice"):
+            for task, fate in zip(tasks, plan, strict=True):
+                if fate in {times, "cancelled twice"}:
+                    task.cancel()
+            await asyncio.sleep(0)
+        closing = asyncio.ensure_future(pool.close()) if closes else None
+        gate.set()
+        for task, fate in zip(tasks, plan, strict=True):
+            if fate == "cancelled late":
+                task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await (closing or pool.close())
+        return results, started
+
+    results, started = asyncio.run(scenario())
+    for index, (result, fate) in enumerate(zip(results, plan, strict=True)):
+        if fate == "kept" and not (closes and isinstance(result, RuntimeError)):
+            assert result == index
+        elif fate != "kept":
+            assert result == index or isinstance(result, asyncio.CancelledError | RuntimeError)
+        assert result != index or index in started
+
+
+async def test_work_that_waits_while_the_pool_closes_is_told_so(pool):
+    release = threading.Event()
+    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    waiting = asyncio.ensure_future(pool.run(lambda: None))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(pool.close())
+    with pytest.raises(RuntimeError, match="ended"):
+        await waiting
+    release.set()
+    await closing
+    assert await asyncio.gather(*busy) == [True, True]
+
+
+async def test_closing_ends_the_threads():
+    pool = Threads(2)
+    await pool.run(lambda: None)
+    await pool.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("offload")]
+    with pytest.raises(RuntimeError):
+        await pool.run(lambda: None)
