@@ -189,7 +189,7 @@ def photograph() -> bytes:
 
 async def decoding(story: Story, folder: Path) -> None:
     """The device, told to look at images, is quick; two decoders are not. And the disk of the cache is full."""
-    options = ("--null", "nan=#010203", "--decode-threads", "1", "--batch-sizes", "1,2,4,8")
+    options = ("--null", "nan=#010203", "--decoders", "1", "--batch-sizes", "1,2,4,8")
     with small_disk(folder / "disk") as disk:
         async with story.watched(folder, "decoding", "resnet18", *NULL, *options, "--cache-dir", str(disk)) as service:
             async with Load(service.url, RESNET, photograph(), 16) as load:
