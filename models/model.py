@@ -197,7 +197,7 @@ class PixelModel(Model):
         """Place an image in the network's input.
 
         `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
-        `width` and `height`: the image's displayed size in full. Runs in decode threads: pure, reentrant, and heavy
+        `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
         work releases the interpreter lock.
         """
 
