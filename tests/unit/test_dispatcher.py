@@ -287,3 +287,31 @@ async def test_a_release_ends_with_its_worker():
         await turns()
         dispatcher._worker_gone(worker, "it died")
         assert await task == {worker.id: {}}
+
+
+async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slots():
+    stuck, other = Worker(), Worker("null:0#2")
+    stuck.abandoned, stuck.exited = True, asyncio.get_running_loop().create_future()
+    async with dispatching(stuck) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask(dispatcher, 3)
+        await turns()
+        [run] = stuck.runs
+        for slot in run.slots:
+            dispatcher.arena.slot(0, slot)[:] = slot + 1
+        dispatcher._worker_gone(stuck, "it cannot be killed")
+        dispatcher._worker_ready(other)
+        seen = set()
+        for _ in range(3):
+            await turns()
+            [slot] = other.runs[-1].slots
+            assert slot not in run.slots
+            seen.add(int(dispatcher.arena.slot(0, slot)[0]) - 1)
+            dispatcher._worker_message(other, done(other.runs[-1]))
+        await asyncio.gather(*tasks)
+        assert seen == set(run.slots)
+        # It may still write to these, until it is gone.
+        assert free_slots(dispatcher) == before - 3
+        stuck.exited.set_result(None)
+        await turns()
+        assert free_slots(dispatcher) == before
