@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
@@ -28,6 +29,8 @@ from models import Model
 
 log = logging.getLogger("anychip")
 
+_OTHER_DESCRIPTORS = 256
+
 
 class Server(uvicorn.Server):
     """uvicorn, without its signal handling: the order of shutdown is ours."""
@@ -43,6 +46,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
 
     Raises WorkerStartError when a worker cannot start, OSError when the port is taken.
     """
+    _make_room(settings.max_connections)
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
     service = Service(settings, models, tracing)
@@ -84,6 +88,17 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             await asyncio.to_thread(tracing.close)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.remove_signal_handler(number)
+
+
+def _make_room(connections: int) -> None:
+    """Let this process have as many descriptors as it may need; else it could not accept what it wants to refuse."""
+    wanted = 2 * connections + _OTHER_DESCRIPTORS  # Those that are refused stay open for a moment.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < connections + _OTHER_DESCRIPTORS:
+            log.warning("only %d files may be open here: too few for %d connections (ulimit -n)", allowed, connections)
 
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
