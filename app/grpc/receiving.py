@@ -46,19 +46,23 @@ class Receiver:
     async def one(self, requests: AsyncIterator[bytes], share: Share, kind: Any) -> Message:
         """The only message of a call. Raises ServiceError."""
         with interrupted_at(time.monotonic() + _RECEIVE_S):
-            room = 2 * self._largest_bytes  # gRPC's own buffers, and the message made of them.
+            # gRPC's own buffers, and the message made of them; where that is more than one client may have, all it may.
+            room = min(2 * self._largest_bytes, self._ingress.bodies.most_for_one)
             await share.wait(room)
             data = await anext(requests, None)
             if data is None:
                 raise invalid_request("the call has no message")
-            share.give(room - len(data))
+            if len(data) <= room:
+                share.give(room - len(data))
+            else:
+                share.take(len(data) - room)
         return await self._parsed(data, kind)
 
     async def each(
         self, requests: AsyncIterator[bytes], share: Share, kind: Any
     ) -> AsyncIterator[Message | ServiceError]:
         """The messages of a stream, or why one is none. Raises QUEUE_FULL at once."""
-        share.take(self._largest_bytes)
+        share.take(min(self._largest_bytes, self._ingress.bodies.most_for_one))
         async for data in requests:
             try:
                 request = await self._parsed(data, kind)

@@ -25,6 +25,11 @@ class Budget:
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
         self._by_client: dict[str, int] = {}
 
+    @property
+    def most_for_one(self) -> int:
+        """What one client can hold when it is alone."""
+        return self.limit * _SHARE // (_SHARE + 1)
+
     def share(self, client: str) -> Share:
         """What a request of this client (its address) holds; a context manager that gives it back."""
         return Share(self, client)

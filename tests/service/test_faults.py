@@ -249,9 +249,10 @@ async def test_overload_is_refused_and_memory_stays_flat(tmp_path):
 
 def test_bodies_in_memory_are_bounded(tmp_path):
     with serving(tmp_path, "", "--max-buffered-bytes", "100000") as service:
-        assert post(service, GREY + bytes(99_000)) == (200, "OK")
-        assert post(service, GREY + bytes(101_000)) == (429, "QUEUE_FULL")
-        assert post(service, GREY + bytes(99_000)) == (200, "OK")
+        # One client may hold three quarters.
+        assert post(service, GREY + bytes(74_000)) == (200, "OK")
+        assert post(service, GREY + bytes(76_000)) == (429, "QUEUE_FULL")
+        assert post(service, GREY + bytes(74_000)) == (200, "OK")
 
 
 @pytest.mark.alone

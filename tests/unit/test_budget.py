@@ -39,7 +39,7 @@ def test_never_more_than_there_is_and_everything_comes_back(steps):
     for each in held:
         budget.give(*each)
     assert budget.held == 0
-    assert taken(budget, "anybody", 75)
+    assert taken(budget, "anybody", budget.most_for_one)
 
 
 async def test_who_waits_gets_what_is_given_back_in_order():
