@@ -331,3 +331,12 @@ class TestTorchScript:
 
     def test_a_network_for_one_batch_size_is_refused(self) -> None:
         assert "torchscript: " in refusal("torchscript", OneSize())
+
+
+@pytest.mark.parametrize(("flags", "warned"), [(frozenset({"avx2"}), True), (frozenset({"avx512_bf16"}), False)])
+def test_bf16_on_a_cpu_without_units_for_it_says_that_it_is_slow(
+    flags: frozenset[str], warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("backends.host.cpu_flags", lambda: flags)
+    CpuBackend(1).load(Slope().eval(), DEVICE, "eager", "bf16", (1,)).executable.close()
+    assert ("no units for bf16" in caplog.text) is warned

@@ -136,3 +136,15 @@ def test_a_closed_tool_runs_nothing(fake: Fake) -> None:
     tool.close()
     with pytest.raises(ToolError, match="not run any more"):
         tool.run("brsmi")
+
+
+def test_ascend_asks_for_the_workers_own_card_alone_and_for_the_map_once(fake: Fake, tmp_path: Path) -> None:
+    """Each worker has a reader; all of them over all cards would be dozens of runs in a few seconds."""
+    common, log = OUTPUTS / "npu-smi-common.txt", tmp_path / "runs"
+    fake("npu-smi", f"echo \"$@\" >> {log}; if [ \"$2\" = -m ]; then cat <<'X'\n{MAP}X\nelse cat '{common}'; fi")
+    tool = Tool()
+    for _ in range(2):
+        assert set(ascend.read(tool, wanted=(1,))) == {1}
+    runs = log.read_text().splitlines()
+    assert [run.startswith("info -m") for run in runs] == [True, False, False]
+    assert len(set(runs[1:])) == 1
