@@ -76,6 +76,14 @@ def device_rate(predictor: LocalPredictor, batch_size: int, seconds: float = 5.0
     return batches * batch_size / (time.perf_counter() - started_s)
 
 
+def run_command(arguments: list[str]) -> tuple[float, float]:
+    """Images a second as the command prints it, and the processor time of this process for all of it."""
+    said, before_s = io.StringIO(), time.process_time()
+    with contextlib.redirect_stderr(said):
+        assert anychip(arguments) == 0
+    return float(re.findall(r"([\d.]+) images/s", said.getvalue())[-1]), time.process_time() - before_s
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="How near anychip predict comes to decoding and the device.")
@@ -94,18 +102,23 @@ def main() -> None:
             settings = Settings(device="null", weights="random")
             model = open_model(parse_spec(_MODEL, "random"), settings.weights_dir)
             predictor = LocalPredictor(model, settings, Options(), parsed.batch_size)
+            before_s = time.process_time()
             decoding = decoding_rate(predictor, folder, parsed.batch_size)
+            decoding_cpu_s = (time.process_time() - before_s) / parsed.images
             device = device_rate(predictor, parsed.batch_size)
             predictor.close()
             output = Path(name) / f"{delay_ms:g}.jsonl"
             command = ["predict", _MODEL, str(folder), "--output", str(output), "--batch-size", str(parsed.batch_size)]
-            said = io.StringIO()
-            with contextlib.redirect_stderr(said):
-                assert anychip([*command, "--device", "null", "--weights", "random", "--null", told]) == 0
-            whole = float(re.findall(r"([\d.]+) images/s", said.getvalue())[-1])
+            whole, whole_cpu_s = run_command([*command, "--device", "null", "--weights", "random", "--null", told])
+            few = ["predict", _MODEL, str(folder / "000"), "--output", str(output), "--overwrite", *command[5:]]
+            few_count = min(1000, parsed.images)
+            _, few_cpu_s = run_command([*few, "--device", "null", "--weights", "random", "--null", told])
+            # What both runs have in common, loading above all, is no image's.
+            cpu_s = (whole_cpu_s - few_cpu_s) / max(1, parsed.images - few_count)
             limit = min(decoding, device)
             peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
+                f"processor time an image: decoding {decoding_cpu_s * 1e6:.0f} us, predict {cpu_s * 1e6:.0f} us; "
                 f"batch {delay_ms:g} ms: decoding alone {decoding:.0f}/s, device alone {device:.0f}/s, "
                 f"predict {whole:.0f}/s = {whole / limit:.2f} of the smaller; peak memory {peak_mib:.0f} MiB"
             )

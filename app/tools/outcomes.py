@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ Prediction = Mapping[str, Any]
 
 Line = Mapping[str, Any]
 """A line of a journal: `file` and `model`, then a prediction or `error`."""
+
+
+_FLUSHED_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Journal:
             self._keep_good_lines()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab" if resume else "wb")
+        self._flushed_s = 0.0
 
     def __enter__(self) -> Journal:
         return self
@@ -87,14 +92,16 @@ class Journal:
         return bool(self._done) and _digest(path) in self._done
 
     def write(self, outcome: Outcome, weights: str) -> None:
-        """Append an outcome, in one piece and at once: whoever ends the process loses no other line."""
+        """Append an outcome. Whoever kills the process loses the lines of a moment, and at most a part of one line."""
         line: dict[str, Any] = {"file": outcome.source.path, "model": self._model}
         if outcome.prediction is None:
             line["error"] = outcome.error
         else:
             line.update(weights=weights, **outcome.prediction)
         self._file.write(_encoded(line))
-        self._file.flush()
+        if (now_s := time.monotonic()) - self._flushed_s >= _FLUSHED_EVERY_S:
+            self._flushed_s = now_s
+            self._file.flush()
 
     def _keep_good_lines(self) -> None:
         """Drop errors and a last line that was cut off; remember the rest."""

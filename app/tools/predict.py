@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,7 @@ _SETTINGS = (
 )
 _BATCH_SIZE = 8
 _DRAWINGS_WAITING = 16
+_SHOWN_EVERY_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +166,7 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    failed = 0
+    done = failed = 0
     path = _journal_path(parsed.output, kind)
     columns = (
         SpinnerColumn(),
@@ -181,6 +183,7 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
     ):
         left = None if count is None else max(0, count - journal.done)
         task = progress.add_task(predictor.model, total=left, rate="")
+        shown_s = 0.0
         sources: Iterator[Source] = (each for each in find_images(parsed.images) if not journal.holds(each.path))
         for outcome in predictor.outcomes(sources):
             journal.write(outcome, predictor.weights)
@@ -188,9 +191,13 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
             if outcome.prediction is None:
                 failed += 1
                 _complain(outcome)
-            speed = progress.tasks[task].speed
-            progress.update(task, advance=1, rate=f"{speed:.1f} images/s" if speed else "")
-        done = int(progress.tasks[task].completed)
+            done += 1
+            # Not at every image: the bar's own estimate costs as much as a small image's answer.
+            if (now_s := time.monotonic()) - shown_s >= _SHOWN_EVERY_S:
+                shown_s = now_s
+                speed = progress.tasks[task].speed
+                progress.update(task, completed=done, rate=f"{speed:.1f} images/s" if speed else "")
+        progress.update(task, completed=done)
         elapsed_s = progress.tasks[task].elapsed or 0.0
     if kind != "jsonl":
         convert(path, parsed.output, kind)
