@@ -106,7 +106,7 @@ async def steady(story: Story, folder: Path) -> None:
     null = ("--null", "delay_ms=5,power_w=75")
     async with story.watched(folder, "steady", "resnet18", *NULL, *null, "--triton-metrics", "true") as service:
         async with Load(service.url, RESNET, GREY, 4, TRACEPARENT) as load:
-            await until(lambda: story.server.now('job_model:anychip_requests:rate5m{job="steady"} > 0'))
+            await until(lambda: story.server.now('namespace_job_model:anychip_requests:rate5m{job="steady"} > 0'))
             await load.answers(100)
         assert set(load.outcomes) == {(200, "OK")}
         await story.see("steady", set())
