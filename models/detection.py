@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.coco import COCO_CLASSES
+from models.instances import MAX_CANDIDATES, suppress
 from models.model import (
     Array,
     Options,
@@ -34,18 +35,13 @@ from models.model import (
     UnknownModelError,
     WeightsError,
 )
-from models.vision import torchvision
 from models.yolov8 import BOX_CHANNELS, SIZES, Detect, Size, YOLOv8, anchors, size_of
 
 ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
 INPUT_SHAPE = (640, 640, 3)
 
-# Decode threads are the parallelism; OpenCV's own would multiply it.
-cv2.setNumThreads(1)
-
 _PAD_GREY = 114
 _AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # Mean and standard deviation: the network takes 0..1.
-_MAX_CANDIDATES = 30_000
 _DECODE_OVERSAMPLING = 6
 
 
@@ -181,7 +177,7 @@ class Detector(PixelModel):
         """Candidates by descending score: distances float32 [k, 4], scores [k], classes [k], anchors int32 [k]."""
         distances, scores, classes = (output[index] for output in outputs)
         chosen = np.flatnonzero(scores > options.score_threshold)
-        chosen = chosen[np.argsort(-scores[chosen], kind="stable")[:_MAX_CANDIDATES]]
+        chosen = chosen[np.argsort(-scores[chosen], kind="stable")[:MAX_CANDIDATES]]
         return distances[chosen], scores[chosen], classes[chosen], chosen.astype(np.int32)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
@@ -238,7 +234,7 @@ class Detector(PixelModel):
             (centres[indices] - distances[:, :2], centres[indices] + distances[:, 2:]), axis=1, dtype=np.float32
         )
         boxes = corners * strides[indices, None]
-        kept = _suppress(boxes, scores, classes, options.iou_threshold)[: options.max_detections]
+        kept = suppress(boxes, scores, classes, options.iou_threshold, options.max_detections)
         pad = np.array([placement.pad_x, placement.pad_y] * 2)
         size = np.array([placement.width, placement.height] * 2)
         return np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size), scores[kept], classes[kept]
@@ -254,21 +250,6 @@ def _size(architecture: str) -> Size:
 def _anchors(height: int, width: int) -> tuple[Array, Array]:
     centres, strides = anchors(height, width)
     return centres.numpy(), strides.numpy()
-
-
-def _suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float) -> Array:
-    """Indices of what non-maximum suppression within each class keeps, by descending score.
-
-    boxes: float32 [k, 4] as x1, y1, x2, y2. One call serves all classes: each gets a place of its own, in float64,
-    where moving a box does not round it.
-    """
-    if len(boxes) == 0:
-        return np.empty(0, np.int64)
-    places = boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)
-    kept: Array = torchvision.ops.nms(
-        torch.from_numpy(places), torch.from_numpy(scores).double(), iou_threshold
-    ).numpy()
-    return kept
 
 
 def _random_core(size: Size, class_count: int) -> YOLOv8:

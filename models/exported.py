@@ -1,8 +1,9 @@
-"""A network from a file that carries its own graph: `name=file.onnx`, `.pt2`, `.ts`.
+"""A network from a file that carries its own graph: `name=file.onnx`, `.pt2`, `.ts`, `.torchscript`.
 
-Owns: what its owner may declare beside it (`file.tensors.json`, `file.probes.npz`, `file.labels.txt`), and the child
-process that reads it first: what a strange file does to a process, it does not do to the server. Must not know how
-graphs are called (models.exported_networks).
+Owns: whether it is one of images or of tensors, what its owner may declare beside it (`file.json` of images,
+`file.tensors.json` and `file.probes.npz` of tensors, `file.labels.txt`), and the child process
+that reads it first: what a strange file does to a process, it does not do to the server. Must not know how graphs are
+called (models.exported_networks, models.exported_images).
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from models.model import Array, WeightsError, WeightsNotFoundError
+from models.checkpoint import labels_beside
+from models.export_metadata import read_sidecar
+from models.model import Array, Model, WeightsError, WeightsNotFoundError
 from models.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 
 if TYPE_CHECKING:
     from models.exported_networks import Form, TensorNetwork
 
-SUFFIXES = (".onnx", ".pt2", ".ts")
-PLATFORMS = {"onnx": "onnx_onnxv1", "pt2": "pytorch_export", "ts": "pytorch_torchscript"}
+SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript")
+PLATFORMS = {
+    "onnx": "onnx_onnxv1",
+    "pt2": "pytorch_export",
+    "ts": "pytorch_torchscript",
+    "torchscript": "pytorch_torchscript",
+}
 TIME_LIMIT_S = 600.0
 _CHILD = Path(__file__).with_name("exported_child.py")
 _PROBES = 8
@@ -91,13 +99,24 @@ class ExportedModel(TensorModel):
         return items
 
 
-def open_exported(name: str, file: Path) -> ExportedModel:
-    """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError."""
+def open_exported(name: str, file: Path) -> Model:
+    """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
+
+    It is a model of images where the file's metadata or `file.json` beside it says so, else one of tensors.
+    """
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
+    sidecar = read_sidecar(file)
     declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
     probes_file = str(probes.absolute()) if probes.is_file() else None
-    found = _tried(file, {**declared.model_dump(), "probes": probes_file})
+    if declared is not None or (sidecar is not None and sidecar.task == "tensors"):
+        images: dict[str, Any] | None = None
+    else:
+        images = {"sidecar": None if sidecar is None else sidecar.model_dump(), "labels": labels_beside(file)}
+    asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
+    found = _tried(file, asked)
+    if "how" in found:
+        return _image_model(name, file, found)
     inputs, results = (tuple(_spec(each) for each in found[key]) for key in ("inputs", "results"))
     low, high = found["batch_range"]
     return ExportedModel(
@@ -113,6 +132,31 @@ def open_exported(name: str, file: Path) -> ExportedModel:
         (int(low), int(high)),
         probes_file,
     )
+
+
+def _image_model(name: str, file: Path, found: Mapping[str, Any]) -> Model:
+    from models.exported_images import Export, ExportedClassifier, ExportedDetector
+    from models.exported_layouts import Interpretation
+
+    height, width = found["size"]
+    how = Interpretation(**{**found["how"], "strides": tuple(found["how"]["strides"])})
+    keypoints = found["keypoints"]
+    export = Export(
+        how,
+        (height, width),
+        (found["batch"][0], found["batch"][1]),
+        found["freed"],
+        found["resize"],
+        (found["mean"][0], found["mean"][1], found["mean"][2]),
+        (found["std"][0], found["std"][1], found["std"][2]),
+        None if keypoints is None else (keypoints[0], keypoints[1]),
+        found["exporter"],
+        found["licence"],
+    )
+    about = (name, file.suffix[1:], tuple(found["labels"]), file.name, str(file.absolute()), (height, width, 3))
+    if how.task == "classify":
+        return ExportedClassifier(*about, min(height, width), "bilinear", True, export.mean, export.std, export=export)
+    return ExportedDetector(*about, export=export)
 
 
 def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
@@ -141,10 +185,10 @@ def _form(file: str) -> Form:
     return FORMS[Path(file).suffix]
 
 
-def _declared(file: Path) -> _Declared:
+def _declared(file: Path) -> _Declared | None:
     beside = file.with_name(f"{file.stem}.tensors.json")
     if not beside.is_file():
-        return _Declared()
+        return None
     try:
         return _Declared.model_validate_json(beside.read_bytes())
     except ValidationError as error:

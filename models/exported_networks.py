@@ -27,7 +27,7 @@ from models.model import Array, WeightsError
 from models.tensors import TensorModel
 
 Form = Literal["onnx", "program", "script"]
-FORMS: dict[str, Form] = {".onnx": "onnx", ".pt2": "program", ".ts": "script"}
+FORMS: dict[str, Form] = {".onnx": "onnx", ".pt2": "program", ".ts": "script", ".torchscript": "script"}
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     **{f"UINT{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},

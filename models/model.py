@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-Task = Literal["classify", "detect", "infer"]
+Task = Literal["classify", "detect", "segment", "pose", "obb", "infer"]
 Array = npt.NDArray[Any]
 
 

@@ -2,14 +2,15 @@
 
     file ─► models.onnx_file ─► nodes ─► one call of models.onnx_operators each ─► tensors
 
-Owns: the order of calls and which weights they get. Nodes that depend on weights alone are computed once. Must not know
-what the outputs mean. Operators that are not known are all named in one error before anything is computed.
+Owns: the order of calls and which weights they get. Nodes that depend on weights alone are computed once. Halves of the
+file become float32: the precision is the engine's choice. Must not know what the outputs mean.
+Operators that are not known are all named in one error before anything is computed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import models.onnx_layers  # noqa: F401  # Registers its operators.
+import models.onnx_layers
+import models.onnx_shapes  # noqa: F401  # Both register their operators.
 from models.model import WeightsError
 from models.onnx_file import Node, OnnxFile, read_onnx
-from models.onnx_operators import OPERATORS, UnsupportedError, is_host
+from models.onnx_operators import OPERATORS, UnsupportedError, as_numbers, is_host
 
+_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
 _MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
 
 
@@ -35,30 +38,26 @@ class _Call:
     frees: tuple[str, ...]  # Values that nobody needs afterwards.
 
 
-class OnnxModule(nn.Module):
-    """The graph of an ONNX file. Weights are buffers; halves of the file are float32 until the module is cast."""
+class OnnxPart(nn.Module):
+    """Some of a graph's nodes, in an order of computation. Weights are buffers; numbers of the host stay Python's."""
 
-    def __init__(self, file: OnnxFile, name: str) -> None:
-        """`name`: what errors call the file. Raises WeightsError."""
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[Node],
+        known: Mapping[str, Any],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> None:
+        """`name`: what errors call the file. `known`: constants by name, of which those that are used are taken."""
         super().__init__()
-        unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant"})
-        if unknown:
-            raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.")
-        if file.opset < 9:
-            raise WeightsError(f"{name} is of ONNX opset {file.opset}; 9 and later are read.")
         self.file_name = name
-        self.input_names = tuple(value.name for value in file.inputs)
-        self.output_names = tuple(value.name for value in file.outputs)
-        self._host: dict[str, Any] = {}  # Constants that stay numbers of the host.
+        self.input_names, self.output_names = tuple(inputs), tuple(outputs)
+        self.free_batch = False
+        self._calls = _planned(nodes, {*known, *outputs})
+        self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
-        known: dict[str, Any] = {"": None}
-        for key, array in file.constants.items():
-            known[key] = _constant(array)
-        nodes = self._sorted(file, known)
-        remaining = [node for node in nodes if not self._folded(node, known)]
-        needed = self._needed(remaining)
-        self._calls = self._planned([node for node in remaining if needed.intersection(node.outputs)], known)
-        wanted = {each for call in self._calls for each in call.inputs} | set(self.output_names)
+        wanted = {each for node in nodes for each in node.inputs} | set(outputs)
         for number, key in enumerate(sorted(wanted & known.keys())):
             value = known[key]
             if isinstance(value, Tensor):
@@ -67,14 +66,20 @@ class OnnxModule(nn.Module):
             else:
                 self._host[key] = value
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The outputs, in the file's order. Raises WeightsError where an operator has a form that is not computed."""
+    def forward(self, *given: Any) -> tuple[Any, ...]:
+        """The values of `output_names`, from those of `input_names`.
+
+        Where `free_batch`, a shape that is stated with a first axis of 1 takes any batch: so exports of batch 1 often
+        run with others, which the caller must verify. Raises WeightsError for a form of an operator that is not known.
+        """
         values: dict[str, Any] = dict(self._host)
         for key, attribute in self._buffers_of.items():
             values[key] = getattr(self, attribute)
-        values.update(zip(self.input_names, tensors, strict=True))
+        values.update(zip(self.input_names, given, strict=True))
         for call in self._calls:
             inputs = [values[name] for name in call.inputs]
+            if self.free_batch and call.operator == "Reshape" and isinstance(inputs[0], Tensor):
+                inputs[1] = _freed(inputs[0], as_numbers(inputs[1]))
             try:
                 found = OPERATORS[call.operator](inputs, call.attributes)
             except UnsupportedError as error:
@@ -86,6 +91,54 @@ class OnnxModule(nn.Module):
             for name in call.frees:
                 del values[name]
         return tuple(values[name] for name in self.output_names)
+
+
+class OnnxGraph(nn.Module):
+    """The graph of an ONNX file in two parts, each OnnxPart.
+
+    `core`: everything up to the last convolutions and matrix products, which may be cast. `tail`: what follows them,
+    as decoding boxes does: it stays float32, because coordinates of hundreds of pixels do not fit the shorter types.
+    """
+
+    def __init__(self, file: OnnxFile, name: str) -> None:
+        """`name`: what errors call the file. Raises WeightsError."""
+        super().__init__()
+        unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant"})
+        if unknown:
+            raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.")
+        if file.opset < 9:
+            raise WeightsError(f"{name} is of ONNX opset {file.opset}; 9 and later are read.")
+        self.file_name = name
+        inputs = tuple(value.name for value in file.inputs)
+        outputs = tuple(value.name for value in file.outputs)
+        known: dict[str, Any] = {"": None}
+        for key, array in file.constants.items():
+            known[key] = _constant(array)
+        nodes = [node for node in _sorted(file, known, name) if not self._folded(node, known)]
+        needed = set(outputs)
+        for node in reversed(nodes):
+            if needed.intersection(node.outputs):
+                needed.update(node.inputs)
+        nodes = [node for node in nodes if needed.intersection(node.outputs)]
+        heads, tails = _parted(nodes)
+        made = {each for node in heads for each in node.outputs} | set(inputs)
+        border = sorted(made & ({each for node in tails for each in node.inputs} | set(outputs)))
+        self.core = OnnxPart(name, heads, known, inputs, border)
+        self.tail = OnnxPart(name, tails, known, border, outputs)
+
+    @property
+    def free_batch(self) -> bool:
+        """Whether shapes that are stated with a first axis of 1 take any batch."""
+        return self.core.free_batch
+
+    @free_batch.setter
+    def free_batch(self, free: bool) -> None:
+        self.core.free_batch = self.tail.free_batch = free
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, in the file's order. Raises WeightsError where an operator has a form that is not computed."""
+        found: tuple[Tensor, ...] = self.tail(*(_float32(value) for value in self.core(*tensors)))
+        return found
 
     def _folded(self, node: Node, known: dict[str, Any]) -> bool:
         """Whether the node's outputs are constants; then they are known from here on. Raises WeightsError."""
@@ -110,61 +163,80 @@ class OnnxModule(nn.Module):
             if int(np.prod([max(1, each) for each in numbers], dtype=object)) * 4 > _MAX_CONSTANT_BYTES:
                 raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
 
-    def _needed(self, nodes: list[Node]) -> set[str]:
-        needed = set(self.output_names)
-        for node in reversed(nodes):
-            if needed.intersection(node.outputs):
-                needed.update(node.inputs)
-        return needed
 
-    def _sorted(self, file: OnnxFile, known: Mapping[str, Any]) -> list[Node]:
-        """The nodes in an order of computation, which is not always the file's. Raises WeightsError."""
-        there = {*known, *self.input_names}
-        missing = {place: {name for name in node.inputs if name not in there} for place, node in enumerate(file.nodes)}
-        users: dict[str, list[int]] = {}
-        for place, names in missing.items():
-            for name in names:
-                users.setdefault(name, []).append(place)
-        ready = [place for place in missing if not missing[place]]
-        heapq.heapify(ready)
-        nodes = []
-        while ready:
-            node = file.nodes[heapq.heappop(ready)]
-            nodes.append(node)
-            for name in node.outputs:
-                for place in users.pop(name, ()):
-                    missing[place].discard(name)
-                    if not missing[place]:
-                        heapq.heappush(ready, place)
-        if len(nodes) < len(file.nodes):
-            name = next(name for names in missing.values() for name in sorted(names))
-            raise WeightsError(f"{self.file_name} uses {name!r}, which is never computed.")
-        if unset := set(self.output_names) - there - {name for node in nodes for name in node.outputs}:
-            raise WeightsError(f"{self.file_name} never computes its output {min(unset)!r}.")
-        return nodes
-
-    def _planned(self, nodes: list[Node], known: Mapping[str, Any]) -> tuple[_Call, ...]:
-        last: dict[str, int] = {}
-        for place, node in enumerate(nodes):
-            for name in (*node.inputs, *node.outputs):
-                last[name] = place
-        kept = {*known, *self.output_names}
-        return tuple(
-            _Call(
-                node.operator,
-                node.inputs,
-                node.outputs,
-                _attributes(node),
-                tuple({n for n in (*node.inputs, *_given(node)) if last[n] == place and n not in kept}),
-            )
-            for place, node in enumerate(nodes)
-        )
-
-
-def load_onnx(path: Path) -> tuple[OnnxModule, OnnxFile]:
+def load_onnx(path: Path) -> tuple[OnnxGraph, OnnxFile]:
     """The module of a file, and the file. Raises WeightsError."""
     file = read_onnx(path)
-    return OnnxModule(file, path.name).eval().requires_grad_(False), file
+    return OnnxGraph(file, path.name).eval().requires_grad_(False), file
+
+
+def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[Node]:
+    """The nodes in an order of computation, which is not always the file's. Raises WeightsError."""
+    there = {*known, *(value.name for value in file.inputs)}
+    missing = {place: {name for name in node.inputs if name not in there} for place, node in enumerate(file.nodes)}
+    users: dict[str, list[int]] = {}
+    for place, names in missing.items():
+        for name in names:
+            users.setdefault(name, []).append(place)
+    ready = [place for place in missing if not missing[place]]
+    heapq.heapify(ready)
+    nodes = []
+    while ready:
+        node = file.nodes[heapq.heappop(ready)]
+        nodes.append(node)
+        for name in node.outputs:
+            for place in users.pop(name, ()):
+                missing[place].discard(name)
+                if not missing[place]:
+                    heapq.heappush(ready, place)
+    if len(nodes) < len(file.nodes):
+        name = next(name for names in missing.values() for name in sorted(names))
+        raise WeightsError(f"{file_name} uses {name!r}, which is never computed.")
+    computed = {name for node in nodes for name in node.outputs}
+    if unset := {value.name for value in file.outputs} - there - computed:
+        raise WeightsError(f"{file_name} never computes its output {min(unset)!r}.")
+    return nodes
+
+
+def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Those that some layer with weights still follows, or that are one; and all others."""
+    leading: set[str] = set()
+    heads, tails = [], []
+    for node in reversed(nodes):
+        if node.operator in _HEAVY or leading.intersection(node.outputs):
+            leading.update(node.inputs)
+            heads.append(node)
+        else:
+            tails.append(node)
+    return heads[::-1], tails[::-1]
+
+
+def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[_Call, ...]:
+    last: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in (*node.inputs, *node.outputs):
+            last[name] = place
+    return tuple(
+        _Call(
+            node.operator,
+            node.inputs,
+            node.outputs,
+            _attributes(node),
+            tuple({n for n in (*node.inputs, *_given(node)) if last[n] == place and n not in kept}),
+        )
+        for place, node in enumerate(nodes)
+    )
+
+
+def _freed(tensor: Tensor, shape: list[Any]) -> list[Any]:
+    """A stated shape whose first axis of 1 is the batch."""
+    if len(shape) < 2 or not isinstance(shape[0], int) or shape[0] != 1:
+        return shape
+    return [tensor.shape[0] if -1 in shape[1:] else -1, *shape[1:]]
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _given(node: Node) -> tuple[str, ...]:

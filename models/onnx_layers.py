@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.onnx_operators import UnsupportedError, _at, _operator, as_numbers, as_tensor
+from models.onnx_operators import UnsupportedError, as_numbers, as_tensor, input_at, operator
 from models.vision import torchvision
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -48,7 +48,7 @@ def _padded(tensor: Tensor, pads: Sequence[int], rank: int, value: float) -> tup
     return functional.pad(tensor, amounts, value=value), [0] * rank
 
 
-@_operator("Conv")
+@operator("Conv")
 def _conv(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, weight = inputs[0], inputs[1]
     rank = weight.ndim - 2
@@ -56,7 +56,7 @@ def _conv(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return _CONVOLUTIONS[rank](
         tensor,
         weight,
-        _at(inputs, 2),
+        input_at(inputs, 2),
         attributes.get("strides", [1] * rank),
         padding,
         attributes.get("dilations", [1] * rank),
@@ -64,7 +64,7 @@ def _conv(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     )
 
 
-@_operator("ConvTranspose")
+@operator("ConvTranspose")
 def _conv_transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, weight = inputs[0], inputs[1]
     rank = weight.ndim - 2
@@ -74,7 +74,7 @@ def _conv_transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any
     return _TRANSPOSED[rank](
         tensor,
         weight,
-        _at(inputs, 2),
+        input_at(inputs, 2),
         attributes.get("strides", [1] * rank),
         pads[:rank],
         attributes.get("output_padding", [0] * rank),
@@ -83,9 +83,9 @@ def _conv_transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any
     )
 
 
-@_operator("Gemm")
+@operator("Gemm")
 def _gemm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    one, other, bias = inputs[0], inputs[1], _at(inputs, 2)
+    one, other, bias = inputs[0], inputs[1], input_at(inputs, 2)
     alpha, beta = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
     one = one.t() if attributes.get("transA", 0) else one
     if alpha == 1 and beta == 1 and (bias is None or bias.ndim == 1):
@@ -94,40 +94,40 @@ def _gemm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return product if bias is None else product + beta * bias
 
 
-@_operator("MatMul")
+@operator("MatMul")
 def _matmul(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return torch.matmul(inputs[0], inputs[1])
 
 
-@_operator("Einsum")
+@operator("Einsum")
 def _einsum(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return torch.einsum(attributes["equation"], *inputs)
 
 
-@_operator("BatchNormalization")
+@operator("BatchNormalization")
 def _batch_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, scale, bias, mean, variance = inputs
     return functional.batch_norm(tensor, mean, variance, scale, bias, False, 0.0, attributes.get("epsilon", 1e-5))
 
 
-@_operator("InstanceNormalization")
+@operator("InstanceNormalization")
 def _instance_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return functional.instance_norm(
         inputs[0], None, None, inputs[1], inputs[2], True, 0.0, attributes.get("epsilon", 1e-5)
     )
 
 
-@_operator("LayerNormalization")
+@operator("LayerNormalization")
 def _layer_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, scale = inputs[0], inputs[1]
     axis = attributes.get("axis", -1) % tensor.ndim
     shape = list(scale.shape)
     if scale.ndim != tensor.ndim - axis:
         raise UnsupportedError("LayerNormalization with a scale of another shape")
-    return functional.layer_norm(tensor, shape, scale, _at(inputs, 2), attributes.get("epsilon", 1e-5))
+    return functional.layer_norm(tensor, shape, scale, input_at(inputs, 2), attributes.get("epsilon", 1e-5))
 
 
-@_operator("MaxPool")
+@operator("MaxPool")
 def _max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     kernel = attributes["kernel_shape"]
     rank = len(kernel)
@@ -142,7 +142,7 @@ def _max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     )
 
 
-@_operator("AveragePool")
+@operator("AveragePool")
 def _average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     kernel = attributes["kernel_shape"]
     rank = len(kernel)
@@ -155,23 +155,23 @@ def _average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
 
 
-@_operator("GlobalAveragePool")
+@operator("GlobalAveragePool")
 def _global_average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return inputs[0].mean(list(range(2, inputs[0].ndim)), keepdim=True)
 
 
-@_operator("GlobalMaxPool")
+@operator("GlobalMaxPool")
 def _global_max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return inputs[0].amax(list(range(2, inputs[0].ndim)), keepdim=True)
 
 
-@_operator("Resize", "Upsample")
+@operator("Resize", "Upsample")
 def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, mode = inputs[0], attributes.get("mode", "nearest")
     rank = tensor.ndim - 2
     # Upsample-9 has its factors as input 1; Resize has a region there, which only one coordinate mode uses.
     factors_at = 2 if len(inputs) > 2 else 1
-    sizes, factors = _at(inputs, 3), _at(inputs, factors_at)
+    sizes, factors = input_at(inputs, 3), input_at(inputs, factors_at)
     how = attributes.get("coordinate_transformation_mode", "half_pixel")
     if "axes" in attributes or mode not in ("nearest", "linear", "cubic"):
         raise UnsupportedError(f"Resize of mode {mode} with axes")
@@ -192,7 +192,7 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return functional.interpolate(tensor, size, scale, torch_mode, how == "align_corners")
 
 
-@_operator("GridSample")
+@operator("GridSample")
 def _grid_sample(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     modes = {"linear": "bilinear", "cubic": "bicubic"}
     mode = attributes.get("mode", "bilinear")
@@ -205,7 +205,7 @@ def _grid_sample(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     )
 
 
-@_operator("DepthToSpace")
+@operator("DepthToSpace")
 def _depth_to_space(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     if attributes.get("mode", "DCR") == "CRD":
         return functional.pixel_shuffle(inputs[0], attributes["blocksize"])
@@ -224,10 +224,10 @@ def _quantisation(value: Any, tensor: Tensor, attributes: Mapping[str, Any]) -> 
     return factors.reshape(shape)
 
 
-@_operator("QuantizeLinear")
+@operator("QuantizeLinear")
 def _quantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor = inputs[0]
-    zero = _at(inputs, 2)
+    zero = input_at(inputs, 2)
     dtype = torch.uint8 if zero is None else zero.dtype
     limits = torch.iinfo(dtype)
     shift = 0.0 if zero is None else _quantisation(zero, tensor, attributes)
@@ -235,21 +235,21 @@ def _quantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return steps.clamp(limits.min, limits.max).to(dtype)
 
 
-@_operator("DequantizeLinear")
+@operator("DequantizeLinear")
 def _dequantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor = as_tensor(inputs[0])
-    zero = _at(inputs, 2)
+    zero = input_at(inputs, 2)
     shift = 0.0 if zero is None else _quantisation(zero, tensor, attributes)
     return (tensor.to(torch.float32) - shift) * _quantisation(inputs[1], tensor, attributes)
 
 
-@_operator("NonMaxSuppression")
+@operator("NonMaxSuppression")
 def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """Boxes [n, k, 4], scores [n, classes, k] -> int64 [found, 3]: image, class, box. For eager engines only."""
     boxes, scores = inputs[0], inputs[1]
-    most = as_numbers(inputs[2])[0] if _at(inputs, 2) is not None else 0
-    iou = float(as_numbers(inputs[3])[0]) if _at(inputs, 3) is not None else 0.0
-    least = float(as_numbers(inputs[4])[0]) if _at(inputs, 4) is not None else float("-inf")
+    most = as_numbers(inputs[2])[0] if input_at(inputs, 2) is not None else 0
+    iou = float(as_numbers(inputs[3])[0]) if input_at(inputs, 3) is not None else 0.0
+    least = float(as_numbers(inputs[4])[0]) if input_at(inputs, 4) is not None else float("-inf")
     found = []
     for image in range(boxes.shape[0]):
         corners = boxes[image].float()

@@ -34,7 +34,10 @@ Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 
 # Measure and limit of int8's loss on held-out images, as fractions of top-1 or mAP50.
-LOSS_LIMITS = {"classify": ("top1_loss", 0.01), "detect": ("map50_loss", 0.02)}
+LOSS_LIMITS = {
+    "classify": ("top1_loss", 0.01),
+    **dict.fromkeys(("detect", "segment", "pose", "obb"), ("map50_loss", 0.02)),
+}
 _BLOCK = 1 << 20
 
 
@@ -111,7 +114,7 @@ class Gate:
         if held_out is None:
             return np.empty(0)
         assert isinstance(model, PixelModel)
-        detects = self._model.task == "detect"
+        detects = self._model.task != "classify"
         # Precision is an average over all thresholds.
         options = Options(score_threshold=0.001) if detects else Options()
         rows = range(len(held_out.pixels))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models import Model, NormalisedModel, Options, PixelModel, Placement
+from models.exported_images import ExportedDetector
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +38,9 @@ LIMITS: dict[str, dict[str, dict[str, float]]] = {
         "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
     },
 }
+_EXTRA_LIMITS = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.5, "int8": 1.0}
+for _task in ("segment", "pose", "obb"):
+    LIMITS[_task] = {name: {**limits, "extra": _EXTRA_LIMITS[name]} for name, limits in LIMITS["detect"].items()}
 _ANCHORS = 100  # Per image, those with the highest scores: the others are never part of an answer.
 _LEAST_SPREAD = 0.01  # As a fraction of the output's root mean square.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
@@ -51,6 +55,8 @@ def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) 
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
     if isinstance(model, PixelModel | NormalisedModel):
         model = model.image_model
+        if isinstance(model, ExportedDetector):
+            return _instances(model, expected, outputs)
         return (_classification if model.task == "classify" else _detection)(model, expected, outputs)
     return _tensors(expected, outputs)
 
@@ -77,7 +83,13 @@ def _classification(_: PixelModel, expected: Sequence[Array], outputs: Sequence[
     }
 
 
-def _detection(model: PixelModel, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+def _detection(
+    model: PixelModel,
+    expected: Sequence[Array],
+    outputs: Sequence[Array],
+    whole: Sequence[Array] | None = None,
+    other_whole: Sequence[Array] | None = None,
+) -> dict[str, float]:
     """Errors of distances [n, anchors, 4], scores and classes [n, anchors], on the anchors with the highest scores.
 
     `class`: score-weighted fraction of anchors with a different class; `score`: the largest error of a score; `box`:
@@ -97,8 +109,54 @@ def _detection(model: PixelModel, expected: Sequence[Array], outputs: Sequence[A
         "score": float(np.abs(scores - given_scores).max()),
         "box": float(errors.max()),
         "scale": _scale(*((each[answered] if answered.any() else each) for each in (distances, given_distances))),
-        "missed": _missed(model, expected, outputs),
+        "missed": _missed(model, whole or expected, other_whole or outputs),
     }
+
+
+def _instances(model: ExportedDetector, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+    """Errors of an exported detector: as `_detection`, with boxes [n, anchors, 4] in pixels instead of distances.
+
+    Of networks that suppress themselves rows are compared after sorting, since rows of equal scores may change places.
+    `extra`: the largest error of what comes beside boxes (mask coefficients, prototypes, key points, angles), in
+    standard deviations of each.
+    """
+    expected, outputs = (_by_score(model, each) for each in (expected, outputs))
+    strides = model.strides()[None, :, None]
+    wanted, given = ([each[0] / strides, *each[1:3]] for each in (expected, outputs))
+    found = _detection(model, wanted, given, [*expected], [*outputs])
+    if len(expected) == 3:
+        return found
+    errors = [0.0]
+    # Only anchors that the reference believes in: extras of all others are noise.
+    sure = (expected[1] > Options().score_threshold) & (expected[2] == outputs[2])
+    for number, (one, other) in enumerate(zip(expected[3:], outputs[3:], strict=True)):
+        of_anchors = number == 0 and bool(model.export.how.extras)
+        want, have = (each[sure] if of_anchors else each for each in (one, other))
+        if want.size:
+            want = want.astype(np.float64)
+            spread = max(float(want.std()), _LEAST_SPREAD * float(np.sqrt((want**2).mean())))
+            errors.append(float(_divided(np.abs(want - have).max(), spread)))
+    return {**found, "extra": max(errors)}
+
+
+def _by_score(model: ExportedDetector, outputs: Sequence[Array]) -> Sequence[Array]:
+    """Outputs with the rows of self-suppressing networks in one order: by class, then by place."""
+    if model.export.how.strides or not model.export.how.suppressed:
+        return outputs
+    boxes, scores, classes = outputs[:3]
+    believed = scores > Options().score_threshold
+    keys = np.where(believed, classes * 1e6 + boxes[..., :2].round().sum(axis=2), 1e12)
+    order = np.argsort(keys, axis=1, kind="stable")
+    rows = np.arange(len(boxes))[:, None]
+    cut = np.take_along_axis(believed, order, axis=1)
+    sorted_outputs = [np.where(_as_wide(cut, each), each[rows, order], 0) for each in outputs[:3]]
+    extras = 1 if model.export.how.extras else 0
+    sorted_outputs += [np.where(_as_wide(cut, each), each[rows, order], 0) for each in outputs[3 : 3 + extras]]
+    return [*sorted_outputs, *outputs[3 + extras :]]
+
+
+def _as_wide(mask: Array, like: Array) -> Array:
+    return mask.reshape(*mask.shape, *[1] * (like.ndim - mask.ndim))
 
 
 def _tensors(expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:

@@ -1,0 +1,225 @@
+"""What the outputs of exported networks mean, and how they become boxes, scores and classes on the device.
+
+    outputs of the file ─► Interpretation, by their shapes ─► boxes [n, a, 4], scores [n, a], classes [n, a], extras
+
+Owns: the layouts (docs/your-network.md has the table) and how they are told apart by shapes. Must not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.export_metadata import Description, ImageTask, Layout
+
+_STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
+_ROWS = (100, 300, 1000)
+_LEAST_PROBABILITY = 1e-12
+
+
+@dataclass(frozen=True)
+class Interpretation:
+    """How to read a network's outputs. `classes`: their number; `extras`: columns beside box, score and classes.
+
+    `suppressed`: whether the network has done its own suppression. `boxes`, `prototypes`: positions of these outputs.
+    """
+
+    task: ImageTask
+    layout: Layout
+    classes: int
+    extras: int = 0
+    suppressed: bool = False
+    boxes: int = 0
+    prototypes: int = 1
+    strides: tuple[int, ...] = ()
+    transposed: bool = False
+    probabilities: bool = False
+
+
+def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[int, int]) -> Interpretation:
+    """How outputs of these shapes (of one image, the batch first) are read. Raises ValueError with what is missing."""
+    seen = ", ".join(str(list(shape)) for shape in shapes)
+    if about.task == "classify":
+        return _classifier(about, shapes, seen)
+    boxes, prototypes = _outputs(about, shapes, seen)
+    _, first, second = shapes[boxes]
+    extras = {"detect": 0, "obb": 1}.get(about.task, 0)
+    if about.task == "segment":
+        extras = shapes[prototypes][1]
+    if about.task == "pose":
+        if about.keypoints is None:
+            raise ValueError(f'a network of poses needs "keypoints": [17, 3] in its sidecar; its outputs are {seen}')
+        extras = prod(about.keypoints)
+    count = len(about.labels) if about.labels else None
+    anchors = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
+    layout = about.layout or _layout(about, first, second, extras, anchors)
+    if layout == "rows" or (layout == "rtdetr" and second == 6 + extras):
+        if second != 6 + extras:
+            raise ValueError(f"its rows have {second} columns, and {6 + extras} are expected; its outputs are {seen}")
+        return Interpretation(
+            about.task, layout, count or 0, extras, layout == "rows", boxes, prototypes, transposed=False
+        )
+    if layout == "rtdetr":
+        found = second - 4 - extras
+        _check_count(found, count, seen)
+        return Interpretation(about.task, layout, found, extras, True, boxes, prototypes)
+    if layout == "yolov8":
+        transposed = first in anchors and second not in anchors
+        columns, places = (second, first) if transposed else (first, second)
+        found = columns - 4 - extras
+        _check_count(found, count, seen)
+        return Interpretation(
+            *(about.task, layout, found, extras, False, boxes, prototypes),
+            strides=anchors.get(places, ()),
+            transposed=transposed,
+        )
+    if layout in ("yolov5", "yolox"):
+        found = second - 5 - extras
+        _check_count(found, count, seen)
+        strides = {3 * number: each for number, each in anchors.items()} if layout == "yolov5" else anchors
+        if layout == "yolox" and first not in anchors:
+            raise ValueError(f"YOLOX at {size[0]} x {size[1]} has other anchors than {first}; its outputs are {seen}")
+        return Interpretation(
+            about.task, layout, found, extras, False, boxes, prototypes, strides=strides.get(first, ())
+        )
+    raise ValueError(f"the layout of its outputs is not known ({seen}): state it in its sidecar, for example yolov8")
+
+
+def _classifier(about: Description, shapes: Sequence[Sequence[int]], seen: str) -> Interpretation:
+    found = [shape for shape in shapes if len(shape) == 2 or (len(shape) == 4 and shape[2:] == [1, 1])]
+    if len(shapes) != 1 or not found:
+        raise ValueError(f"a classifier has one output [n, classes]; this network's outputs are {seen}")
+    _check_count(found[0][1], len(about.labels) if about.labels else None, seen)
+    return Interpretation("classify", "classes", found[0][1], probabilities=about.scores == "probabilities")
+
+
+def _outputs(about: Description, shapes: Sequence[Sequence[int]], seen: str) -> tuple[int, int]:
+    """Which outputs hold boxes and prototypes."""
+    threes = [index for index, shape in enumerate(shapes) if len(shape) == 3]
+    fours = [index for index, shape in enumerate(shapes) if len(shape) == 4]
+    if about.task == "segment":
+        if len(threes) != 1 or len(fours) != 1:
+            raise ValueError(f"a network of masks has outputs [n, columns, anchors] and [n, m, h, w], not {seen}")
+        return threes[0], fours[0]
+    if not threes:
+        raise ValueError(f"a detector has an output [n, columns, anchors] or [n, rows, columns], not {seen}")
+    return threes[0], -1
+
+
+def _layout(
+    about: Description, first: int, second: int, extras: int, anchors: dict[int, tuple[int, ...]]
+) -> Layout | None:
+    count = len(about.labels) if about.labels else None
+    if count is not None:
+        columns = 4 + count + extras
+        if first == columns and second != 6 + extras:
+            return "yolov8"
+        if first == columns and second in anchors and first != 6 + extras:
+            return "yolov8"
+        if second == columns and first in anchors:
+            return "yolov8"
+        if second == columns + 1 and first in {3 * number for number in anchors}:
+            return "yolov5"
+    if second == 6 + extras and (first in _ROWS or about.end_to_end):
+        return "rows"
+    if second in anchors and first > 4 + extras:
+        return "yolov8"
+    if first in {3 * number for number in anchors} and second > 5 + extras:
+        return "yolov5"
+    return None
+
+
+def _check_count(found: int, stated: int | None, seen: str) -> None:
+    if found < 1:
+        raise ValueError(f"its outputs leave no room for classes: {seen}")
+    if stated is not None and found != stated:
+        raise ValueError(f"its outputs are of {found} classes, and there are {stated} labels: {seen}")
+
+
+def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, ...]:
+    """float32 outputs of the file -> boxes [n, a, 4], scores [n, a], classes int32 [n, a], then extras [n, a, e] where
+    there are any, and prototypes [n, m, h, w] of masks. Of a classifier: logits [n, classes].
+
+    Boxes are x1, y1, x2, y2 in pixels of the input; of turned ones centre x, y, width and height, the angle in extras.
+    """
+    if how.task == "classify":
+        logits = outputs[0].flatten(1)
+        return (logits.clamp_min(_LEAST_PROBABILITY).log() if how.probabilities else logits,)
+    raw = outputs[how.boxes]
+    if how.layout == "rows":
+        boxes, scores, classes, extras = raw[..., :4], raw[..., 4], raw[..., 5].round(), raw[..., 6:]
+    elif how.layout == "rtdetr" and how.classes == 0:
+        boxes, scores, classes, extras = _scaled(raw[..., :4], size), raw[..., 4], raw[..., 5].round(), raw[..., 6:]
+    else:
+        if how.layout == "yolov8" and not how.transposed:
+            raw = raw.transpose(1, 2)
+        first = 5 if how.layout in ("yolov5", "yolox") else 4
+        probabilities = raw[..., first : first + how.classes]
+        extras = raw[..., first + how.classes :]
+        scores, classes = probabilities.max(dim=2)
+        centred = raw[..., :4]
+        if first == 5:
+            scores = scores * raw[..., 4]
+        if how.layout == "yolox":
+            centred = _yolox(centred, how.strides, size)
+        if how.layout == "rtdetr":
+            boxes = _scaled(centred, size)
+        elif how.task == "obb":
+            boxes = centred
+        else:
+            boxes = _corners(centred)
+    found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
+    if how.extras:
+        found.append(extras.contiguous())
+    if how.task == "segment":
+        found.append(outputs[how.prototypes])
+    return tuple(found)
+
+
+def output_names(task: ImageTask) -> tuple[str, ...]:
+    """Names of what `decoded` returns."""
+    if task == "classify":
+        return ("logits",)
+    extras: dict[str, tuple[str, ...]] = {
+        "segment": ("coefficients", "prototypes"),
+        "pose": ("keypoints",),
+        "obb": ("angles",),
+    }
+    return ("boxes", "scores", "classes", *extras.get(task, ()))
+
+
+def _corners(centred: Tensor) -> Tensor:
+    half = centred[..., 2:] / 2
+    return torch.cat((centred[..., :2] - half, centred[..., :2] + half), dim=2)
+
+
+def _scaled(centred: Tensor, size: tuple[int, int]) -> Tensor:
+    height, width = size
+    return _corners(centred * torch.tensor([width, height, width, height], dtype=centred.dtype, device=centred.device))
+
+
+def _yolox(raw: Tensor, strides: tuple[int, ...], size: tuple[int, int]) -> Tensor:
+    """Offsets to cells and logarithms of sides -> centres and sides in pixels."""
+    grids, steps = [], []
+    for stride in strides:
+        rows, columns = size[0] // stride, size[1] // stride
+        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+        grids.append(torch.stack((x, y), dim=2).reshape(-1, 2))
+        steps.append(torch.full((rows * columns, 1), stride))
+    grid, step = (torch.cat(each).to(raw) for each in (grids, steps))
+    return torch.cat(((raw[..., :2] + grid) * step, raw[..., 2:].exp() * step), dim=2)
+
+
+Resize = Literal["letterbox", "stretch", "top-left"]
+
+
+def resize_of(about: Description, how: Interpretation) -> Resize:
+    """How images are brought to the network's size, where nobody says."""
+    if about.resize:
+        return about.resize
+    return {"rtdetr": "stretch", "yolox": "top-left"}.get(how.layout, "letterbox")  # type: ignore[return-value]

@@ -1,0 +1,296 @@
+"""Exported files as image models: Ultralytics' own predictions from the same files, and files of other layouts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from app.config import Settings
+from app.images.decoding import decode
+from app.images.header import read_header
+from app.tools.drawing import draw
+from app.tools.image_sources import Source
+from app.tools.offline import LocalPredictor
+from models import Options, WeightsError, open_model, parse_spec
+from models.exported_images import ExportedDetector
+from models.sample.generator import detection_image
+from tests.support.ultralytics_exports import NETWORKS
+
+pytest.importorskip("onnx")
+ROOT = Path(__file__).parents[2]
+# In `make test` one of each task and of each way through the code; `make soak` has all.
+USUAL = ["v8-detect", "v8-nms", "v8-torchscript", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
+SIZES = [(320, 320), (640, 480), (480, 640), (333, 517), (97, 301), (1280, 720), (500, 375), (641, 479)]
+
+
+def written_images(folder: Path, count: int) -> Path:
+    """JPEGs of mixed sizes, a third of them turned by EXIF."""
+    for index in range(count):
+        rgb, _, _ = detection_image(77, index, SIZES[index % len(SIZES)])
+        exif = Image.Exif()
+        if index % 3 == 2:
+            exif[0x112] = (6, 8, 3, 5)[index % 4]
+        Image.fromarray(rgb).save(folder / f"{index:02}.jpg", quality=92, exif=exif)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_images(tmp_path_factory.mktemp("images"), 16)
+
+
+@pytest.fixture(scope="module")
+def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_images(tmp_path_factory.mktemp("many"), 50)
+
+
+def exported(folder: Path, images: Path, tags: list[str]) -> Path:
+    script = ROOT / "tests" / "support" / "ultralytics_exports.py"
+    command = [sys.executable, str(script), str(folder), str(images), *tags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
+    pytest.importorskip("ultralytics")
+    return exported(tmp_path_factory.mktemp("usual"), images, USUAL)
+
+
+def opened(folder: Path, tag: str) -> Any:
+    [file] = [path for path in folder.iterdir() if path.stem == tag and path.suffix in (".onnx", ".torchscript")]
+    return open_model(parse_spec(f"cars={file}"), folder, allow_download=False)
+
+
+def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
+    """What the worker returns, the placement and the answer, for a JPEG."""
+    header = read_header(encoded)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    pixels = decode(encoded, header, model.decode_size(header.width, header.height))
+    placement = model.preprocess(pixels, out, header.width, header.height)
+    with torch.inference_mode():
+        outputs = [output.numpy() for output in network(out[None])]
+    reduced = model.reduce(outputs, 0, Options())
+    return reduced, placement, model.postprocess(reduced, placement, Options())
+
+
+def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
+    """Compare with what Ultralytics predicts; the largest differences."""
+    model = opened(folder, tag)
+    network = model.network()
+    expected = json.loads((folder / f"{tag}.expected.json").read_text())
+    masks = np.load(folder / f"{tag}.masks.npz")
+    worst: dict[str, float] = {}
+    instances = lost = 0
+
+    def note(name: str, value: float) -> None:
+        worst[name] = max(worst.get(name, 0.0), float(value))
+
+    for file in sorted(images.iterdir()):
+        reduced, placement, answer = predicted(model, network, file.read_bytes())
+        theirs = expected[file.name]
+        if "probabilities" in theirs:
+            ours = np.exp(reduced[0] - reduced[0].max())
+            note("probability", np.abs(ours / ours.sum() - theirs["probabilities"]).max())
+            instances += 1
+            continue
+        found = list(answer["detections"])
+        inner = model._instances(reduced, placement, Options())
+        rows = list(range(len(inner["scores"])))
+        if "segments" in (found[0] if found else {}):
+            rows = [row for row, rings in enumerate(model._polygons(inner, placement)) if rings is not None]
+        instances += len(theirs["scores"])
+        lost += abs(len(found) - len(theirs["scores"]))
+        free = set(range(len(found)))
+        for number, (score, class_id) in enumerate(zip(theirs["scores"], theirs["classes"], strict=True)):
+            place = np.array(theirs["corners" if "corners" in theirs else "boxes"][number])
+            alike = [
+                row
+                for row in free
+                if found[row]["class_id"] == int(class_id) and abs(found[row]["score"] - score) <= 0.01
+            ]
+            errors = {row: error for row in alike if (error := _distance(found[row], place)) <= 1}
+            if not errors:
+                lost += 1
+                continue
+            best = min(errors, key=lambda row: errors[row])
+            free.discard(best)
+            note("box", errors[best])
+            note("score", abs(found[best]["score"] - score))
+            if "keypoints" in theirs:
+                points = np.array([[point["x"], point["y"]] for point in found[best]["keypoints"]])
+                note("keypoint", np.abs(points - np.array(theirs["keypoints"][number])[:, :2]).max())
+            if file.name in masks:
+                row, size = rows[best], (placement.height, placement.width)
+                theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
+                mask, x, y = model.grid(inner["prototypes"], placement).mask(
+                    inner["coefficients"][row], inner["prototypes"], inner["boxes"][row]
+                )
+                whole = np.zeros(size, bool)
+                whole[y : y + mask.shape[0], x : x + mask.shape[1]] = mask[: size[0] - y, : size[1] - x]
+                union = (whole | theirs_mask).sum()
+                note("mask", 1 - (whole & theirs_mask).sum() / union if union else 0)
+                worst["masks"] = worst.get("masks", 0.0) + (1 - (whole & theirs_mask).sum() / union if union else 0)
+    print(tag, "instances", instances, "lost", lost, {name: round(value, 5) for name, value in worst.items()})
+    worst["mask mean"] = worst.pop("masks", 0.0) / max(1, instances)
+    worst["instances"], worst["lost"] = instances, lost
+    return worst
+
+
+def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
+    if place.ndim == 1:
+        return float(np.abs(np.array([*found["box"].values()]) - place).max())
+    corners = np.array(found["corners"])  # The order around the box is a matter of taste.
+    return float(max(np.abs(corners - corner).max(axis=1).min() for corner in place))
+
+
+def check(worst: dict[str, float]) -> None:
+    assert worst["instances"] >= 50
+    # Untrained networks have scores at the threshold and pairs at the limit of overlap, where the last digit decides.
+    assert worst["lost"] <= max(2, 0.005 * worst["instances"])
+    assert worst.get("keypoint", 0) <= 1
+    assert worst.get("probability", 0) <= 1e-3
+    assert worst["mask mean"] <= 0.01
+
+
+@pytest.mark.parametrize("tag", USUAL)
+def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path, tag: str) -> None:
+    check(compare(usual, images, tag))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("tag", sorted(NETWORKS))
+def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, tag: str) -> None:
+    pytest.importorskip("ultralytics")
+    check(compare(exported(tmp_path, many_images, [tag]), many_images, tag))
+
+
+def local_predictor(model, folder):
+    return LocalPredictor(model, Settings(device="cpu", cache_dir=folder), Options(), 2)
+
+
+def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, tmp_path: Path) -> None:
+    model = opened(usual, "v8-segment")
+    expected = json.loads((usual / "v8-segment.expected.json").read_text())
+    name = max(expected, key=lambda each: len(expected[each]["scores"]))
+    predictor = local_predictor(model, tmp_path)
+    [outcome] = predictor.outcomes(iter([Source(str(images / name), name)]))
+    predictor.close()
+    encoded, answer = outcome.encoded, outcome.prediction
+    assert len(answer["detections"]) == pytest.approx(len(expected[name]["scores"]), abs=2)
+    assert Image.open(draw(encoded, answer, tmp_path / "drawn.png")).size == (answer["width"], answer["height"])
+
+
+def test_a_file_of_one_at_a_time_answers_batches(usual: Path) -> None:
+    model = opened(usual, "v8-nms")
+    assert model.export.batch == (1, 1)
+    assert model.batch_sizes((1, 2, 4)) == (1, 2, 4)
+    pixels = torch.randint(256, (3, *model.input_shape), dtype=torch.uint8)
+    network = model.network()
+    with torch.inference_mode():
+        together, alone = network(pixels), network(pixels[1:2])
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one[1:2], other)
+
+
+# Files that say nothing of themselves
+
+
+class Head(nn.Module):
+    """A network with an output of a shape, whatever its values."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 1, 1)
+        self.values = nn.Parameter(torch.rand(shape) * 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.values + self.conv(x).mean((1, 2, 3)).reshape(-1, *[1] * (self.values.ndim - 1))
+        return values
+
+
+def written(path: Path, network: nn.Module, sidecar: dict[str, Any] | None, size: int = 64) -> Path:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network.eval(), (torch.rand(1, 3, size, size),), str(path), dynamo=False, opset_version=17)
+    if sidecar is not None:
+        path.with_suffix(".json").write_text(json.dumps(sidecar))
+    return path
+
+
+ANCHORS = 8 * 8 + 4 * 4 + 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "sidecar", "layout"),
+    [
+        ((1, 3 * ANCHORS, 5 + 2), {"task": "detect", "labels": ["a", "b"]}, "yolov5"),
+        ((1, 4 + 2, ANCHORS), {"task": "detect", "layout": "yolov8", "labels": ["a", "b"]}, "yolov8"),
+        ((1, ANCHORS, 5 + 2), {"task": "detect", "layout": "yolox"}, "yolox"),
+        ((1, 300, 6), {"task": "detect"}, "rows"),
+        ((1, 300, 4 + 3), {"task": "detect", "layout": "rtdetr"}, "rtdetr"),
+        ((1, 7), {"task": "classify"}, "classes"),
+    ],
+)
+def test_a_sidecar_says_what_the_file_does_not(
+    tmp_path: Path, shape: tuple[int, ...], sidecar: dict[str, Any], layout: str
+) -> None:
+    file = written(tmp_path / "best.onnx", Head(*shape), sidecar)
+    model: Any = open_model(parse_spec(str(file)), tmp_path)
+    assert (model.task, model.export.how.layout) == (sidecar["task"], layout)
+    with torch.inference_mode():
+        outputs = [output.numpy() for output in model.network()(torch.zeros((2, 64, 64, 3), dtype=torch.uint8))]
+    image, out = (torch.zeros((height, 64, 3), dtype=torch.uint8) for height in (48, 64))
+    placement = model.preprocess(image, out, 64, 48)
+    answer = model.postprocess(model.reduce(outputs, 1, Options()), placement, Options())
+    assert answer["width"] == 64
+    for found in answer.get("detections", ()):
+        assert 0 <= found["box"]["x1"] <= found["box"]["x2"] <= 64
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "sentence"),
+    [
+        ({"task": "detect", "labels": ["a", "b", "c"], "layout": "yolov8"}, "2 classes, and there are 3 labels"),
+        ({"task": "segment"}, r"outputs \[n, columns, anchors\] and \[n, m, h, w\], not \[1, 6, 84\]"),
+        ({"task": "pose"}, '"keypoints"'),
+        ({"task": "classify"}, r"one output \[n, classes\]"),
+        ({"task": "detect", "size": 96}, "64 x 64, and 96 x 96 is stated"),
+        ({"task": "dance"}, "task"),
+        ({"task": "detect", "colour": "blue"}, "colour"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_shapes_seen(tmp_path: Path, sidecar: dict[str, Any], sentence: str) -> None:
+    file = written(tmp_path / "best.onnx", Head(1, 6, ANCHORS), sidecar)
+    with pytest.raises(WeightsError, match=sentence) as caught:
+        open_model(parse_spec(str(file)), tmp_path)
+    assert str(caught.value).startswith("best.")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("beside", ["sidecar", "tensors.json", "nothing"])
+def test_tensors_stay_tensors(tmp_path: Path, beside: str) -> None:
+    sidecar = {"task": "tensors"} if beside == "sidecar" else None
+    file = written(tmp_path / "best.onnx", Head(1, 300, 6), sidecar)
+    if beside == "tensors.json":
+        (tmp_path / "best.json").write_text('{"task": "detect"}')
+        (tmp_path / "best.tensors.json").write_text("{}")
+    assert open_model(parse_spec(str(file)), tmp_path).task == "infer"
+
+
+def test_turned_boxes_have_tensors_of_their_own(usual: Path) -> None:
+    model = opened(usual, "v8-obb")
+    assert isinstance(model, ExportedDetector)
+    assert [spec.name for spec in model.answers][-2:] == ["turned", "corners"]

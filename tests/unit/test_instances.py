@@ -1,0 +1,119 @@
+"""models.instances: suppression, turned boxes and masks against plain definitions."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from models.instances import (
+    MAX_TURNED_CANDIDATES,
+    MaskGrid,
+    corners_of,
+    polygons_of,
+    probabilistic_iou,
+    regular,
+    suppress,
+    suppress_turned,
+)
+from models.vision import torchvision
+
+
+def candidates(seed, count, spread=300):
+    generator = np.random.default_rng(seed)
+    places, sides = generator.uniform(0, spread, (count, 2)), generator.uniform(4, 60, (count, 2))
+    boxes = np.concatenate((places, places + sides), axis=1).astype(np.float32)
+    scores = np.sort(generator.uniform(0, 1, count).astype(np.float32))[::-1].copy()
+    return boxes, scores, generator.integers(0, 3, count).astype(np.int32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 5, 900, 3000]), st.sampled_from([1, 7, 300, 5000]))
+def test_a_bounded_suppression_keeps_what_the_whole_one_keeps_first(seed, count, most):
+    boxes, scores, classes = candidates(seed, count)
+    found = suppress(boxes, scores, classes, 0.5, most)
+    if not count:
+        assert len(found) == 0
+        return
+    whole = torchvision.ops.batched_nms(
+        torch.from_numpy(boxes).double(), torch.from_numpy(scores).double(), torch.from_numpy(classes), 0.5
+    )
+    assert found.tolist() == whole[:most].tolist()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 40, 600]))
+def test_turned_boxes_go_when_any_better_one_overlaps(seed, count):
+    boxes, _, classes = candidates(seed, count, 120)
+    generator = np.random.default_rng(seed)
+    turned = np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), axis=1)
+    angles = generator.uniform(-math.pi / 4, 3 * math.pi / 4, count)
+    overlaps = probabilistic_iou(turned, angles, turned, angles)
+    expected = [j for j in range(count) if not any(overlaps[j, i] > 0.3 and classes[i] == classes[j] for i in range(j))]
+    assert suppress_turned(turned, angles, classes, 0.3, 50).tolist() == expected[:50]
+
+
+def test_the_work_for_turned_boxes_is_bounded():
+    boxes, _, classes = candidates(0, 30_000, 5000)
+    angles = np.zeros(len(boxes), np.float32)
+    began = time.process_time()
+    kept = suppress_turned(boxes, angles, classes, 0.99, 30_000)
+    assert len(kept) <= MAX_TURNED_CANDIDATES
+    assert time.process_time() - began < 20
+
+
+def test_a_turned_box_covers_itself_and_nothing_far():
+    boxes = np.array([[50, 50, 40, 10], [50, 50, 40, 10], [500, 50, 40, 10]], np.float32)
+    overlaps = probabilistic_iou(boxes, np.array([0.3, 0.3, 0.3]), boxes, np.array([0.3, 0.3, 0.3]))
+    assert overlaps[0, 1] == pytest.approx(1, abs=1e-3)
+    assert overlaps[0, 2] == pytest.approx(0, abs=1e-3)
+
+
+def test_the_regular_form_is_the_same_box():
+    boxes = np.array([[10.0, 20, 4, 30], [10, 20, 30, 4]])
+    angles = np.array([-0.4, 2.9])
+    again, turned = regular(boxes, angles)
+    assert (again[:, 2] >= again[:, 3]).all()
+    assert ((turned >= 0) & (turned < math.pi)).all()
+    for one, other in zip(corners_of(boxes, angles), corners_of(again, turned), strict=True):
+        assert sorted(map(tuple, one.round(6).tolist())) == sorted(map(tuple, other.round(6).tolist()))
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 320), (320, 240), (333, 517), (97, 301), (900, 500)])
+def test_a_mask_is_that_of_the_whole_image_cut_at_the_box(width, height):
+    generator = np.random.default_rng(0)
+    smooth = functional.interpolate(
+        torch.from_numpy(generator.standard_normal((1, 8, 10, 10))), (80, 80), mode="bicubic"
+    )
+    prototypes = smooth[0].float().numpy()
+    coefficients = generator.standard_normal(8).astype(np.float32)
+    gain = min(320 / width, 320 / height)
+    inner = (max(1, round(width * gain)), max(1, round(height * gain)))
+    left, top = (round((320 - side) / 2 - 0.1) for side in inner)
+    grid = MaskGrid.of((0.25, 0.25), (left, top, left + inner[0], top + inner[1]), (width, height))
+    logits = torch.from_numpy(np.tensordot(coefficients, prototypes, 1))[None, None]
+    large = functional.interpolate(logits, scale_factor=grid.enlargement, mode="bilinear")
+    part = large[:, :, grid.first[1] : grid.last[1], grid.first[0] : grid.last[0]]
+    whole = (functional.interpolate(part, (height, width), mode="bilinear")[0, 0] > 0).numpy()
+    box = np.array([width * 0.1, height * 0.2, width * 0.8, height * 0.9])
+    mask, x, y = grid.mask(coefficients, prototypes, box)
+    assert (x, y) == (math.ceil(box[0]), math.ceil(box[1]))
+    expected = whole[y : math.ceil(box[3]), x : math.ceil(box[2])]
+    assert mask.shape == expected.shape
+    assert (mask != expected).mean() < 0.005
+
+
+def test_polygons_hold_no_more_points_than_they_may():
+    noise = (np.random.default_rng(0).uniform(size=(400, 400)) > 0.5).astype(np.uint8)
+    rings = polygons_of(noise, 5, 7, 500)
+    assert 0 < sum(map(len, rings)) <= 500
+    square = np.zeros((10, 10), np.uint8)
+    square[2:6, 3:8] = 1
+    assert polygons_of(square, 100, 200, 500) == [[[103, 202], [103, 205], [107, 205], [107, 202]]]
+    assert polygons_of(np.zeros((4, 4), np.uint8), 0, 0, 500) == []

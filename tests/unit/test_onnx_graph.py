@@ -1,0 +1,214 @@
+"""models.onnx_file, onnx_operators, onnx_layers and onnx_graph: ONNX files against ONNX Runtime, and broken ones."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from models.model import WeightsError
+from models.onnx_file import read_onnx
+from models.onnx_graph import load_onnx
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+F, I = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64  # noqa: E741
+IMAGE = (1, 4, 6, 8)
+CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "conv": ("Conv", {"strides": [2, 1], "pads": [1, 0, 1, 0]}, [np.ones((5, 4, 3, 3)), np.arange(5.0)]),
+    "conv of groups": ("Conv", {"group": 2, "pads": [0, 1, 2, 1]}, [np.ones((4, 2, 3, 3))]),
+    "conv with the same size": ("Conv", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, [np.ones((2, 4, 3, 3))]),
+    "transposed conv": ("ConvTranspose", {"strides": [2, 2]}, [np.ones((4, 2, 2, 2))]),
+    "max pool": ("MaxPool", {"kernel_shape": [5, 5], "pads": [2, 2, 2, 2]}, []),
+    "max pool, uneven": ("MaxPool", {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}, []),
+    "average pool": ("AveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}, []),
+    "global pool": ("GlobalAveragePool", {}, []),
+    "twice as large": ("Resize", {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+                       [None, np.array([1, 1, 2, 2])]),
+    "linear": ("Resize", {"mode": "linear"}, [None, np.array([1, 1, 1.5, 2])]),
+    "slice": ("Slice", {}, [np.array([1], np.int64), np.array([3], np.int64), np.array([2], np.int64)]),
+    "slice backwards": (
+        "Slice", {}, [np.array(each, np.int64) for each in ([-1], [-100], [3], [-2])]
+    ),
+    "gather": ("Gather", {"axis": 1}, [np.array([[0, -1], [2, 1]], np.int64)]),
+    "reshape": ("Reshape", {}, [np.array([0, -1, 4], np.int64)]),
+    "flatten": ("Flatten", {"axis": 2}, []),
+    "transpose": ("Transpose", {"perm": [0, 2, 3, 1]}, []),
+    "softmax": ("Softmax", {"axis": 1}, []),
+    "mean": ("ReduceMean", {"keepdims": 0}, [np.array([2, 3], np.int64)]),
+    "largest": ("ReduceMax", {}, [np.array([1], np.int64)]),
+    "place of the largest": ("ArgMax", {"axis": 1, "keepdims": 0}, []),
+    "clip": ("Clip", {}, [np.array(-0.5), np.array(0.5)]),
+    "pad": ("Pad", {}, [np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64), np.array(7.0)]),
+    "reflecting pad": ("Pad", {"mode": "reflect"}, [np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64)]),
+    "expand": ("Expand", {}, [np.array([2, 1, 6, 8], np.int64)]),
+    "tile": ("Tile", {}, [np.array([1, 2, 1, 3], np.int64)]),
+    "layer norm": ("LayerNormalization", {"axis": -1}, [np.arange(8.0), np.ones(8)]),
+    "batch norm": ("BatchNormalization", {}, [np.arange(4.0), np.ones(4), np.ones(4), np.full(4, 2.0)]),
+    "instance norm": ("InstanceNormalization", {}, [np.arange(4.0), np.ones(4)]),
+    "hard swish": ("HardSwish", {}, []),
+    "leaky": ("LeakyRelu", {"alpha": 0.1}, []),
+    "power": ("Pow", {}, [np.array(2.0)]),
+    "erf": ("Erf", {}, []),
+    "space": ("DepthToSpace", {"blocksize": 2}, []),
+    "squeeze": ("Squeeze", {}, [np.array([0], np.int64)]),
+    "unsqueeze": ("Unsqueeze", {}, [np.array([0, 3], np.int64)]),
+    "matmul": ("MatMul", {}, [np.ones((8, 3))]),
+}  # fmt: skip
+
+
+def saved(path: Path, operator: str, attributes: dict[str, Any], constants: list[Any]) -> Path:
+    names, tensors = ["x"], []
+    for number, value in enumerate(constants):
+        names.append("" if value is None else f"c{number}")
+        if value is not None:
+            whole = np.asarray(value).dtype == np.int64 and operator != "Resize"
+            array = np.asarray(value, np.int64 if whole else np.float32)
+            tensors.append(onnx.numpy_helper.from_array(array, f"c{number}"))
+    node = onnx.helper.make_node(operator, names, ["y"], **attributes)
+    kind = I if operator == "ArgMax" else F
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", F, IMAGE)],
+        [onnx.helper.make_tensor_value_info("y", kind, None)],
+        tensors,
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_computes_what_onnx_runtime_computes(tmp_path: Path, name: str) -> None:
+    path = saved(tmp_path / "one.onnx", *CASES[name])
+    x = np.random.default_rng(0).standard_normal(IMAGE).astype(np.float32)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    [expected] = session.run(None, {"x": x})
+    graph, _ = load_onnx(path)
+    [found] = graph(torch.from_numpy(x))
+    assert tuple(found.shape) == expected.shape
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 3, 2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        batch, channels, height, width = y.shape
+        y = y.reshape(batch, 2, channels // 2, height * width).softmax(1).flatten(1, 2)
+        return torch.cat((y * 8, y.sigmoid()), 1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("small") / "small.onnx"
+    network = Small().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, (torch.rand(1, 3, 32, 32),), str(path), dynamo=False, opset_version=17)
+    return path
+
+
+def test_a_file_of_batch_one_takes_batches_when_its_shapes_are_freed(small: Path) -> None:
+    graph, _ = load_onnx(small)
+    x = torch.rand(3, 3, 32, 32)
+    graph.free_batch = True
+    [together] = graph(x)
+    for row in range(3):
+        [alone] = graph(x[row : row + 1])
+        torch.testing.assert_close(together[row : row + 1], alone)
+
+
+def test_the_tail_stays_float32(small: Path) -> None:
+    graph, _ = load_onnx(small)
+    assert {call.operator for call in graph.core._calls} >= {"Conv"}
+    assert "Conv" not in {call.operator for call in graph.tail._calls}
+    graph.core.to(torch.bfloat16)
+    [found] = graph(torch.rand(1, 3, 32, 32).bfloat16())
+    assert found.dtype == torch.float32
+
+
+def test_operators_that_are_not_known_are_all_named(tmp_path: Path) -> None:
+    path = tmp_path / "strange.onnx"
+    nodes = [onnx.helper.make_node("Loop", ["x"], ["z"]), onnx.helper.make_node("Det", ["z"], ["y"])]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", F, [1])],
+        [onnx.helper.make_tensor_value_info("y", F, None)],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
+    with pytest.raises(WeightsError, match=r"strange\.onnx uses operators that are not known here: Det, Loop\."):
+        load_onnx(path)
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "missing"])
+def test_weights_outside_the_folder_are_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "secret").write_bytes(bytes(64))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensor = onnx.TensorProto(name="w", dims=[4], data_type=F, data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=place)
+    node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", F, [4])],
+        [onnx.helper.make_tensor_value_info("y", F, None)],
+        [tensor],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(WeightsError, match="not beside it"):
+        read_onnx(folder / "m.onnx")
+
+
+def test_a_constant_that_asks_for_all_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.onnx"
+    shape = onnx.numpy_helper.from_array(np.array([1 << 20, 1 << 20], np.int64), "s")
+    nodes = [onnx.helper.make_node("ConstantOfShape", ["s"], ["c"]), onnx.helper.make_node("Add", ["x", "c"], ["y"])]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", F, [1])],
+        [onnx.helper.make_tensor_value_info("y", F, None)],
+        [shape],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
+    with pytest.raises(WeightsError, match="too much memory"):
+        load_onnx(path)
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(edits=st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 255)), min_size=1, max_size=6), cut=st.booleans())
+def test_a_changed_file_is_read_or_refused(
+    small: Path, tmp_path: Path, edits: list[tuple[int, int]], cut: bool
+) -> None:
+    content = bytearray(small.read_bytes())
+    for place, value in edits:
+        content[place % len(content)] = value
+    path = tmp_path / "changed.onnx"
+    path.write_bytes(content[: edits[0][0] % len(content)] if cut else content)
+    try:
+        graph, _ = load_onnx(path)
+    except WeightsError as error:
+        sentence = str(error)
+    else:
+        assert graph.core.input_names
+        return
+    assert sentence.startswith("changed.onnx")
+    assert "\n" not in sentence
