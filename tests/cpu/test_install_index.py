@@ -1,0 +1,81 @@
+"""Set-up asks a real Python and an index of wheels that a test serves."""
+
+import http.server
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from deploy import install
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_which_cuda_a_torch_is_for_is_read_and_not_asked(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.12.0'\ncuda: str | None = '13.0'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    assert install.cuda_of(python) == "13.0"
+    (tmp_path / "torch" / "version.py").write_text("cuda = None\n")
+    assert install.cuda_of(python) == ""
+
+
+class Index(http.server.BaseHTTPRequestHandler):
+    """A package index with one page at every address."""
+
+    versions = ("9.0+cpu", "9.0+rocm7.2", "9.0+rocm7.10", "9.0+cu130", "8.0+cpu", "9.0.post1+cpu")
+
+    def do_GET(self):
+        links = [f"torch-{version}-py3-none-any.whl" for version in self.versions]
+        page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(f"<!DOCTYPE html><html><body>{page}</body></html>".encode())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def loopback(monkeypatch):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def index(loopback):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/whl"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("build", "version", "found"), [("cpu", "9.0", "cpu"), ("rocm", "9.0", "rocm7.10"), ("cpu", "7.0", "")]
+)
+def test_the_index_is_asked_for_the_exact_version_and_build(index, build, version, found):
+    assert install.find_build(sys.executable, index, build, version, timeout_s=20) == found
+
+
+def test_an_index_that_refuses_is_no_index(loopback):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/whl"
+        assert install.find_build(sys.executable, address, "cpu", "9.0", timeout_s=20) == ""
+
+
+def test_an_index_that_says_nothing_is_given_up_in_time(loopback):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/whl"
+        assert install.find_build(sys.executable, address, "cpu", "9.0", timeout_s=1) == ""
