@@ -37,7 +37,12 @@ class ServiceProcess:
 
     def workers(self) -> list[psutil.Process]:
         """The worker processes."""
-        return [child for child in self.children() if "spawn_main" in " ".join(child.cmdline())]
+        workers = []
+        for child in self.children():
+            with contextlib.suppress(psutil.Error):  # It has just ended.
+                if "spawn_main" in " ".join(child.cmdline()):
+                    workers.append(child)
+        return workers
 
     def worker(self) -> psutil.Process:
         """The one worker process."""
