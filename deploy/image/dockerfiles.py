@@ -132,6 +132,11 @@ RUN STEP=dependencies PYTHON="${{PYTHON}}" ANYCHIP_TORCH="${{TORCH}}" ANYCHIP_EX
 
 # anychip itself: a few megabytes, all that an edit of the sources changes.
 FROM dependencies AS code
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_TRUSTED_HOST
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
 COPY . .
 RUN STEP=code CODE=/opt/code bash deploy/image/build.sh
 

@@ -130,6 +130,10 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
     settings = {"pyproject.toml", "constraints.txt"}
     assert copied == {*settings, "deploy/install.py", "deploy/image/build.sh", "backends/vendors.py", "wheelhous[e]"}
     assert "COPY . .\n" in code
+    # A stage does not inherit arguments: without these it would ask the public registry, also where there is none.
+    assert set(re.findall(r"^ARG (PIP_\w+)$", code, re.MULTILINE)) == set(
+        re.findall(r"^ARG (PIP_\w+)$", stage, re.MULTILINE)
+    )
     assert re.findall(r"^COPY --from=(\w+)", final, re.MULTILINE) == ["dependencies", "code"]
 
 
