@@ -136,9 +136,11 @@ class Metrics:
             "anychip_cancelled_total", "Images whose client left, by the stage they had reached", "model", "stage"
         )
         self.expired = counter(
-            "anychip_expired_total", "Images accepted whose deadline passed, by the stage they had reached",
-            "model", "stage",
-        )  # fmt: skip
+            "anychip_expired_total",
+            "Images accepted whose deadline passed, by the stage they had reached",
+            "model",
+            "stage",
+        )
         self.wasted = counter(
             "anychip_wasted_total", "Images computed for nobody: the client had left, or the deadline passed", "model"
         )
@@ -170,9 +172,11 @@ class Metrics:
             for name, text in TELEMETRY.items()
         }
         self.energy = counter(
-            "anychip_device_energy_joules_total", "Energy a device has used since its worker started",
-            "device", "vendor",
-        )  # fmt: skip
+            "anychip_device_energy_joules_total",
+            "Energy a device has used since its worker started",
+            "device",
+            "vendor",
+        )
         self.operator_fallbacks = counter(
             "anychip_operator_fallbacks_total",
             "Operators that ran on the CPU because the device lacks them",

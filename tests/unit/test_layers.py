@@ -15,7 +15,10 @@ FORBIDDEN = {
     "models": {"ultralytics", "app", "backends", "fastapi", "starlette", "uvicorn", "prometheus_client"},
     "backends": {"ultralytics", "app", "models", "fastapi", "starlette", "uvicorn", "prometheus_client", "PIL"},
 }
-MAX_LINES = 450
+MAX_LINES = 400
+MAX_TABLE_LINES = 450
+TABLES = {"backends/vendors.py"}
+"""Rows of facts: longer than code may be, as nobody reads them from top to bottom."""
 ORDER = (
     "errors", "logs", "images", "precision", "workers", "decoders", "config", "observability", "scheduling", "serving",
     "protocols", "http", "grpc", "converter_main", "tools", "main", "asgi", "ray_serve", "cli", "__main__",
@@ -76,7 +79,7 @@ def test_dependencies_point_one_way(path: Path) -> None:
 def test_a_module_says_what_it_owns_and_stays_small(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text)), "a module begins with what it owns and must not do"
-    assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.splitlines()) <= (MAX_TABLE_LINES if name_of(path) in TABLES else MAX_LINES)
 
 
 def test_the_scan_sees_every_part_of_app() -> None:
