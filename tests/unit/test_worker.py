@@ -28,7 +28,7 @@ from app.workers.messages import (
     to_worker,
 )
 from app.workers.results import map_overflow, read_results
-from app.workers.worker import run
+from app.workers.worker import Worker, run
 from backends import Device
 from models import Options, open_model, parse_spec
 
@@ -119,6 +119,26 @@ def test_padding_is_computed_and_not_answered():
         talk.hear()
         talk.send(Run(1, 0, (0,), (OPTIONS,), 2))
         assert len(talk.hear().results) == 1
+
+
+def test_padding_holds_no_image_of_an_earlier_batch(monkeypatch):
+    computed = []
+    results = Worker._results
+
+    def watched(self, run, pixels):
+        computed.append(pixels[: run.batch_size].copy())
+        return results(self, run, pixels)
+
+    monkeypatch.setattr(Worker, "_results", watched)
+    with Talk("resnet18:random") as talk:
+        talk.hear()
+        talk.fill(0, 200)
+        talk.fill(1, 100)
+        talk.send(Run(1, 0, (0, 1), (OPTIONS, OPTIONS), 2))
+        talk.hear()
+        talk.send(Run(2, 0, (0,), (OPTIONS,), 2))
+        talk.hear()
+    assert [pixels.reshape(2, -1).max(axis=1).tolist() for pixels in computed] == [[200, 100], [200, 0]]
 
 
 def test_memory_is_reported():
