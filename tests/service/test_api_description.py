@@ -74,7 +74,7 @@ def test_examples_that_change_models_work_one_after_the_other(description, tmp_p
 
 def test_answers_and_errors_are_described_on_every_route(description):
     schemas = description["components"]["schemas"]
-    assert {"PredictAnswer", "DetectedImage", "Box", "InferAnswer", "ErrorAnswer", "Stats", "Models"} <= set(schemas)
+    assert {"PredictAnswer", "DetectedImage", "Box", "InferAnswer", "ErrorAnswer", "Snapshot", "Models"} <= set(schemas)
     assert "HTTPValidationError" not in schemas
     text = str(description["paths"])
     for reference in set(re.findall(r"#/components/schemas/(\w+)", text + str(schemas))):
