@@ -13,7 +13,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "app" / "rpc"
+FOLDER = Path(__file__).resolve().parent.parent / "app" / "grpc"
 PROTO, DESCRIPTOR = FOLDER / "open_inference.proto", FOLDER / "open_inference.binpb"
 
 
