@@ -74,7 +74,8 @@ async def leaking(folder, device, leak, rung, *, batches, leak_mb, memory_mb):
         assert set(load.outcomes) == {(200, "OK")}
         assert metric(service, "anychip_batch_size_count") >= batches
         assert 0 < max(used) <= memory_mb * MIB
-        assert max(resident) < 2 * (memory_mb + 512) * MIB  # Of two workers, while one takes over from the other.
+        # Of two workers, while one takes over from the other; PyTorch and the network take about 700 MB in each.
+        assert max(resident) < 2 * (memory_mb + 768) * MIB
         assert metric(service, "anychip_cache_releases_total", rung=rung) >= batches * leak_mb / memory_mb
         if rung == "2":
             assert service.worker().pid == first
