@@ -13,6 +13,7 @@ SETUP := pyproject.toml constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup
 NO_TESTS := 5
+PATHS = $(filter tests/%,$(ARGS))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve install check test soak test-deploy lint format npu-environment triton-environment deploy-environment bench clean
@@ -32,12 +33,19 @@ install: $(VENV)/.installed  ## make .venv with the torch build for the accelera
 check: lint  ## lint, types and every test that starts no process: three minutes
 	$(PYTEST) $(PARALLEL) tests/unit $(ARGS)
 
-# First what may share the processors, then one by one what measures time. A choice (ARGS) may leave either empty.
+# First the unit room by itself, as packages that other rooms import change torch and logging for everybody; then what may
+# share the processors; then, one by one, what measures time. A choice (ARGS) may leave any of them empty.
 test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
-	@$(PYTEST) $(PARALLEL) -m "not alone and not soak and not deploy" $(ARGS); first=$$?; \
-	    [ $$first = 0 ] || [ $$first = $(NO_TESTS) ] || exit $$first; \
-	    $(PYTEST) -m "alone and not soak and not deploy" $(ARGS); second=$$?; \
-	    [ $$second = $(NO_TESTS) ] && exit $$first || exit $$second
+	@status=$(NO_TESTS); \
+	phase() { \
+	    $(PYTEST) "$$@"; code=$$?; \
+	    [ $$code = $(NO_TESTS) ] || status=$$code; \
+	    [ $$code = 0 ] || [ $$code = $(NO_TESTS) ]; \
+	}; \
+	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" tests/unit $(ARGS) &&) \
+	phase $(PARALLEL) -m "not alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
+	phase -m "alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS); \
+	exit $$status
 
 soak: lint  ## the long tests: leaks and load for an hour
 	$(PYTEST) -m soak $(ARGS)

@@ -147,7 +147,7 @@ def marker_calls(marker: Path) -> dict[str, Any]:
         "open": Calls(open, (str(marker), "w")),
         "getattr chain": Calls(getattr, (Calls(getattr, (collections.OrderedDict, "__init__")), "__globals__")),
         "import": Calls(getattr, (Calls(__import__, ("os",)), "system")),
-        "torch.save": Calls(torch.save, ({"a": 1}, str(marker))),
+        "torch.save": Calls(torch.serialization.save, ({"a": 1}, str(marker))),
         "torch.load": Calls(torch.load, (str(marker),)),
         "torch.hub": Calls(torch.hub.load_state_dict_from_url, ("http://127.0.0.1:1/x",)),
         "numpy load": Calls(__import__("numpy").load, (str(marker),)),
