@@ -130,7 +130,7 @@ async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(tmp_path
 @pytest.mark.alone
 async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
     clients = 500
-    patience = ("--timeout-ms", "10000000")
+    patience = ("--timeout-ms", "10000000", "--max-timeout-ms", "10000000")
     with serving(tmp_path, "delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
         url = httpx.URL(service.url)
         request = (
