@@ -17,7 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from app.workers.guard import Limits
+from app.workers.guard import LeakLimits
 
 CONFIG_FILE = "anychip.toml"
 
@@ -208,9 +208,9 @@ class Settings(BaseSettings):
         return split(self.models)
 
     @property
-    def guard_limits(self) -> Limits:
+    def guard_limits(self) -> LeakLimits:
         """The settings `guard_*` of a worker."""
-        return Limits(
+        return LeakLimits(
             policy=self.guard_policy,
             every_batches=self.guard_every_batches,
             cache_ratio=self.guard_cache_ratio,

@@ -28,7 +28,7 @@ from models.model import Array, Model, WeightsError, WeightsNotFoundError
 from models.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 
 if TYPE_CHECKING:
-    from models.exported_networks import Form, TensorNetwork
+    from models.exported_networks import Form, GraphNetwork
 
 SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript")
 PLATFORMS = {
@@ -76,13 +76,13 @@ class ExportedModel(TensorModel):
         """As the Open Inference Protocol calls it where it does; torch.export's programs it does not know."""
         return PLATFORMS[self.architecture]
 
-    def network(self) -> TensorNetwork:
+    def network(self) -> GraphNetwork:
         """The file's graph on the CPU, as it was saved. Raises WeightsError."""
-        from models.exported_networks import TensorNetwork, load_graph
+        from models.exported_networks import GraphNetwork, load_graph
 
         assert self.weights_file is not None
         form = _form(self.weights_file)
-        network = TensorNetwork(self, load_graph(self.weights_file, form), form, self.weights_file)
+        network = GraphNetwork(self, load_graph(self.weights_file, form), form, self.weights_file)
         return network.requires_grad_(False)
 
     def probes(self) -> Array:

@@ -52,7 +52,7 @@ Length = int | str | None
 """An axis as a file states it: its length, the name of one that is open, None for an open one without a name."""
 
 
-class Signature:
+class GraphSignature:
     """What a file says of its inputs and outputs; None where it says nothing."""
 
     def __init__(
@@ -72,14 +72,14 @@ class Signature:
 class Graph(nn.Module):
     """A file's graph: tensors in, a tuple of tensors out, in the order of `signature`."""
 
-    signature: Signature
+    signature: GraphSignature
 
     def cast(self, dtype: torch.dtype) -> None:
         """Make what is float32 in it `dtype`, in place."""
         raise NotImplementedError
 
 
-class OnnxGraph(Graph):
+class OnnxSessionGraph(Graph):
     """An ONNX file, run by ONNX Runtime on the CPU as it is written, not optimised: it may be the reference."""
 
     def __init__(self, file: str) -> None:
@@ -93,14 +93,14 @@ class OnnxGraph(Graph):
         options.log_severity_level = 4
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         inputs = self._session.get_inputs()
-        self.signature = Signature(
+        self.signature = GraphSignature(
             [each.name for each in inputs],
             [_ONNX_DATATYPES.get(each.type.removeprefix("tensor(").removesuffix(")"), each.type) for each in inputs],
             [each.shape for each in inputs],
             [each.name for each in self._session.get_outputs()],
         )
 
-    def __deepcopy__(self, _: Any) -> OnnxGraph:
+    def __deepcopy__(self, _: Any) -> OnnxSessionGraph:
         return self  # It never changes.
 
     def cast(self, dtype: torch.dtype) -> None:
@@ -195,7 +195,7 @@ class ScriptGraph(Graph):
         if strange:
             raise WeightsError(f"{Path(file).name} takes {', '.join(strange)}, which is not a tensor.")
         names = [each.name for each in wanted]
-        self.signature = Signature(names, [None] * len(names), [None] * len(names), None)
+        self.signature = GraphSignature(names, [None] * len(names), [None] * len(names), None)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Weights; what the graph makes itself keeps its type."""
@@ -226,7 +226,7 @@ class ScriptGraph(Graph):
 
 def load_graph(file: str, form: Form) -> Graph:
     """The graph in a file, on the CPU. Raises WeightsError."""
-    kinds: dict[Form, Any] = {"onnx": OnnxGraph, "program": ProgramGraph, "script": ScriptGraph}
+    kinds: dict[Form, Any] = {"onnx": OnnxSessionGraph, "program": ProgramGraph, "script": ScriptGraph}
     try:
         graph: Graph = kinds[form](file)
     except WeightsError:
@@ -239,7 +239,7 @@ def load_graph(file: str, form: Form) -> Graph:
     return graph
 
 
-class TensorNetwork(nn.Module):
+class GraphNetwork(nn.Module):
     """A graph as backends load it (backends.TensorNetwork): items in bytes in, the declared outputs out."""
 
     def __init__(self, model: TensorModel, graph: Graph, form: Form, file: str) -> None:
@@ -252,7 +252,7 @@ class TensorNetwork(nn.Module):
         self._results = [TORCH_DTYPES[spec.datatype] for spec in model.results]
         self._core_dtype = torch.float32
 
-    def cast(self, dtype: torch.dtype) -> TensorNetwork:
+    def cast(self, dtype: torch.dtype) -> GraphNetwork:
         """Cast what is float32 in the graph; inputs follow, outputs keep their types."""
         if dtype != self._core_dtype:
             self.core.cast(dtype)
@@ -311,7 +311,7 @@ def _flat(answer: Any) -> tuple[Any, ...]:
     return tuple(leaf for leaf in pytree.tree_leaves(answer) if leaf is not None)
 
 
-def _program_signature(program: Any) -> Signature:
+def _program_signature(program: Any) -> GraphSignature:
     inputs = program.graph_signature.user_inputs
     if not all(isinstance(name, str) for name in inputs):
         raise WeightsError("it was exported with arguments that are no tensors")
@@ -326,7 +326,7 @@ def _program_signature(program: Any) -> Signature:
         str(symbol): (int(limits.lower), greatest if limits.upper > greatest else int(limits.upper))
         for symbol, limits in program.range_constraints.items()
     }
-    return Signature(
+    return GraphSignature(
         inputs,
         [_DATATYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors],
         [[length if isinstance(length, int) else str(length) for length in tensor.shape] for tensor in tensors],

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from models.exported_networks import (
     Graph,
+    GraphSignature,
     Length,
-    Signature,
     arrays_to_tensors,
     datatype_of_tensor,
     load_graph,
@@ -36,7 +36,7 @@ class _Trial:
     def __init__(self, file: str, graph: Graph, declared: Mapping[str, Any]) -> None:
         self.name, self.graph, self.declared = Path(file).name, graph, declared
         self.beside = f"{Path(file).stem}.tensors.json"
-        self.signature: Signature = graph.signature
+        self.signature: GraphSignature = graph.signature
         self.least: dict[str, int] = {}  # Lengths of named dimensions that the file takes.
 
     def inputs(self) -> tuple[tuple[TensorSpec, ...], bool, tuple[int, int]]:

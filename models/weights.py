@@ -49,7 +49,7 @@ _READ_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """A published file. `sha256` is the whole checksum or its beginning; `size_bytes` is None where it is not known."""
 
     architecture: str
@@ -63,22 +63,24 @@ class Source:
         return self.url.rpartition("/")[2]
 
 
-def official_source(architecture: str, mirror: str | None = None) -> Source:
+def official_source(architecture: str, mirror: str | None = None) -> WeightsSource:
     """The published weights of an architecture; `mirror` is a URL that serves the same file names.
 
     Raises UnknownModelError.
     """
     if architecture in _YOLOV8_FILES:
         size_bytes, sha256 = _YOLOV8_FILES[architecture]
-        source = Source(architecture, f"{YOLOV8_RELEASE}/{architecture}.pt", sha256, size_bytes)
+        source = WeightsSource(architecture, f"{YOLOV8_RELEASE}/{architecture}.pt", sha256, size_bytes)
     elif architecture in classification.ARCHITECTURES:
         url = torchvision.models.get_model_weights(architecture).DEFAULT.url
         # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
-        source = Source(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
+        source = WeightsSource(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
     else:
         raise UnknownModelError(f"No published weights of {architecture} are known.")
     if mirror is not None:
-        source = Source(architecture, f"{mirror.rstrip('/')}/{source.file_name}", source.sha256, source.size_bytes)
+        source = WeightsSource(
+            architecture, f"{mirror.rstrip('/')}/{source.file_name}", source.sha256, source.size_bytes
+        )
     return source
 
 
@@ -167,7 +169,7 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
         raise WeightsError(f"{target} cannot be written: {error}.") from error
 
 
-def download(source: Source, directory: Path) -> Path:
+def download(source: WeightsSource, directory: Path) -> Path:
     """Download into `directory`, going on where an earlier attempt ended, and check size and checksum.
 
     The file gets its name only once it is whole. A process that asks for the same file meanwhile waits for it. Shows a
@@ -191,7 +193,7 @@ def download(source: Source, directory: Path) -> Path:
     return target
 
 
-def _download_whole(source: Source, partial: Path) -> None:
+def _download_whole(source: WeightsSource, partial: Path) -> None:
     import httpx
 
     timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
@@ -216,7 +218,7 @@ def _download_whole(source: Source, partial: Path) -> None:
     raise WeightsNotFoundError(f"{source.url} could not be downloaded in {ATTEMPTS} attempts.")
 
 
-def _download_rest(client: httpx.Client, source: Source, partial: Path) -> None:
+def _download_rest(client: httpx.Client, source: WeightsSource, partial: Path) -> None:
     """One request: append what `partial` lacks, or write it anew when the server cannot or must not go on."""
     start = partial.stat().st_size if partial.exists() else 0
     headers = {"Accept-Encoding": "identity"}
@@ -246,7 +248,7 @@ def _download_rest(client: httpx.Client, source: Source, partial: Path) -> None:
                 advance(len(chunk))
 
 
-def _check(path: Path, source: Source) -> None:
+def _check(path: Path, source: WeightsSource) -> None:
     size_bytes = path.stat().st_size
     if source.size_bytes is not None and size_bytes != source.size_bytes:
         raise WeightsError(f"{path.name} has {size_bytes} bytes, not the {source.size_bytes} that were published.")
@@ -305,7 +307,7 @@ def _reason(error: Exception) -> str:
     return str(error).rstrip(".") or type(error).__name__
 
 
-def _remedy(source: Source, directory: Path) -> str:
+def _remedy(source: WeightsSource, directory: Path) -> str:
     return (
         f"run `anychip weights fetch {source.architecture}` where there is a network and copy {source.file_name} to "
         f"{directory}, or use `--weights sample` or a path."

@@ -18,6 +18,9 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 os.environ["YOLO_OFFLINE"] = "true"
 for name in [name for name in os.environ if name.startswith("ANYCHIP_") and not name.startswith("ANYCHIP_TEST_")]:
     del os.environ[name]
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Others compute beside this process: a thread that waits for its turn must not keep a core busy meanwhile.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "ANYCHIP_TEST_CPU" in os.environ:
     older_cpu.set_variables(os.environ["ANYCHIP_TEST_CPU"])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app.decoders.messages import Answer, Job, Kind, Plan, Status
+from app.decoders.messages import Decoded, DecodePlan, Job, Kind, Status
 from app.images.decoding import Encoded, decode
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from models import PixelModel, Placement
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 class Decoder:
     """Answers jobs over an inbox and an arena. Used by one thread."""
 
-    def __init__(self, plan: Plan, inbox: Inbox, arena: Arena) -> None:
+    def __init__(self, plan: DecodePlan, inbox: Inbox, arena: Arena) -> None:
         self._models = plan.models
         self._inbox = inbox
         self._arena = arena
 
-    def answer(self, job: Job) -> Answer:
+    def answer(self, job: Job) -> Decoded:
         """What became of the job. Cannot raise for what a client has sent."""
         self._inbox.begin(job.token)
         try:
             return self._placed(job)
         except ImageTooLargeError as error:
-            return Answer(job.token, Status.TOO_LARGE, text=str(error))
+            return Decoded(job.token, Status.TOO_LARGE, text=str(error))
         except InvalidImageError as error:
-            return Answer(job.token, Status.INVALID, text=str(error))
+            return Decoded(job.token, Status.INVALID, text=str(error))
         except MemoryError:
-            return Answer(job.token, Status.FAILED, text="there is no memory for its pixels")
+            return Decoded(job.token, Status.FAILED, text="there is no memory for its pixels")
         except Exception as error:  # Ours, not the client's: the next image may well be fine.
-            return Answer(job.token, Status.FAILED, text=f"{type(error).__name__}: {error}")
+            return Decoded(job.token, Status.FAILED, text=f"{type(error).__name__}: {error}")
         finally:
             self._inbox.end()
 
-    def _placed(self, job: Job) -> Answer:
+    def _placed(self, job: Job) -> Decoded:
         model = self._models[job.model]
         if model is None:
             raise ValueError(f"model {job.model} takes no images")
@@ -56,10 +56,10 @@ class Decoder:
             header = read_header(data)
             check_pixels(header, job.max_pixels)
             if header.width * header.height >= job.large_pixels:
-                return Answer(job.token, Status.LARGE, header.width, header.height)
+                return Decoded(job.token, Status.LARGE, header.width, header.height)
             placement = decode_into(model, data, header, out)
         where = placement.scale, placement.pad_x, placement.pad_y
-        return Answer(job.token, Status.PLACED, placement.width, placement.height, *where)
+        return Decoded(job.token, Status.PLACED, placement.width, placement.height, *where)
 
 
 def decode_into(model: PixelModel, body: Encoded, header: Header, target: torch.Tensor) -> Placement:

@@ -24,7 +24,7 @@ class DecodeFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ImageLimits:
     """`queue`: images that may wait or be decoded; `max_pixels`: of one image. From `large_pixels` on an image is a
     large one. These leave a decoder free, and have together no more pixels than every decoder with one of that size:
     256 MB a decoder, at the 16 bytes a pixel that the hungriest format (WebP) takes while it is decoded. `timeout_s`:

@@ -26,7 +26,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoders.messages import ENDED, FORKED, READY, Event, Plan, number_in, pack_event
+from app.decoders.messages import ENDED, FORKED, READY, DecodePlan, Event, number_in, pack_event
 
 if TYPE_CHECKING:
     from app.decoders.inbox import Inbox
@@ -53,7 +53,7 @@ def main(control_descriptor: int, parent: int) -> None:
         return
     plan_descriptor, arena_descriptor = descriptors
     with open(plan_descriptor, "rb") as file:
-        plan: Plan = pickle.load(file)
+        plan: DecodePlan = pickle.load(file)
     logs.configure(*plan.log_style)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
     wake, woken = socket.socketpair()
@@ -148,7 +148,9 @@ def _import_libraries() -> None:
     cv2.setNumThreads(0)
 
 
-def _decoder(plan: Plan, parent: int, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int) -> None:
+def _decoder(
+    plan: DecodePlan, parent: int, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int
+) -> None:
     """The process of one decoder; never returns."""
     status = 1
     try:
@@ -170,7 +172,7 @@ def _decoder(plan: Plan, parent: int, arena_descriptor: int, connection_descript
         os._exit(status)
 
 
-def decode_forever(plan: Plan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:
+def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:
     """Answer jobs until the other end is gone. Raises ConnectionError."""
     from app.decoders.decoder import Decoder
     from app.decoders.messages import PACKET_BYTES, jobs_in, pack_answer

@@ -80,7 +80,7 @@ def jobs_in(packet: bytes) -> Iterator[Job]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Decoded:
     """What became of the job `token`. `scale`, `pad_x`, `pad_y`: the placement; `width`, `height`: as displayed."""
 
     token: int
@@ -93,14 +93,14 @@ class Answer:
     text: str = ""
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_answer(answer: Decoded) -> bytes:
     """An answer as bytes; joined with others they make a packet."""
     text = answer.text.encode()[:MAX_TEXT_BYTES]
     numbers = answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y
     return _ANSWER.pack(answer.token, answer.status, *numbers, len(text)) + text
 
 
-def answers_in(packet: bytes) -> Iterator[Answer]:
+def answers_in(packet: bytes) -> Iterator[Decoded]:
     """The answers of a packet. Raises ValueError for one that no decoder of ours writes."""
     at = 0
     while at < len(packet):
@@ -113,11 +113,11 @@ def answers_in(packet: bytes) -> Iterator[Answer]:
         if len(text) < length or length > MAX_TEXT_BYTES:
             raise ValueError("an answer's text is longer than it may be")
         at += length
-        yield Answer(token, Status(status), width, height, scale, pad_x, pad_y, text.decode(errors="replace"))
+        yield Decoded(token, Status(status), width, height, scale, pad_x, pad_y, text.decode(errors="replace"))
 
 
 @dataclass(frozen=True)
-class Plan:
+class DecodePlan:
     """What every decoder needs to know: the server's own pickle, never a client's or a decoder's.
 
     `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout.

@@ -19,8 +19,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from app.decoders.image import DecodeExpiredError, DecodeFailedError, Encoded, Limits, PendingImage
-from app.decoders.messages import Answer, Job, Kind, Plan, Status, pack_job
+from app.decoders.image import DecodeExpiredError, DecodeFailedError, Encoded, ImageLimits, PendingImage
+from app.decoders.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
 from app.decoders.seats import Loss, Seat, Seats
 from app.decoders.waiting import DecodeQueue, DecodeQueueFullError, Entry
 from app.images.header import ImageTooLargeError, InvalidImageError
@@ -43,10 +43,10 @@ class Decoders:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: DecodePlan,
         arena: Arena,
         count: int,
-        limits: Limits,
+        limits: ImageLimits,
         *,
         restarted: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -264,7 +264,7 @@ class Decoders:
         )
         seat.out += pack_job(job)
 
-    def _answered(self, seat: Seat, answer: Answer) -> None:
+    def _answered(self, seat: Seat, answer: Decoded) -> None:
         """Raises KeyError for a job that this decoder does not have."""
         decoder = seat.decoder
         assert decoder is not None
@@ -289,7 +289,7 @@ class Decoders:
             self._large -= 1
             self._large_pixels -= entry.payload.pixels
 
-    def _outcome(self, entry: Entry[PendingImage], answer: Answer) -> None:
+    def _outcome(self, entry: Entry[PendingImage], answer: Decoded) -> None:
         image = entry.payload
         if image.abandoned or image.future.done():
             self._leave(entry)

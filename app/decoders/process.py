@@ -27,8 +27,8 @@ from app.decoders.messages import (
     FORKED,
     PACKET_BYTES,
     READY,
-    Answer,
-    Plan,
+    Decoded,
+    DecodePlan,
     answers_in,
     event_in,
     pack_number,
@@ -49,7 +49,7 @@ class DecoderStartError(Exception):
 class Nursery:
     """The process from which decoders are forked. Lives as long as the service; a dead one is replaced by its owner."""
 
-    def __init__(self, plan: Plan, arena: Arena, ended: Callable[[], None]) -> None:
+    def __init__(self, plan: DecodePlan, arena: Arena, ended: Callable[[], None]) -> None:
         """`ended`: called once when its socket closes. Raises OSError."""
         self._ended = ended
         self._forks: dict[int, asyncio.Future[int]] = {}
@@ -203,10 +203,10 @@ def _import_path() -> list[str]:
     return [str(Path(entry or ".").resolve()) for entry in sys.path]
 
 
-class Decoder:
+class DecoderProcess:
     """One process that decodes, from its fork to its end."""
 
-    def __init__(self, number: int, plan: Plan, answered: Callable[[Answer], None]) -> None:
+    def __init__(self, number: int, plan: DecodePlan, answered: Callable[[Decoded], None]) -> None:
         """`answered`: hears each answer. Nothing runs before `start`."""
         self.number = number
         self.pid: int | None = None

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.decoders.image import PendingImage
-from app.decoders.messages import Answer, Plan
-from app.decoders.process import Decoder, DecoderStartError, Nursery
+from app.decoders.messages import Decoded, DecodePlan
+from app.decoders.process import DecoderProcess, DecoderStartError, Nursery
 from app.decoders.waiting import Entry
 from app.workers.arena import Arena
 
@@ -33,7 +33,7 @@ class Seat:
     leave at the end of this turn of the loop. Seconds are of `time.monotonic()`.
     """
 
-    decoder: Decoder | None = None
+    decoder: DecoderProcess | None = None
     sent: dict[int, tuple[Entry[PendingImage], int]] = field(default_factory=dict)
     out: bytearray = field(default_factory=bytearray)
     deaths: int = 0
@@ -68,11 +68,11 @@ class Seats:
     def __init__(
         self,
         count: int,
-        plan: Plan,
+        plan: DecodePlan,
         arena: Arena,
         timeout_s: Callable[[], float],
         *,
-        answered: Callable[[Seat, Answer], None],
+        answered: Callable[[Seat, Decoded], None],
         lost: Callable[[Loss], None],
         ready: Callable[[], None],
     ) -> None:
@@ -135,14 +135,14 @@ class Seats:
             if seat.deaths > 1 or not started:
                 await asyncio.sleep(_BACKOFF_S[min(max(seat.deaths, 1), len(_BACKOFF_S) - 1)])
 
-    async def _started(self, seat: Seat) -> Decoder:
+    async def _started(self, seat: Seat) -> DecoderProcess:
         """Raises OSError, asyncio.TimeoutError."""
         if self.nursery is None:
             self.nursery = Nursery(self._plan, self._arena, self._nursery_ended)
         nursery = self.nursery
         await asyncio.wait_for(asyncio.shield(nursery.ready), _START_TIMEOUT_S)
         self._numbers += 1
-        decoder = Decoder(self._numbers, self._plan, lambda answer: self._answered(seat, answer))
+        decoder = DecoderProcess(self._numbers, self._plan, lambda answer: self._answered(seat, answer))
         try:
             await decoder.start(nursery)
         except BaseException:
@@ -161,7 +161,7 @@ class Seats:
             ending.add_done_callback(self._ending.discard)
         self.nursery = None
 
-    async def _ended(self, seat: Seat, decoder: Decoder, reason: str) -> None:
+    async def _ended(self, seat: Seat, decoder: DecoderProcess, reason: str) -> None:
         """A decoder has ended: what it had is given back, with the image that is to blame."""
         nursery = self.nursery
         status = await nursery.status(decoder.number) if nursery is not None else None

@@ -77,7 +77,7 @@ class ErrorAnswer(Schema):
     request_id: str = Field(description="The log has the detail under it")
 
 
-class OutputTensor(Schema):
+class JsonOutput(Schema):
     """A tensor of an Open Inference answer. As binary data its bytes follow the JSON, and `data` is not there."""
 
     name: str
@@ -96,4 +96,4 @@ class InferAnswer(Schema):
     model_version: str
     id: str | None = None
     parameters: dict[str, int | float | str | bool]
-    outputs: list[OutputTensor]
+    outputs: list[JsonOutput]

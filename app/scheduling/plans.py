@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from app.config import Settings, split
 from app.precision.probes import calibration, probes
 from app.workers.messages import Load
-from app.workers.process import Plan
+from app.workers.process import WorkerPlan
 from backends import Choice
 from models import Model
 
@@ -21,7 +21,7 @@ def worker_devices(settings: Settings, choice: Choice) -> list[str]:
     return [device for device in choice.devices for _ in range(settings.workers_per_device)]
 
 
-def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) -> list[tuple[str, Plan]]:
+def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) -> list[tuple[str, WorkerPlan]]:
     """The device of each worker, and its plan. Computes the probes of the precision gate."""
     facts = choice.backend.facts
     cache_dir = settings.cache_dir.expanduser()
@@ -29,7 +29,7 @@ def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) ->
     quantised = settings.precision == "int8"
     calibrations = tuple(calibration(model, settings.calibrate) for model in models) if quantised else ()
 
-    def plan(device: str) -> Plan:
+    def plan(device: str) -> WorkerPlan:
         load = Load(
             models=tuple(models),
             device=choice.device(device),
@@ -45,7 +45,7 @@ def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) ->
             quick=True,
             ballast=bytes(facts.ballast_bytes),
         )
-        return Plan(
+        return WorkerPlan(
             load,
             facts.variables(os.environ, cache_dir),
             takes_prepared=facts.late_environment,

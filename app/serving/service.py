@@ -16,8 +16,8 @@ from typing import TypeVar
 import torch
 
 from app.config import Settings
-from app.decoders.image import Limits
-from app.decoders.messages import Plan
+from app.decoders.image import ImageLimits
+from app.decoders.messages import DecodePlan
 from app.decoders.pool import CREDITS, Decoders
 from app.errors import ServiceError
 from app.observability.metrics import Exemplar, Metrics
@@ -105,8 +105,8 @@ class Service:
             return None
         settings, arena = self.settings, self.dispatcher.arena
         style = settings.log_level, settings.log_format
-        plan = Plan(geometry, arena.pools, CREDITS, max(settings.max_body_bytes, 1), style)
-        limits = Limits(settings.decode_queue_size, settings.max_image_pixels, timeout_s=settings.decode_timeout_s)
+        plan = DecodePlan(geometry, arena.pools, CREDITS, max(settings.max_body_bytes, 1), style)
+        limits = ImageLimits(settings.decode_queue_size, settings.max_image_pixels, timeout_s=settings.decode_timeout_s)
         decoders = Decoders(plan, arena, count, limits, restarted=self._decoder_restarted)
         self.metrics.decoders_up.set_function(lambda: decoders.up)
         self.metrics.decode_depth.set_function(lambda: decoders.held)

@@ -20,14 +20,14 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ImageSource:
     """A file to read. `relative`: where a drawing of it belongs below the folder of drawings, without its suffix."""
 
     path: str
     relative: str
 
 
-def find_images(arguments: Sequence[str]) -> Iterator[Source]:
+def find_images(arguments: Sequence[str]) -> Iterator[ImageSource]:
     """Every file of the arguments, in order; of a directory those of `SUFFIXES`, at any depth, by name.
 
     `@FILE` names a list, a path a line; `@-` reads it from standard input. Only the names of one directory at a time
@@ -44,11 +44,11 @@ def find_images(arguments: Sequence[str]) -> Iterator[Source]:
             yield _named(argument)
 
 
-def _named(path: str) -> Source:
-    return Source(path, Path(path).stem)
+def _named(path: str) -> ImageSource:
+    return ImageSource(path, Path(path).stem)
 
 
-def _listed(name: str) -> Iterator[Source]:
+def _listed(name: str) -> Iterator[ImageSource]:
     if name == "-":
         yield from (_named(line) for line in map(str.strip, sys.stdin) if line)
         return
@@ -56,7 +56,7 @@ def _listed(name: str) -> Iterator[Source]:
         yield from (_named(line) for line in map(str.strip, lines) if line)
 
 
-def _matching(pattern: str) -> Iterator[Source]:
+def _matching(pattern: str) -> Iterator[ImageSource]:
     found = False
     for path in sorted(glob.iglob(pattern, recursive=True)):
         found = True
@@ -68,7 +68,7 @@ def _matching(pattern: str) -> Iterator[Source]:
         raise CommandError(f"nothing matches {pattern}")
 
 
-def _inside(folder: str, prefix: str) -> Iterator[Source]:
+def _inside(folder: str, prefix: str) -> Iterator[ImageSource]:
     with os.scandir(folder) as entries:
         listed = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     for name, is_folder in listed:
@@ -76,4 +76,4 @@ def _inside(folder: str, prefix: str) -> Iterator[Source]:
         if is_folder:
             yield from _inside(path, os.path.join(prefix, name))
         elif os.path.splitext(name)[1].lower() in SUFFIXES:
-            yield Source(path, os.path.join(prefix, os.path.splitext(name)[0]))
+            yield ImageSource(path, os.path.join(prefix, os.path.splitext(name)[0]))

@@ -25,8 +25,8 @@ from app.decoders.decoder import decode_into
 from app.images.header import ImageError, check_pixels, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration, probes
-from app.tools.image_sources import Source
-from app.tools.outcomes import Outcome
+from app.tools.image_sources import ImageSource
+from app.tools.outcomes import FileOutcome
 from backends import Executable, Unbuilt, choose, host, register_operator_libraries, simulated
 from models import Options, PixelModel, Placement
 
@@ -40,14 +40,14 @@ Reduced = list[tuple[npt.NDArray[Any], ...]]
 class _Decoded:
     """An image on its way: its file, and where it lies in the network's input, or why it cannot be read."""
 
-    source: Source
+    source: ImageSource
     encoded: bytes | None = None
     placement: Placement | None = None
     error: str = ""
 
 
 @dataclass(slots=True)
-class _Batch:
+class _OfflineBatch:
     """Pixels, uint8 [batch size, *input shape], and the images that are decoded into them."""
 
     pixels: torch.Tensor
@@ -92,11 +92,11 @@ class LocalPredictor:
         self._decoders.shutdown(cancel_futures=True)
         self._device_thread.shutdown(cancel_futures=True)
 
-    def outcomes(self, sources: Iterator[Source]) -> Iterator[Outcome]:
+    def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
         """One outcome a source, in the order of the sources. Raises BackendError when the device fails."""
         shape = (self._batch_size, *self._model.input_shape)
-        free = deque(_Batch(torch.zeros(shape, dtype=torch.uint8)) for _ in range(_BATCHES))
-        under_way: deque[_Batch] = deque()
+        free = deque(_OfflineBatch(torch.zeros(shape, dtype=torch.uint8)) for _ in range(_BATCHES))
+        under_way: deque[_OfflineBatch] = deque()
         while True:
             while free and (taken := list(islice(sources, self._batch_size))):
                 batch = free.popleft()
@@ -133,7 +133,7 @@ class LocalPredictor:
         )
         return executable
 
-    def _decode_all(self, sources: list[Source], pixels: torch.Tensor) -> list[Future[list[_Decoded]]]:
+    def _decode_all(self, sources: list[ImageSource], pixels: torch.Tensor) -> list[Future[list[_Decoded]]]:
         """Sources into the rows of a batch, in order.
 
         A task a thread and not an image: handing over a task takes time that counts beside a small image.
@@ -146,7 +146,7 @@ class LocalPredictor:
 
         return [self._decoders.submit(decode_some, first) for first in range(0, len(sources), size)]
 
-    def decode(self, source: Source, target: torch.Tensor) -> _Decoded:
+    def decode(self, source: ImageSource, target: torch.Tensor) -> _Decoded:
         """In a decoder thread: a file into its row of a batch."""
         image = _Decoded(source)
         try:
@@ -160,7 +160,7 @@ class LocalPredictor:
             image.error = error.strerror or str(error)
         return image
 
-    def _run(self, batch: _Batch) -> Reduced:
+    def _run(self, batch: _OfflineBatch) -> Reduced:
         """In the device thread: the small arrays of each image; those of a file that cannot be read mean nothing."""
         decoded = [
             image for part in batch.parts for image in part.result()
@@ -170,10 +170,10 @@ class LocalPredictor:
         outputs = self.executable.run(batch.pixels.numpy())
         return [self._model.reduce(outputs, row, self._options) for row in range(len(decoded))]
 
-    def _finish(self, image: _Decoded, outputs: Sequence[npt.NDArray[Any]]) -> Outcome:
+    def _finish(self, image: _Decoded, outputs: Sequence[npt.NDArray[Any]]) -> FileOutcome:
         if image.placement is None:
-            return Outcome(image.source, None, image.error, image.encoded)
+            return FileOutcome(image.source, None, image.error, image.encoded)
         if not all(np.isfinite(array).all() for array in outputs if array.dtype.kind == "f"):
-            return Outcome(image.source, None, "the model answered with NaN or infinity", image.encoded)
+            return FileOutcome(image.source, None, "the model answered with NaN or infinity", image.encoded)
         prediction = self._model.postprocess(outputs, image.placement, self._options)
-        return Outcome(image.source, prediction, "", image.encoded)
+        return FileOutcome(image.source, prediction, "", image.encoded)

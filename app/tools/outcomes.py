@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import orjson
 
 from app.tools.arguments import CommandError
-from app.tools.image_sources import Source
+from app.tools.image_sources import ImageSource
 
 Prediction = Mapping[str, Any]
 """One entry of "predictions" (docs/api.md), as postprocessing returns it or as JSON brought it."""
@@ -33,10 +33,10 @@ _FLUSHED_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FileOutcome:
     """What became of an image: its prediction, or why there is none. `encoded` is the file, None if it was not read."""
 
-    source: Source
+    source: ImageSource
     prediction: Prediction | None
     error: str = ""
     encoded: bytes | None = None
@@ -53,7 +53,7 @@ class Predicting(Protocol):
     def weights(self) -> str:
         """Where its weights come from."""
 
-    def outcomes(self, sources: Iterator[Source]) -> Iterator[Outcome]:
+    def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
         """One outcome a source, in any order; few are under way at a time."""
 
 
@@ -91,7 +91,7 @@ class Journal:
         """Whether an earlier run has answered for this file."""
         return bool(self._done) and _digest(path) in self._done
 
-    def write(self, outcome: Outcome, weights: str) -> None:
+    def write(self, outcome: FileOutcome, weights: str) -> None:
         """Append an outcome. Whoever kills the process loses the lines of a moment, and at most a part of one line."""
         line: dict[str, Any] = {"file": outcome.source.path, "model": self._model}
         if outcome.prediction is None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from app.config import Settings
 from app.tools.arguments import CommandError, add_settings, read_settings
-from app.tools.image_sources import Source, find_images
-from app.tools.outcomes import Journal, Outcome, Predicting
+from app.tools.image_sources import ImageSource, find_images
+from app.tools.outcomes import FileOutcome, Journal, Predicting
 from app.tools.tables import FORMATS, Format, check_format, convert
 
 _SETTINGS = (
@@ -184,7 +184,7 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
         left = None if count is None else max(0, count - journal.done)
         task = progress.add_task(predictor.model, total=left, rate="")
         shown_s = 0.0
-        sources: Iterator[Source] = (each for each in find_images(parsed.images) if not journal.holds(each.path))
+        sources: Iterator[ImageSource] = (each for each in find_images(parsed.images) if not journal.holds(each.path))
         for outcome in predictor.outcomes(sources):
             journal.write(outcome, predictor.weights)
             drawings.add(outcome)
@@ -224,7 +224,7 @@ class _Drawings:
         self._wait(0)
         self._threads.shutdown()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: FileOutcome) -> None:
         """Draw an outcome, where drawings are wanted and something can be drawn."""
         if self._folder is None or outcome.prediction is None or outcome.encoded is None:
             return
@@ -246,7 +246,7 @@ class _Drawings:
                     print(f"drawn: {path}", file=sys.stderr)
 
 
-def _complain(outcome: Outcome) -> None:
+def _complain(outcome: FileOutcome) -> None:
     print(f"anychip: {outcome.source.path}: {outcome.error}", file=sys.stderr)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 
 from app.tools.arguments import CommandError
-from app.tools.image_sources import Source
-from app.tools.outcomes import Outcome
+from app.tools.image_sources import ImageSource
+from app.tools.outcomes import FileOutcome
 
 _TIMEOUT_S = 60.0
 _TRIES = 6
@@ -45,7 +45,7 @@ class RemotePredictor:
         batches = [max(each["batch_sizes"], default=1) for each in described["served_on"]]
         self.parallel = parallel or 2 * sum(batches) + _DECODING
 
-    def outcomes(self, sources: Iterator[Source]) -> Iterator[Outcome]:
+    def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
         """One outcome a source, in the order in which the answers come."""
         loop = asyncio.new_event_loop()
         answers = self._outcomes(sources)
@@ -73,8 +73,8 @@ class RemotePredictor:
             raise CommandError(f"there is no model {model!r} at {self._url}; there is {', '.join(models)}")
         return models[model]
 
-    async def _outcomes(self, sources: Iterator[Source]) -> AsyncGenerator[Outcome, None]:
-        ended: asyncio.Queue[Outcome | None] = asyncio.Queue(self.parallel)
+    async def _outcomes(self, sources: Iterator[ImageSource]) -> AsyncGenerator[FileOutcome, None]:
+        ended: asyncio.Queue[FileOutcome | None] = asyncio.Queue(self.parallel)
 
         async def work(client: httpx.AsyncClient) -> None:
             for source in sources:  # Shared by all workers; each takes the next one.
@@ -97,11 +97,11 @@ class RemotePredictor:
                 working.cancel()
                 await asyncio.gather(working, return_exceptions=True)
 
-    async def _predict(self, client: httpx.AsyncClient, source: Source) -> Outcome:
+    async def _predict(self, client: httpx.AsyncClient, source: ImageSource) -> FileOutcome:
         try:
             encoded = await asyncio.to_thread(Path(source.path).read_bytes)
         except OSError as error:
-            return Outcome(source, None, error.strerror or str(error))
+            return FileOutcome(source, None, error.strerror or str(error))
         reason = ""
         for number in range(_TRIES):
             pause_s = min(_LONGEST_PAUSE_S, 0.1 * 2**number)
@@ -116,7 +116,7 @@ class RemotePredictor:
                 reason = f"the service does not answer: {error or type(error).__name__}"
             else:
                 if answer.status_code == 200:
-                    return Outcome(source, answer.json()["predictions"][0], "", encoded)
+                    return FileOutcome(source, answer.json()["predictions"][0], "", encoded)
                 reason = _reason(answer)
                 if answer.status_code not in _AGAIN:
                     break
@@ -124,7 +124,7 @@ class RemotePredictor:
                 pause_s = min(_LONGEST_PAUSE_S, float(given)) if given.isdigit() else pause_s
             if number < _TRIES - 1:
                 await asyncio.sleep(pause_s)
-        return Outcome(source, None, reason, encoded)
+        return FileOutcome(source, None, reason, encoded)
 
 
 def _reason(answer: httpx.Response) -> str:

@@ -35,7 +35,7 @@ _SUSPECT_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LeakLimits:
     """What the operator asks for; the settings `guard_*` say what each means. Bytes, seconds, shares of the total."""
 
     policy: Policy = "auto"
@@ -70,7 +70,7 @@ class Step:
 class Guard:
     """Decides for one worker. Times are seconds of one monotonic clock."""
 
-    def __init__(self, limits: Limits, start: Level, now_s: float, *, shared: bool) -> None:
+    def __init__(self, limits: LeakLimits, start: Level, now_s: float, *, shared: bool) -> None:
         """`start`: after warm-up. `shared`: the device's memory is the host's, so that others add to `used`."""
         self._limits = limits
         self._start = start

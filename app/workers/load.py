@@ -29,7 +29,7 @@ log = logging.getLogger("anychip.worker")
 
 
 @dataclass
-class LoadedModel:
+class WorkerModel:
     """A model on its device.
 
     `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
@@ -55,7 +55,7 @@ class LoadedDevice:
 
     backend: Backend
     device: str
-    models: dict[int, LoadedModel]
+    models: dict[int, WorkerModel]
     ready: Ready
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ def load_device(load: Load) -> LoadedDevice:
         importlib.import_module(plugin)
     register_operator_libraries(load.operator_libraries)
     backend = open_backend(load.device)
-    models: dict[int, LoadedModel] = {}
+    models: dict[int, WorkerModel] = {}
     for index, model in enumerate(load.models):
         if model is not None:
             models[index] = _loaded(load, index, model, backend)
@@ -82,7 +82,7 @@ def load_device(load: Load) -> LoadedDevice:
     return LoadedDevice(backend, load.device.id, models, ready)
 
 
-def _loaded(load: Load, index: int, model: Model, backend: Backend) -> LoadedModel:
+def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:
     from app.precision.gate import compile_options
     from backends import Unbuilt
     from models import PixelModel
@@ -103,7 +103,7 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> LoadedMod
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     _say(load.device.id, model, report)
     latencies = _latencies(executable, buffers[0])
-    return LoadedModel(model, executable, report, buffers, latencies, time.monotonic() - began_s)
+    return WorkerModel(model, executable, report, buffers, latencies, time.monotonic() - began_s)
 
 
 def _say(device: str, model: Model, report: LoadReport) -> None:
@@ -115,7 +115,7 @@ def _say(device: str, model: Model, report: LoadReport) -> None:
             log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)
 
 
-def _message(loaded: LoadedModel) -> Loaded:
+def _message(loaded: WorkerModel) -> Loaded:
     report = loaded.report
     return Loaded(
         Report(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.workers.guard import CACHE, COLLECT, HAND_OVER, Guard, Level, Limits, Step
+from app.workers.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
 from app.workers.messages import FromWorker, HandOver, Release, Released, Stats
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ log = logging.getLogger("anychip.worker")
 class MemoryWatch:
     """The memory of one worker on one device; made after everything is loaded and warm."""
 
-    def __init__(self, backend: Backend, device: str, limits: Limits) -> None:
+    def __init__(self, backend: Backend, device: str, limits: LeakLimits) -> None:
         from backends import Memory
 
         self.leaks = False

@@ -22,7 +22,7 @@ import msgspec
 
 from app.logs import Style
 from app.workers.arena import Pool
-from app.workers.guard import Limits
+from app.workers.guard import LeakLimits
 
 if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
     import numpy as np
@@ -59,7 +59,7 @@ class Load:
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
-    guard: Limits = field(default_factory=Limits)
+    guard: LeakLimits = field(default_factory=LeakLimits)
     plugins: tuple[str, ...] = ()
     operator_libraries: tuple[str, ...] = ()
     probes: tuple[npt.NDArray[np.uint8], ...] = ()

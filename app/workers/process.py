@@ -57,7 +57,7 @@ _WATCH_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """What a worker is to serve, the environment of its process, and its limits.
 
     `takes_prepared`: the environment may come when the libraries are loaded already.
@@ -137,7 +137,7 @@ class WorkerProcess:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, device: str, plan: Plan, arena: Arena, events: Events) -> None:
+    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
         loop = asyncio.get_running_loop()
         self.device = device
         self.id = f"{device}#{next(self._numbers)}"

@@ -17,7 +17,7 @@ import logging
 from typing import Any
 
 from app.workers.arena import Arena
-from app.workers.process import Events, Plan, WorkerProcess, WorkerStartError
+from app.workers.process import Events, WorkerPlan, WorkerProcess, WorkerStartError
 
 log = logging.getLogger("anychip.workers")
 
@@ -33,7 +33,7 @@ class Replica:
     process that cannot be killed holds the device), "stopped"; `reason`: why it is not ready.
     """
 
-    def __init__(self, device: str, plan: Plan, arena: Arena, events: Events) -> None:
+    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
         self.device = device
         self.state = "starting"
         self.reason = "it is loading"
@@ -58,7 +58,7 @@ class Replica:
         """Until the replica has been ready once. Raises WorkerStartError."""
         await asyncio.shield(self._first_ready)
 
-    async def hand_over(self, plan: Plan, drain_timeout_s: float) -> None:
+    async def hand_over(self, plan: WorkerPlan, drain_timeout_s: float) -> None:
         """Replace the worker by one that follows `plan`; the old one serves until the new one does, then drains.
 
         What the old one has not finished after `drain_timeout_s` is lost to it, as in a crash, and tried again. Once
@@ -68,7 +68,7 @@ class Replica:
         worker = await self.prepare(plan)
         await asyncio.shield(self.take_over(worker, plan, drain_timeout_s))
 
-    async def prepare(self, plan: Plan, *, start: bool = True) -> WorkerProcess | None:
+    async def prepare(self, plan: WorkerPlan, *, start: bool = True) -> WorkerProcess | None:
         """Start a worker that follows `plan` beside the one that serves, until it is ready; None if not to `start`.
 
         `take_over` or `discard` must follow: until then the replica starts no other worker. Raises WorkerStartError.
@@ -80,7 +80,7 @@ class Replica:
             self._replacing.release()
             raise
 
-    def take_over(self, worker: WorkerProcess | None, plan: Plan, drain_timeout_s: float) -> asyncio.Task[None]:
+    def take_over(self, worker: WorkerProcess | None, plan: WorkerPlan, drain_timeout_s: float) -> asyncio.Task[None]:
         """From now on the prepared worker serves, and `plan` is followed. Returns the task that drains the old one.
 
         Raises WorkerStartError when the worker has died since it was ready; the old one then serves on.
@@ -183,7 +183,7 @@ class Replica:
             pause_s = _BACKOFF_S[min(self._deaths, len(_BACKOFF_S)) - 1]
         await asyncio.sleep(pause_s)
 
-    async def _start(self, plan: Plan) -> WorkerProcess:
+    async def _start(self, plan: WorkerPlan) -> WorkerProcess:
         worker = WorkerProcess(self.device, plan, self._arena, self._events)
         self._old.add(worker)  # Not the current one yet, but to be stopped with the rest.
         worker.ended.add_done_callback(lambda _: self._forget(worker))

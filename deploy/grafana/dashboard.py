@@ -479,9 +479,15 @@ def dashboard() -> dict[str, Any]:
     y = 0
     for title, row in ROWS.items():
         panels.append(
-            {"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "panels": [],
-             "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1}}
-        )  # fmt: skip
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1},
+            }
+        )
         x, y, height = 0, y + 1, 0
         for panel in row:
             if x + panel.width > _WIDTH:
@@ -525,9 +531,12 @@ def _panel(panel: Panel) -> dict[str, Any]:
         defaults["mappings"] = [{"type": "value", "options": named}]
     if panel.kind == "timeseries":
         defaults["custom"] = {
-            "drawStyle": "line", "fillOpacity": 25 if panel.stacked else 5, "showPoints": "never", "spanNulls": False,
+            "drawStyle": "line",
+            "fillOpacity": 25 if panel.stacked else 5,
+            "showPoints": "never",
+            "spanNulls": False,
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
-        }  # fmt: skip
+        }
     return {
         "type": panel.kind,
         "title": panel.title,
@@ -587,15 +596,28 @@ def _variables() -> list[dict[str, Any]]:
     def of(name: str, metric: str) -> dict[str, Any]:
         query = f"label_values({metric}, {name})"
         return {
-            "name": name, "label": name.capitalize(), "type": "query", "datasource": _DATASOURCE,
-            "definition": query, "query": {"query": query, "refId": name}, "refresh": 2, "sort": 1,
-            "multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]},
-        }  # fmt: skip
+            "name": name,
+            "label": name.capitalize(),
+            "type": "query",
+            "datasource": _DATASOURCE,
+            "definition": query,
+            "query": {"query": query, "refId": name},
+            "refresh": 2,
+            "sort": 1,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": ["All"], "value": ["$__all"]},
+        }
 
     datasource = {
-        "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "refresh": 1,
         "current": {},
-    }  # fmt: skip
+    }
     return [
         datasource,
         of("namespace", "anychip_build_info"),

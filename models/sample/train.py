@@ -86,7 +86,7 @@ class Recipe(ABC):
         """Quality of shipped weights at the serving size on `count` images; one measure by its name."""
 
 
-class Classification(Recipe):
+class ClassificationRecipe(Recipe):
     """torchvision's ResNet50."""
 
     name = "resnet50"
@@ -127,7 +127,7 @@ class Classification(Recipe):
         return {"top1": evaluate.top1(evaluate.classifier(weights_file), seed, count)}
 
 
-class Detection(Recipe):
+class DetectionRecipe(Recipe):
     """YOLOv8n."""
 
     name = "yolov8n"
@@ -164,7 +164,7 @@ class Detection(Recipe):
         return {"map50": evaluate.map50(evaluate.detector(weights_file), seed, count)}
 
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (Classification(), Detection())}
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (ClassificationRecipe(), DetectionRecipe())}
 
 
 def _pixels(items: list[Any]) -> Tensor:

@@ -276,9 +276,7 @@ def test_what_is_packed_is_unpacked(data):
     specs = tuple(
         TensorSpec(f"x{index}", data.draw(dtypes), data.draw(shapes)) for index in range(data.draw(st.integers(1, 4)))
     )
-    model = ExportedModel(
-        "m", "pt2", (), "m.pt2", None, (item_bytes(specs),), specs, (), True, (1, 64), None
-    )  # fmt: skip
+    model = ExportedModel("m", "pt2", (), "m.pt2", None, (item_bytes(specs),), specs, (), True, (1, 64), None)
     count = data.draw(st.integers(1, 3))
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     given_arrays = {spec.name: generator.integers(0, 2, (count, *spec.shape)).astype(spec.dtype) for spec in specs}
@@ -324,9 +322,16 @@ def loaded(model, engine, precision="fp32", sizes=LADDER):
 
 @pytest.mark.parametrize(
     ("suffix", "engine"),
-    [(".onnx", "openvino"), (".onnx", "onnxruntime"), (".pt2", "openvino"), (".pt2", "eager"), (".ts", "openvino"),
-     (".ts", "eager"), (".ts", "torchscript")],
-)  # fmt: skip
+    [
+        (".onnx", "openvino"),
+        (".onnx", "onnxruntime"),
+        (".pt2", "openvino"),
+        (".pt2", "eager"),
+        (".ts", "openvino"),
+        (".ts", "eager"),
+        (".ts", "torchscript"),
+    ],
+)
 def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, engine):
     model, (executable, report) = models[suffix], loaded(models[suffix], engine)
     assert report.engine == engine

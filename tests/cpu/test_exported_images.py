@@ -19,7 +19,7 @@ from app.config import Settings
 from app.images.decoding import decode
 from app.images.header import read_header
 from app.tools.drawing import draw
-from app.tools.image_sources import Source
+from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
 from models import Options, WeightsError, open_model, parse_spec
 from models.exported_images import ExportedDetector
@@ -186,7 +186,7 @@ def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, 
     expected = json.loads((usual / "v8-segment.expected.json").read_text())
     name = max(expected, key=lambda each: len(expected[each]["scores"]))
     predictor = local_predictor(model, tmp_path)
-    [outcome] = predictor.outcomes(iter([Source(str(images / name), name)]))
+    [outcome] = predictor.outcomes(iter([ImageSource(str(images / name), name)]))
     predictor.close()
     encoded, answer = outcome.encoded, outcome.prediction
     assert len(answer["detections"]) == pytest.approx(len(expected[name]["scores"]), abs=2)

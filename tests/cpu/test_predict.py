@@ -19,8 +19,8 @@ from PIL import Image
 
 from app.cli import main
 from app.tools.arguments import CommandError
-from app.tools.image_sources import Source, find_images
-from app.tools.outcomes import Journal, Outcome, read_lines
+from app.tools.image_sources import ImageSource, find_images
+from app.tools.outcomes import FileOutcome, Journal, read_lines
 from app.tools.tables import COLUMNS, convert
 from models.sample import IMAGES
 
@@ -48,7 +48,7 @@ def read_table(path):
 
 def outcome(name, *detections, error=""):
     prediction = None if error else {"detections": list(detections), "width": 30, "height": 40}
-    return Outcome(Source(name, name), prediction, error)
+    return FileOutcome(ImageSource(name, name), prediction, error)
 
 
 def test_directories_globs_lists_and_files_are_read_in_order(tmp_path):
@@ -113,9 +113,14 @@ def test_csv_parquet_and_coco_hold_what_the_lines_hold(tmp_path):
     coco = json.loads((tmp_path / "out.json").read_text())
     assert [(each["id"], each["file_name"]) for each in coco["images"]] == [(1, "a.jpg"), (2, "c.jpg")]
     assert coco["annotations"][0] == {
-        "id": 1, "image_id": 1, "category_id": 3, "score": 0.5,
-        "bbox": [1.0, 2.0, 10.0, 20.0], "area": 200.0, "iscrowd": 0,
-    }  # fmt: skip
+        "id": 1,
+        "image_id": 1,
+        "category_id": 3,
+        "score": 0.5,
+        "bbox": [1.0, 2.0, 10.0, 20.0],
+        "area": 200.0,
+        "iscrowd": 0,
+    }
     assert coco["categories"] == [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}]
     parquet = pytest.importorskip("pyarrow.parquet")
     convert(path, tmp_path / "out.parquet", "parquet")
@@ -155,8 +160,11 @@ def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     assert main(arguments) == 1
     written = {Path(each["file"]).name: each for each in lines(output)}
     assert {name: "error" in each for name, each in written.items()} == {
-        "a.png": False, "b.jpg": True, "c.png": False, "none.jpg": True,
-    }  # fmt: skip
+        "a.png": False,
+        "b.jpg": True,
+        "c.png": False,
+        "none.jpg": True,
+    }
     assert "not an image" in written["b.jpg"]["error"]
     assert written["a.png"]["width"] == 8
     said = capsys.readouterr().err

@@ -28,8 +28,12 @@ def test_a_raw_image_is_classified(client):
     body = answer.json()
     [prediction] = body.pop("predictions")
     assert body == {
-        "model": "resnet18", "weights": "random", "device": "cpu:0", "engine": "eager", "precision": "fp32",
-    }  # fmt: skip
+        "model": "resnet18",
+        "weights": "random",
+        "device": "cpu:0",
+        "engine": "eager",
+        "precision": "fp32",
+    }
     with Image.open(FILES[0]) as image:
         assert (prediction["width"], prediction["height"]) == image.size
     scores = [found["score"] for found in prediction["classes"]]
@@ -110,12 +114,26 @@ def test_a_request_has_so_many_detections_at_most(client):
 @pytest.mark.parametrize(
     "query",
     [
-        "top_k=0", "top_k=1.5", "top_k=many", "top_k=", "top_k=nan", "top_k=-1",
-        "score_threshold=nan", "score_threshold=1.1", "score_threshold=-0.1", "score_threshold=inf",
-        "iou_threshold=NaN", "iou_threshold=2", "max_detections=0", "max_detections=1e9",
-        "timeout_ms=0", "timeout_ms=-5", "timeout_ms=nan", "timeout_ms=soon",
+        "top_k=0",
+        "top_k=1.5",
+        "top_k=many",
+        "top_k=",
+        "top_k=nan",
+        "top_k=-1",
+        "score_threshold=nan",
+        "score_threshold=1.1",
+        "score_threshold=-0.1",
+        "score_threshold=inf",
+        "iou_threshold=NaN",
+        "iou_threshold=2",
+        "max_detections=0",
+        "max_detections=1e9",
+        "timeout_ms=0",
+        "timeout_ms=-5",
+        "timeout_ms=nan",
+        "timeout_ms=soon",
     ],
-)  # fmt: skip
+)
 def test_a_query_that_makes_no_sense(client, query):
     message = assert_error(client.post(f"{PREDICT}?{query}", content=PHOTO, headers=JPEG), 400, "INVALID_REQUEST")
     assert query.partition("=")[0] in message
@@ -182,12 +200,22 @@ def test_a_body_that_is_too_large_and_does_not_say_so(client):
 @pytest.mark.parametrize(
     "body",
     [
-        b"not json", b"[]", b"{}", b'"text"', b'{"instances": []}', b'{"instances": {}}', b'{"instances": [1]}',
-        b'{"instances": [{}]}', b'{"instances": [{"b64": 7}]}', b'{"instances": [{"b64": "!!!"}]}',
-        b'{"instances": [{"b64": ""}]}', b'{"instances": [{"b64": NaN}]}', b"\xff\xfe",
+        b"not json",
+        b"[]",
+        b"{}",
+        b'"text"',
+        b'{"instances": []}',
+        b'{"instances": {}}',
+        b'{"instances": [1]}',
+        b'{"instances": [{}]}',
+        b'{"instances": [{"b64": 7}]}',
+        b'{"instances": [{"b64": "!!!"}]}',
+        b'{"instances": [{"b64": ""}]}',
+        b'{"instances": [{"b64": NaN}]}',
+        b"\xff\xfe",
         b'{"instances": [{"url": "http://127.0.0.1/cat.jpg"}]}',
     ],
-)  # fmt: skip
+)
 def test_json_that_makes_no_sense(client, body):
     answer = client.post(PREDICT, content=body, headers={"Content-Type": "application/json"})
     assert_error(answer, 400, "INVALID_REQUEST")
@@ -243,9 +271,15 @@ def test_an_unknown_path(client, path):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", PREDICT), ("DELETE", PREDICT), ("PUT", PREDICT), ("POST", "/v1/models"), ("POST", "/v2/health/ready"),
-     ("DELETE", "/metrics")],
-)  # fmt: skip
+    [
+        ("GET", PREDICT),
+        ("DELETE", PREDICT),
+        ("PUT", PREDICT),
+        ("POST", "/v1/models"),
+        ("POST", "/v2/health/ready"),
+        ("DELETE", "/metrics"),
+    ],
+)
 def test_a_wrong_method(client, method, path):
     answer = client.request(method, path)
     assert_error(answer, 405, "METHOD_NOT_ALLOWED")

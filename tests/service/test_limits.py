@@ -65,14 +65,29 @@ DEAR = {
     "base64 of 19 MB": (PREDICT, instances(noise(14_000_000))),
     "many small instances": (PREDICT, instances(noise(4), 500_000)),
     "lists in lists": (PREDICT, b'{"instances": [' + b"[],[[]]," * 2_000_000 + b"1]}"),
-    "numbers": (INFER, b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [64, 224, 224, 3], "data": ['
-                + b"7," * 9_633_791 + b"7]}]}"),
-    "one long string among many": (INFER, b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [400001],'
-                + b' "data": ["' + b"x" * 1_000_000 + b'"' + b',"a"' * 400_000 + b"]}]}"),
+    "numbers": (
+        INFER,
+        b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [64, 224, 224, 3], "data": ['
+        + b"7," * 9_633_791
+        + b"7]}]}",
+    ),
+    "one long string among many": (
+        INFER,
+        b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [400001],'
+        + b' "data": ["'
+        + b"x" * 1_000_000
+        + b'"'
+        + b',"a"' * 400_000
+        + b"]}]}",
+    ),
     "many parts": (PREDICT, b"--b\r\n" + b"\r\n--b\r\n" * 2_000_000),
-    "a part of carriage returns": (PREDICT, b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
-                + b"\r" * 19_000_000 + b"\r\n--b--\r\n"),
-}  # fmt: skip
+    "a part of carriage returns": (
+        PREDICT,
+        b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
+        + b"\r" * 19_000_000
+        + b"\r\n--b--\r\n",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", DEAR)

@@ -50,9 +50,12 @@ def test_a_line_for_machines_is_one_json_object(written):
     first, second = lines(written.getvalue())
     assert first.pop("time").endswith("Z")
     assert first == {
-        "level": "warning", "logger": "anychip.test", "message": 'umlaut \u00e4,\nquote "', "request_id": "abc",
+        "level": "warning",
+        "logger": "anychip.test",
+        "message": 'umlaut \u00e4,\nquote "',
+        "request_id": "abc",
         "worker": "npu:0#1",
-    }  # fmt: skip
+    }
     assert second["ms"] == 3
     assert "request_id" not in second
     assert "ValueError: broken" in second["exception"]
@@ -83,9 +86,11 @@ def test_requests_are_in_the_log_when_they_fail_or_are_asked_for_and_secrets_nev
         with running(folder, *options) as service:
             for name, body in (("good", GREY), ("bad", RED)):
                 httpx.post(
-                    f"{service.url}{PREDICT}?token={secret}", content=body, headers={**headers, "X-Request-Id": name},
+                    f"{service.url}{PREDICT}?token={secret}",
+                    content=body,
+                    headers={**headers, "X-Request-Id": name},
                     timeout=WAIT_S,
-                )  # fmt: skip
+                )
             httpx.get(f"{service.url}/nothing?token={secret}", timeout=WAIT_S)
         text = service.log.read_text()
         assert secret not in text

@@ -265,8 +265,12 @@ def test_a_panel_has_data(story, expression):
 
 def test_recording_rules_have_data(story):
     names = story.server.get("label/__name__/values")
-    recorded = {rule["name"] for group in story.server.get("rules")["groups"] for rule in group["rules"]
-                if rule["type"] == "recording"}  # fmt: skip
+    recorded = {
+        rule["name"]
+        for group in story.server.get("rules")["groups"]
+        for rule in group["rules"]
+        if rule["type"] == "recording"
+    }
     assert recorded - set(names) == set()
     assert all(rule["health"] == "ok" for group in story.server.get("rules")["groups"] for rule in group["rules"])
 

@@ -283,7 +283,13 @@ B64 = base64.b64encode(PHOTO).decode()
 @pytest.mark.parametrize(
     "document",
     [
-        [], "text", {}, {"inputs": {}}, {"inputs": []}, {"inputs": [1]}, {"inputs": [{}]},
+        [],
+        "text",
+        {},
+        {"inputs": {}},
+        {"inputs": []},
+        {"inputs": [1]},
+        {"inputs": [{}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES"}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["!!!"]}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [""]}]},
@@ -318,16 +324,24 @@ B64 = base64.b64encode(PHOTO).decode()
         {"id": "a\nb", "inputs": [{**GOOD, "data": [1]}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}], "outputs": [{"name": "x"}]},
         {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}], "outputs": {"name": "x"}},
-        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
-         "outputs": [{"name": "logits"}, {"name": "logits"}]},
-        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
-         "parameters": {"binary_data_output": "yes"}},
-        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
-         "parameters": {"score_threshold": 2}},
-        {"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
-         "parameters": {"top_k": True, "nested": {}}},
+        {
+            "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+            "outputs": [{"name": "logits"}, {"name": "logits"}],
+        },
+        {
+            "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+            "parameters": {"binary_data_output": "yes"},
+        },
+        {
+            "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+            "parameters": {"score_threshold": 2},
+        },
+        {
+            "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [B64]}],
+            "parameters": {"top_k": True, "nested": {}},
+        },
     ],
-)  # fmt: skip
+)
 def test_requests_that_make_no_sense(client, document):
     assert_error(client.post(f"{RESNET}/infer", json=document), 400, "INVALID_REQUEST")
 
@@ -393,8 +407,10 @@ def test_configuration_for_tools(client):
     required = [each for each in config["input"] if not each.get("optional")]
     assert required == [{"name": "pixels", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}]
     assert {each["name"]: each["dims"] for each in config["output"]} == {
-        "logits": [1000], "probabilities": [1000], "predictions": [1],
-    }  # fmt: skip
+        "logits": [1000],
+        "probabilities": [1000],
+        "predictions": [1],
+    }
 
 
 def test_statistics_count_what_was_asked(client):

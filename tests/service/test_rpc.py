@@ -147,13 +147,17 @@ def wrong_requests():
         "a shape that overflows": pixels([2**62, 2**62, 2**62, 3], b"123"),
         "a negative shape": pixels([-1, 224, 224, 3], b"123"),
         "another datatype": pixels([1, 224, 224, 3], bytes(4 * 224 * 224 * 3), "FP32"),
-        "more contents than inputs": two, "contents twice": both, "FP16 as contents": half,
+        "more contents than inputs": two,
+        "contents twice": both,
+        "FP16 as contents": half,
         "an unknown output": unknown,
-        "a priority that there is not": late, "shared memory": shared, "no inputs": empty,
+        "a priority that there is not": late,
+        "shared memory": shared,
+        "no inputs": empty,
         "an element that lies": message("ModelInferRequest").FromString(
             image_request(PHOTO).SerializeToString().replace(element(PHOTO)[:4], b"\xff\xff\xff\xff")
         ),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("what", wrong_requests())

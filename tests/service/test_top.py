@@ -93,10 +93,17 @@ def test_every_answer_has_its_id_and_its_timing(tmp_path):
     """Also errors, other routes, and refusals while the service drains; the client's trace comes back."""
     with running(tmp_path, *NULL, "--grace-s", "600") as service, service.client() as client:
         asked = [
-            ("POST", PREDICT, GREY), ("POST", PREDICT, b"no image"), ("POST", "/v1/models/no:predict", GREY),
-            ("GET", "/nothing", b""), ("DELETE", "/metrics", b""), ("GET", "/metrics", b""), ("GET", "/docs", b""),
-            ("GET", "/openapi.json", b""), ("GET", "/v2/health/live", b""), ("GET", "/v1/stats", b""),
-        ]  # fmt: skip
+            ("POST", PREDICT, GREY),
+            ("POST", PREDICT, b"no image"),
+            ("POST", "/v1/models/no:predict", GREY),
+            ("GET", "/nothing", b""),
+            ("DELETE", "/metrics", b""),
+            ("GET", "/metrics", b""),
+            ("GET", "/docs", b""),
+            ("GET", "/openapi.json", b""),
+            ("GET", "/v2/health/live", b""),
+            ("GET", "/v1/stats", b""),
+        ]
         trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         for method, path, body in asked:
             headers = {**JPEG, "traceparent": trace, "X-Request-Id": "mine"}

@@ -61,8 +61,12 @@ def report(request, service, port, given, tmp_path_factory):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ran = subprocess.run(
         [PYTHON, script, request.param, url, file],
-        capture_output=True, text=True, check=False, timeout=WAIT_S, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+        env=environment,
+    )
     assert ran.returncode == 0, ran.stderr
     return {**json.loads(ran.stdout), "transport": request.param}
 

@@ -19,8 +19,8 @@ import pytest_asyncio
 import torch
 from PIL import Image
 
-from app.decoders.image import DecodeExpiredError, Limits
-from app.decoders.messages import Plan
+from app.decoders.image import DecodeExpiredError, ImageLimits
+from app.decoders.messages import DecodePlan
 from app.decoders.pool import Decoders
 from app.decoders.waiting import DecodeQueueFullError
 from app.images.decoding import decode
@@ -50,10 +50,10 @@ class Rig:
     def __init__(self, *, count=2, **limits):
         self.arena = Arena([(int(np.prod(model.input_shape)), SLOTS) for model in MODELS])
         self.slots = [FreeSlots(SLOTS) for _ in MODELS]
-        plan = Plan(MODELS, self.arena.pools, 2, 4 << 20, ("info", "text"))
+        plan = DecodePlan(MODELS, self.arena.pools, 2, 4 << 20, ("info", "text"))
         given = {"queue": 64, "max_pixels": 50_000_000, **limits}
         self.reasons: list[str] = []
-        self.decoders = Decoders(plan, self.arena, count, Limits(**given), restarted=self.reasons.append)
+        self.decoders = Decoders(plan, self.arena, count, ImageLimits(**given), restarted=self.reasons.append)
 
     async def decode(self, body, model=0, *, deadline_s=60.0, rank_s=None, size=None):
         now_s = time.monotonic()

@@ -27,9 +27,17 @@ async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_
     # 8 MB a batch of 1 GB: a worker lasts 128 batches; a new one is asked for after some 80. Should the machine be too
     # slow for it to be there in time, the images wait for it.
     with serving(
-        tmp_path, "leak_mb=8,memory_mb=1024,delay_ms=50", "--batch-sizes", "1", "--guard-device-ratio", "0.3",
-        "--guard-cooldown-s", "1", "--guard-handover-interval-s", "0",
-    ) as service:  # fmt: skip
+        tmp_path,
+        "leak_mb=8,memory_mb=1024,delay_ms=50",
+        "--batch-sizes",
+        "1",
+        "--guard-device-ratio",
+        "0.3",
+        "--guard-cooldown-s",
+        "1",
+        "--guard-handover-interval-s",
+        "0",
+    ) as service:
         first = service.worker().pid
         async with Load(service.url, PREDICT, GREY, 4) as load:
             await load.answers(170)
@@ -46,9 +54,17 @@ async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_
 async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_none(tmp_path):
     # A worker lasts 32 batches, far less time than the next one takes to start.
     with serving(
-        tmp_path, "leak_mb=32,memory_mb=1024", "--batch-sizes", "1", "--guard-device-ratio", "0.3",
-        "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0",
-    ) as service:  # fmt: skip
+        tmp_path,
+        "leak_mb=32,memory_mb=1024",
+        "--batch-sizes",
+        "1",
+        "--guard-device-ratio",
+        "0.3",
+        "--guard-cooldown-s",
+        "0",
+        "--guard-handover-interval-s",
+        "0",
+    ) as service:
         async with Load(service.url, PREDICT, GREY, 4) as load:
             await load.answers(70)
         assert set(load.outcomes) == {(200, "OK")}
@@ -109,8 +125,13 @@ def rss(worker):
 
 async def test_a_cache_is_released_and_nobody_handed_over(tmp_path):
     with serving(
-        tmp_path, "cache_mb=8,memory_mb=1024", "--batch-sizes", "1", "--guard-cooldown-s", "0",
-    ) as service:  # fmt: skip
+        tmp_path,
+        "cache_mb=8,memory_mb=1024",
+        "--batch-sizes",
+        "1",
+        "--guard-cooldown-s",
+        "0",
+    ) as service:
         worker = service.worker().pid
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(1000)

@@ -64,8 +64,11 @@ def test_a_stand_in_does_nothing_without_the_variable(device_type, tmp_path):
     path = simulated._stand_ins(tmp_path, row_of(device_type))
     child = subprocess.run(
         [sys.executable, "-c", f"import {package}"],
-        env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert child.returncode == 1
     assert "it does nothing unless ANYCHIP_SIMULATE asks" in child.stderr.splitlines()[-1]
 
@@ -117,9 +120,13 @@ def test_a_service_on_simulated_devices_says_so_everywhere(tmp_path):
 
 def test_the_report_lists_them():
     child = subprocess.run(
-        [sys.executable, "-m", "app", "devices", "--json"], cwd=ROOT, env={**os.environ, "ANYCHIP_SIMULATE": "mlu:1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "app", "devices", "--json"],
+        cwd=ROOT,
+        env={**os.environ, "ANYCHIP_SIMULATE": "mlu:1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     rows = {row["device"]: row for row in json.loads(child.stdout)}
     assert rows["mlu:0"]["ok"]
     assert "Simulated MLU" in rows["mlu:0"]["detail"]

@@ -19,7 +19,7 @@ from app.workers import process as worker_process
 from app.workers import spawn as worker_spawn
 from app.workers.arena import Arena
 from app.workers.messages import Failed, Load, Release, Released, Run, Stats
-from app.workers.process import AttendedClock, Computed, Events, Plan, WorkerProcess, WorkerStartError
+from app.workers.process import AttendedClock, Computed, Events, WorkerPlan, WorkerProcess, WorkerStartError
 from app.workers.replica import Replica
 from backends import Device
 from models import Options, open_model, parse_spec
@@ -49,7 +49,7 @@ class Watched:
         load = Load(
             (MODEL,), Device("null:0", "none", 1 << 30, "fp32"), "auto", "auto", (1, 2), ballast=bytes(11 << 20)
         )
-        self.plan = Plan(load, {"ANYCHIP_NULL": null}, **plan)
+        self.plan = WorkerPlan(load, {"ANYCHIP_NULL": null}, **plan)
         self.longest_s = 0.0
 
     async def __aenter__(self):

@@ -84,8 +84,10 @@ class Builder:
         """The stand-in base. Its python3 must be of the version that runs this, whose torch it sees."""
         mirror = subprocess.run(
             ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"],
-            capture_output=True, text=True, check=True,
-        ).stdout.splitlines()  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
         release, address = next(line.split() for line in mirror if "debian" in line and "-" not in line.split()[0])
         rootfs = self.folder / "rootfs"
         packages = "--include=python3,python3-venv,ca-certificates"
@@ -125,8 +127,11 @@ class Builder:
         context = self.folder / "context"
         tracked = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        ).stdout.split("\0")  # fmt: skip
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split("\0")
         for name in filter(None, tracked):
             if (ROOT / name).is_file():
                 (context / name).parent.mkdir(parents=True, exist_ok=True)
@@ -202,8 +207,11 @@ def container(
     with log.open("w") as errors:
         process = subprocess.Popen(
             [*enter, root, str(cache), str(made.vendor), *entry, *command],
-            env=variables, stdout=subprocess.PIPE, stderr=errors, text=True,
-        )  # fmt: skip
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
     try:
         yield Container(process, variables)
     finally:

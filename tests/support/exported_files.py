@@ -58,9 +58,15 @@ def exported(folder: Path, suffix: str, *, beside: bool = True) -> Path:
         if suffix == ".onnx":
             axes = {name: {0: "batch", 1: "sequence"} for name in (*INPUTS, *OUTPUTS)}
             torch.onnx.export(
-                network, inputs, str(file), dynamo=False, input_names=list(INPUTS), output_names=list(OUTPUTS),
-                dynamic_axes=axes, opset_version=17,
-            )  # fmt: skip
+                network,
+                inputs,
+                str(file),
+                dynamo=False,
+                input_names=list(INPUTS),
+                output_names=list(OUTPUTS),
+                dynamic_axes=axes,
+                opset_version=17,
+            )
         elif suffix == ".pt2":
             batch = torch.export.Dim("batch", min=1, max=64)
             sequence = torch.export.Dim("sequence", min=2, max=LONGEST)

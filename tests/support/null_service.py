@@ -18,9 +18,23 @@ PREDICT = f"/v1/models/{MODEL}:predict"
 def serving(folder, null="", *options):
     """A service on the null device; what comes later among the options counts."""
     return running(
-        folder, "--models", MODEL, "--weights", "random", "--engine", "auto", "--precision", "auto",
-        "--device", "null", "--null", null, "--timeout-ms", "200000", *options,
-    )  # fmt: skip
+        folder,
+        "--models",
+        MODEL,
+        "--weights",
+        "random",
+        "--engine",
+        "auto",
+        "--precision",
+        "auto",
+        "--device",
+        "null",
+        "--null",
+        null,
+        "--timeout-ms",
+        "200000",
+        *options,
+    )
 
 
 def post(service, body=GREY, **headers):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.decoders.messages import MAX_TEXT_BYTES, Answer, Job, Status, answers_in, jobs_in, pack_answer, pack_job
+from app.decoders.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
 from app.decoders.waiting import DecodeQueue, DecodeQueueFullError, Entry
 
 
@@ -132,7 +132,7 @@ real = st.floats(allow_nan=False)
 @given(
     st.lists(
         st.builds(
-            Answer,
+            Decoded,
             numbers,
             st.sampled_from(Status),
             numbers,
@@ -155,12 +155,12 @@ def test_an_answer_that_is_none_raises_one_kind_of_error(packet):
 
 
 def test_a_long_sentence_is_cut():
-    [answer] = answers_in(pack_answer(Answer(1, Status.FAILED, text="x" * 10_000)))
+    [answer] = answers_in(pack_answer(Decoded(1, Status.FAILED, text="x" * 10_000)))
     assert len(answer.text) == MAX_TEXT_BYTES
 
 
 def test_an_answer_cannot_claim_a_longer_text():
-    packet = bytearray(pack_answer(Answer(1, Status.FAILED, text="xyz")))
+    packet = bytearray(pack_answer(Decoded(1, Status.FAILED, text="xyz")))
     struct.pack_into("<H", packet, len(packet) - 5, 60_000)
     with pytest.raises(ValueError, match="longer"):
         list(answers_in(bytes(packet)))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.workers.guard import CACHE, COLLECT, HAND_OVER, Guard, Level, Limits, Step
+from app.workers.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
 
 GIB = 1 << 30
 START = Level(allocated=100, reserved=100, used=100, total=1000, resident=GIB)
-LIMITS = Limits(cache_ratio=0.3, device_ratio=0.8, resident_bytes=GIB, leak_bytes_per_batch=1, cooldown_s=5)
+LIMITS = LeakLimits(cache_ratio=0.3, device_ratio=0.8, resident_bytes=GIB, leak_bytes_per_batch=1, cooldown_s=5)
 
 
 def guard(shared=False, **limits):

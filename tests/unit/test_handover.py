@@ -12,7 +12,7 @@ from app.observability.metrics import Metrics
 from app.scheduling.handover import Handovers
 from app.workers import replica as replica_module
 from app.workers.messages import Load
-from app.workers.process import Events, Plan, WorkerStartError
+from app.workers.process import Events, WorkerPlan, WorkerStartError
 from app.workers.replica import Replica
 from backends import Device
 
@@ -83,7 +83,7 @@ class Serving:
             broken=lambda replica, reason: None,
         )
         device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
-        plan = Plan(Load(models=("old",), device=device, engine="null", precision="fp32", batch_sizes=(1,)))
+        plan = WorkerPlan(Load(models=("old",), device=device, engine="null", precision="fp32", batch_sizes=(1,)))
         self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
         self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics(enabled=False))
 

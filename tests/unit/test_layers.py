@@ -20,9 +20,27 @@ MAX_TABLE_LINES = 450
 TABLES = {"backends/vendors.py"}
 """Rows of facts: longer than code may be, as nobody reads them from top to bottom."""
 ORDER = (
-    "errors", "logs", "images", "precision", "workers", "decoders", "config", "observability", "scheduling", "serving",
-    "protocols", "http", "grpc", "converter_main", "tools", "main", "asgi", "ray_serve", "cli", "__main__",
-)  # fmt: skip
+    "errors",
+    "logs",
+    "images",
+    "precision",
+    "workers",
+    "decoders",
+    "config",
+    "observability",
+    "scheduling",
+    "serving",
+    "protocols",
+    "http",
+    "grpc",
+    "converter_main",
+    "tools",
+    "main",
+    "asgi",
+    "ray_serve",
+    "cli",
+    "__main__",
+)
 """Packages and modules of app: each may import those before it, and nothing that comes after it."""
 
 
@@ -105,3 +123,12 @@ def test_packages_of_app_import_only_what_is_below_them(path: Path) -> None:
 def test_a_package_says_what_it_must_not_know(package: Path) -> None:
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert "must not" in text.lower()
+
+
+def test_a_name_belongs_to_one_public_class() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name_of(path))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}

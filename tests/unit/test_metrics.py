@@ -245,8 +245,12 @@ def test_a_device_says_which_card_it_is_and_the_cache_how_much_room_it_has(tmp_p
     show_surroundings(metrics, choice, tmp_path / "not" / "made" / "yet")
     samples = {s.name: s for f in metrics.registry.collect() for s in f.samples if s.name.startswith("anychip_")}
     assert samples["anychip_device_info"].labels == {
-        "device": "cuda:0", "vendor": "nvidia", "name": "H100", "uuid": "GPU-1", "pci": "0000:17:00.0",
-    }  # fmt: skip
+        "device": "cuda:0",
+        "vendor": "nvidia",
+        "name": "H100",
+        "uuid": "GPU-1",
+        "pci": "0000:17:00.0",
+    }
     assert samples["anychip_cache_dir_free_bytes"].value > 0
 
 

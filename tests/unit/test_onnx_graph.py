@@ -31,13 +31,14 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "max pool, uneven": ("MaxPool", {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}, []),
     "average pool": ("AveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}, []),
     "global pool": ("GlobalAveragePool", {}, []),
-    "twice as large": ("Resize", {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
-                       [None, np.array([1, 1, 2, 2])]),
+    "twice as large": (
+        "Resize",
+        {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+        [None, np.array([1, 1, 2, 2])],
+    ),
     "linear": ("Resize", {"mode": "linear"}, [None, np.array([1, 1, 1.5, 2])]),
     "slice": ("Slice", {}, [np.array([1], np.int64), np.array([3], np.int64), np.array([2], np.int64)]),
-    "slice backwards": (
-        "Slice", {}, [np.array(each, np.int64) for each in ([-1], [-100], [3], [-2])]
-    ),
+    "slice backwards": ("Slice", {}, [np.array(each, np.int64) for each in ([-1], [-100], [3], [-2])]),
     "gather": ("Gather", {"axis": 1}, [np.array([[0, -1], [2, 1]], np.int64)]),
     "reshape": ("Reshape", {}, [np.array([0, -1, 4], np.int64)]),
     "flatten": ("Flatten", {"axis": 2}, []),
@@ -62,7 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "squeeze": ("Squeeze", {}, [np.array([0], np.int64)]),
     "unsqueeze": ("Unsqueeze", {}, [np.array([0, 3], np.int64)]),
     "matmul": ("MatMul", {}, [np.ones((8, 3))]),
-}  # fmt: skip
+}
 
 
 def saved(path: Path, operator: str, attributes: dict[str, Any], constants: list[Any]) -> Path:

@@ -195,10 +195,15 @@ def test_every_other_error_passes_at_once(error):
         ("cuda", NotImplementedError("Could not run 'aten::x.y' with arguments from the 'CUDA' backend.")),
         ("mlu", NotImplementedError("The operator 'aten::x.y' is not currently implemented for the MLU device. If")),
         ("xpu", NotImplementedError("The operator 'aten::x.y' is not currently implemented for the XPU device. If")),
-        ("npu", RuntimeError("The operator 'aten::x.y' would execute its main computation on CPU through dispatcher "
-                             "backend fallback, but CPU fallback is disabled by TORCH_NPU_FALLBACK_CPU_DISABLE=1.\n")),
+        (
+            "npu",
+            RuntimeError(
+                "The operator 'aten::x.y' would execute its main computation on CPU through dispatcher "
+                "backend fallback, but CPU fallback is disabled by TORCH_NPU_FALLBACK_CPU_DISABLE=1.\n"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_missing_operator_is_known_by_every_vendors_words(device_type, error):
     translated = BackendError("npu:0 failed")
     translated.__cause__ = error
@@ -218,8 +223,12 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
     )
     each = Operators("npu")
     with pytest.warns(DeprecationWarning, match="another") as others:
-        each.completed(lambda: [warnings.warn(text, UserWarning, stacklevel=1) for text in said]
-                       and warnings.warn("another", DeprecationWarning, stacklevel=1))  # fmt: skip
+        each.completed(
+            lambda: (
+                [warnings.warn(text, UserWarning, stacklevel=1) for text in said]
+                and warnings.warn("another", DeprecationWarning, stacklevel=1)
+            )
+        )
     assert [str(other.message) for other in others] == ["another"]
     names = ("aten::roll", "aten::logit", "aten::logit_", "aten::logit.out", "aten::cholesky", "aten::sin")
     assert each.found() == dict.fromkeys(names, "vendor-cpu")

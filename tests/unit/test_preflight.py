@@ -9,8 +9,17 @@ import pytest
 
 from deploy.preflight import NEEDS, PreflightError, compose_env, docker_run, helm_values, look
 
-ASCEND = ("dev/davinci0", "dev/davinci1", "dev/davinci10", "dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc",
-          "usr/local/Ascend/driver/version.info", "usr/local/dcmi/lib", "etc/ascend_install.info")  # fmt: skip
+ASCEND = (
+    "dev/davinci0",
+    "dev/davinci1",
+    "dev/davinci10",
+    "dev/davinci_manager",
+    "dev/devmm_svm",
+    "dev/hisi_hdc",
+    "usr/local/Ascend/driver/version.info",
+    "usr/local/dcmi/lib",
+    "etc/ascend_install.info",
+)
 DCU = ("dev/kfd", "dev/dri/renderD128", "opt/hyhal/lib")
 
 

@@ -76,16 +76,22 @@ def test_rules_say_the_same_in_prometheus_2_and_3():
 def names():
     """Every series that the service can have, `_bucket` and the like included."""
     return {sample.name for family in filled().registry.collect() for sample in family.samples} | {
-        "ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes", "up",
-    }  # fmt: skip
+        "ALERTS",
+        "process_cpu_seconds_total",
+        "process_resident_memory_bytes",
+        "up",
+    }
 
 
 def asked(expression):
     """Names of series in an expression."""
     outside = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|(by|on|without) \([^)]*\)', " ", expression)
     return {word for word in re.findall(r"[a-zA-Z_:][\w:]*", outside) if ":" in word or "_" in word or word == "up"} - {
-        "histogram_quantile", "max_over_time", "last_over_time", "group_left",
-    }  # fmt: skip
+        "histogram_quantile",
+        "max_over_time",
+        "last_over_time",
+        "group_left",
+    }
 
 
 def test_no_rule_and_no_panel_asks_for_a_series_that_nobody_has():

@@ -44,11 +44,19 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
 @pytest.mark.parametrize(
     "given",
     [
-        {"port": 70_000}, {"port": "many"}, {"batch_sizes": "4,2"}, {"batch_sizes": ""}, {"batch_sizes": "0,1"},
-        {"batch_sizes": "1,x"}, {"models": " , "}, {"queue_size": 0}, {"timeout_ms": 0}, {"max_wait_ms": -1},
+        {"port": 70_000},
+        {"port": "many"},
+        {"batch_sizes": "4,2"},
+        {"batch_sizes": ""},
+        {"batch_sizes": "0,1"},
+        {"batch_sizes": "1,x"},
+        {"models": " , "},
+        {"queue_size": 0},
+        {"timeout_ms": 0},
+        {"max_wait_ms": -1},
         {"surprise": 1},
     ],
-)  # fmt: skip
+)
 def test_settings_that_make_no_sense_are_refused(given):
     with pytest.raises(ValidationError):
         Settings(**given)

@@ -45,9 +45,11 @@ def called(text: str) -> Iterator[str]:
     asked = {
         node.args[1].value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
-        and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
-    }  # fmt: skip
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("hasattr", "getattr")
+        and len(node.args) > 1
+        and isinstance(node.args[1], ast.Constant)
+    }
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             names = held(function)

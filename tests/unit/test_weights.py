@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from models import classification, detection, weights
 from models.checkpoint import read
 from models.model import UnknownModelError, WeightsError, WeightsNotFoundError
-from models.weights import Source, download
+from models.weights import WeightsSource, download
 
 CONTENT = bytes(number * 7 % 251 for number in range(300_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -40,8 +40,10 @@ class Server:
     says_length: bool = True
     ranges: list[str | None] = field(default_factory=list)
 
-    def source(self, **changes: Any) -> Source:
-        return replace(Source("resnet50", f"{self.url}/resnet50-{SHA256[:8]}.pth", SHA256, len(CONTENT)), **changes)
+    def source(self, **changes: Any) -> WeightsSource:
+        return replace(
+            WeightsSource("resnet50", f"{self.url}/resnet50-{SHA256[:8]}.pth", SHA256, len(CONTENT)), **changes
+        )
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         asked = request.headers["Range"]
@@ -204,7 +206,7 @@ def test_no_server_is_one_sentence_with_alternatives(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/resnet50-{SHA256[:8]}.pth"
         with pytest.raises(WeightsNotFoundError, match=r"could not be downloaded \(.+\); run `anychip weights fetch"):
-            download(Source("resnet50", url, SHA256), tmp_path)
+            download(WeightsSource("resnet50", url, SHA256), tmp_path)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/x", "http://[/x", "http://127.0.0.1:99999999/x"])

@@ -18,7 +18,7 @@ class WorkerReleased(BaseModel):
     returned_bytes: dict[int, int]
 
 
-class Released(BaseModel):
+class ReleaseStarted(BaseModel):
     """What a device's workers gave back."""
 
     device: str
@@ -26,7 +26,7 @@ class Released(BaseModel):
 
 
 @router.post("/v1/devices/{device}:release")
-async def release(request: Request, device: str) -> Released:
+async def release(request: Request, device: str) -> ReleaseStarted:
     """Release cached memory on every worker of the device; answers when all have."""
     service: Service = request.app.state.service
     if device not in service.choice.devices:
@@ -34,4 +34,4 @@ async def release(request: Request, device: str) -> Released:
         raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")
     returned = await service.dispatcher.release(device)
     workers = [WorkerReleased(worker=worker, returned_bytes=each) for worker, each in returned.items()]
-    return Released(device=device, workers=workers)
+    return ReleaseStarted(device=device, workers=workers)

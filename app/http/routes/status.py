@@ -75,7 +75,7 @@ class Live(BaseModel):
     live: bool
 
 
-class Ready(BaseModel):
+class ReadyBody(BaseModel):
     """Every model has a worker."""
 
     ready: bool
@@ -150,11 +150,11 @@ async def live() -> Live:
 
 
 @router.get("/v2/health/ready", responses={503: {"description": "Not ready, with the reason"}})
-async def ready(request: Request) -> Ready:
+async def ready(request: Request) -> ReadyBody:
     """200 while every model has a worker and the service is not shutting down."""
     service: Service = request.app.state.service
     service.readiness.check()
-    return Ready(ready=True)
+    return ReadyBody(ready=True)
 
 
 def _counting(request: Request) -> Service:
