@@ -40,25 +40,25 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
 
 
 class Hosted:
-    """`Front` over a service that lives from the host's startup to its shutdown. Needs a host that speaks lifespan."""
+    """The application over a service that lives from its host's startup to its shutdown; the host speaks lifespan."""
 
     def __init__(self, settings: Settings, models: Sequence[Model], held: object = None) -> None:
         self._settings = settings
         self._models = models
         self._held = held
-        self._front: ASGIApp | None = None
+        self._app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or live."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        if self._front is None:
+        if self._app is None:
             raise RuntimeError("anychip has not been started: its host must speak the lifespan protocol")
-        await self._front(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        from app.http.application import Front, create_app
+        from app.http.application import create_app
         from app.main import drain
         from app.observability.tracing import from_settings
         from app.serving.service import Service
@@ -68,7 +68,7 @@ class Hosted:
         service = Service(self._settings, self._models, tracing)
         try:
             await service.start()
-            self._front = Front(create_app(service))
+            self._app = create_app(service)
             await send({"type": "lifespan.startup.complete"})
             await receive()  # lifespan.shutdown
             await drain(service, self._settings, asyncio.Event())

@@ -12,14 +12,15 @@ import logging
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
 
 from app.config import Settings
-from app.http.application import Front, create_app
-from app.http.connection import ConnectionLimits, protocol
+from app.http.application import create_app
+from app.http.connection import ConnectionLimits
+from app.http.hot import protocol
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.protocols.budget import Budget
@@ -58,7 +59,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         app = create_app(service)
-        async with _listening(Front(app), settings) as server, _listening_for_rpc(app, settings):
+        async with _listening(app, settings) as server, _listening_for_rpc(app, settings):
             address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
             stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(service.start())
@@ -121,7 +122,7 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
+async def _listening(app: FastAPI, settings: Settings) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed."""
     limits = ConnectionLimits(
         Budget(settings.max_connections, "connections"),
@@ -130,7 +131,7 @@ async def _listening(app: ASGIApp, settings: Settings) -> AsyncIterator[Server]:
     )
     config = uvicorn.Config(
         app,
-        http=protocol(limits),
+        http=cast(Any, protocol(limits, app.state.ingress)),  # uvicorn's types name only the unbuffered kind.
         host=settings.host,
         port=settings.port,
         log_config=None,  # Its lines are ours to form.

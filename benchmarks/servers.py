@@ -51,6 +51,26 @@ class Server:
         """What it has used so far."""
         return CpuTime(_cpu_s(self.process), sum(_cpu_s(child) for child in self.process.children(recursive=True)))
 
+    def cpu_by_role(self) -> dict[str, float]:
+        """Seconds used so far by what listens (`server`), and by what it has started: `decoder`, `worker`, `other`."""
+        used = {"server": _cpu_s(self.process)}
+        for child in self.process.children(recursive=True):
+            role = _role(child)
+            used[role] = used.get(role, 0.0) + _cpu_s(child)
+        return used
+
+
+_ROLES = (("app.decoders.main", "decoder"), ("spawn_main", "worker"), ("resource_tracker", "other"))
+"""What a process of the service does, by its command line."""
+
+
+def _role(process: psutil.Process) -> str:
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return "other"
+    return next((role for part, role in _ROLES if part in command), "other")
+
 
 def _cpu_s(process: psutil.Process) -> float:
     try:
@@ -125,24 +145,44 @@ def sample_image() -> bytes:
     return sorted(IMAGES.glob("*.jpg"))[0].read_bytes()
 
 
+def jpeg_request(path: str, image: bytes) -> bytes:
+    """A JPEG as the raw body of a request to a path."""
+    return request_bytes(path, image, "image/jpeg")
+
+
 @contextlib.contextmanager
-def _uvicorn(module: str, *arguments: str) -> Iterator[Server]:
+def other(command: list[str], environment: Mapping[str, str]) -> Iterator[Server]:
+    """Any server that takes `--port` and answers a GET of its root."""
+    port = _free_port()
+    environment = {**environment, "PYTHONPATH": os.pathsep.join([str(_ROOT), environment.get("PYTHONPATH", "")])}
+    with _process([*command, "--port", str(port)], 10.0, environment) as process:
+        _wait_until_it_answers(process, port, "/")
+        yield Server(port, psutil.Process(process.pid))
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def _uvicorn(module: str, *arguments: str) -> Iterator[Server]:
+    port = _free_port()
     # Ends soon: these servers may have a queue of requests nobody waits for any more.
     with _process([sys.executable, "-m", module, *arguments, str(port)], 2.0) as process:
         _wait_until_it_answers(process, port)
         yield Server(port, psutil.Process(process.pid))
 
 
-def _wait_until_it_answers(process: subprocess.Popen[Any], port: int) -> None:
+def _wait_until_it_answers(process: subprocess.Popen[Any], port: int, path: str = "/openapi.json") -> None:
     limit_s = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < limit_s and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=5):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
             return
         time.sleep(0.1)
-    raise RuntimeError(f"{' '.join(map(str, process.args))} did not start")
+    raise RuntimeError(f"{process.args} did not start")
 
 
 @contextlib.contextmanager

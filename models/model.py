@@ -227,5 +227,8 @@ class PixelModel(Model):
 
 def softmax(logits: Array) -> Array:
     """Stable softmax over the last axis, float32."""
-    shifted = np.exp(logits.astype(np.float32) - logits.max(axis=-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+    logits = logits.astype(np.float32, copy=False)
+    scores: Array = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= np.add.reduce(scores, axis=-1, keepdims=True)
+    return scores

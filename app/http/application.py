@@ -1,19 +1,17 @@
-"""The FastAPI application over a service, and the short way to its hot routes.
+"""The FastAPI application over a service.
 
 Owns: which routes there are, and how the framework's own errors read. Must not know how a request is answered, nor when
-the service starts and stops.
+the service starts and stops. The hot routes are here as well: app.http.hot takes ordinary requests for them away.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import Code, ServiceError, invalid_request
 from app.http.api_description import describe_api
@@ -27,8 +25,6 @@ from app.serving.repository import Repository
 from app.serving.service import Service
 
 _CODES: dict[int, Code] = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"}
-_PREDICT = re.compile(r"/v1/models/([^/]+):predict")
-_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
 # Handlers sit inside the middleware, which alone knows the request id: they translate and raise on.
@@ -86,43 +82,3 @@ def create_app(service: Service) -> FastAPI:
         mount_playground(app)
     app.add_middleware(Edge, service=service)
     return app
-
-
-class Front:
-    """What uvicorn serves: the hot routes at once, everything else through FastAPI.
-
-    FastAPI describes the hot routes and would serve them alike, for a third of the processor time of a whole request.
-    """
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-        self._predict = Edge(self._answer_predict, app.state.service)
-        self._infer = Edge(self._answer_infer, app.state.service)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        app: ASGIApp = self._app
-        if scope["type"] == "http" and scope["method"] == "POST":
-            path = scope["path"]
-            if path.endswith(":predict") and _PREDICT.fullmatch(path):
-                app = self._predict
-            elif path.endswith("/infer") and _INFER.fullmatch(path):
-                app = self._infer
-        await app(scope, receive, send)
-
-    async def _answer_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model = scope["path"][len("/v1/models/") : -len(":predict")]
-        scope["anychip"].route = predict.ROUTE
-        body = await predict.answer(self._app.state.ingress, scope, receive, model)
-        await _send(send, body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
-
-    async def _answer_infer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = _INFER.fullmatch(scope["path"])
-        assert match
-        scope["anychip"].route = infer.ROUTE
-        await _send(send, *await infer.answer(self._app.state.ingress, scope, receive, match[1], match[2] or ""))
-
-
-async def _send(send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

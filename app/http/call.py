@@ -1,17 +1,20 @@
 """A request for a model as HTTP sees it: terms in headers, a body that arrives in pieces, a client that may leave.
 
-Owns: what all such requests have in common. What is in the body is the routes' business.
+Owns: what all such requests have in common, whichever server has read their head. What is in the body is the routes'
+business.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.config import Settings
-from app.http.body import Fields, header_number, read_body
+from app.http.body import Body, Fields, header_number, read_body
 from app.http.interrupt import unless_disconnected
 from app.protocols.budget import Share
 from app.protocols.ingress import Call
@@ -22,14 +25,53 @@ from app.serving.terms import Terms
 Answer = TypeVar("Answer")
 
 
+class HttpRequest(ABC):
+    """A request whose head is there. `scope` is ASGI's, with the request's context as `anychip`; `headers`: by name."""
+
+    def __init__(self, scope: Scope, headers: Fields) -> None:
+        self.scope, self.headers = scope, headers
+
+    @abstractmethod
+    async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:
+        """The whole body, its bytes taken of `share` as they arrive, and `limit` told of them.
+
+        Raises BODY_TOO_LARGE, QUEUE_FULL, ClientLeftError.
+        """
+
+    @abstractmethod
+    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
+        """The result of `running`; when the client leaves first, `on_leave` is called and `running` cancelled.
+
+        Raises ClientLeftError then. The body must have been read.
+        """
+
+
+class AsgiRequest(HttpRequest):
+    """One that came through an ASGI server."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, dict(scope["headers"]))
+        self._receive = receive
+
+    @classmethod
+    def of(cls, request: Request) -> AsgiRequest:
+        """The same request, as the framework gives it."""
+        return cls(request.scope, request.receive)
+
+    async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:  # noqa: D102
+        return await read_body(self._receive, self.headers, max_bytes, share, limit)
+
+    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
+        return await unless_disconnected(self._receive, running, on_leave)
+
+
 class HttpCall(Call[Answer]):
     """`body` is there once `read` has ended."""
 
-    def __init__(self, scope: Scope, receive: Receive, model: str, version: str = "") -> None:
-        super().__init__(scope["anychip"], model, version)
-        self.scope, self.receive = scope, receive
-        self.headers: Fields = dict(scope["headers"])
-        self.body = b""
+    def __init__(self, request: HttpRequest, model: str, version: str = "") -> None:
+        super().__init__(request.scope["anychip"], model, version)
+        self.request, self.headers = request, request.headers
+        self.body: Body = b""
         self._max_body_bytes = self._least_bytes_per_s = 0
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
@@ -42,7 +84,7 @@ class HttpCall(Call[Answer]):
 
     async def read(self, share: Share, limit: interrupted_at) -> None:  # noqa: D102
         limit.least_bytes_per_s = self._least_bytes_per_s
-        self.body = await read_body(self.receive, self.headers, self._max_body_bytes, share, limit)
+        self.body = await self.request.body(self._max_body_bytes, share, limit)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        return await unless_disconnected(self.receive, running, on_leave)
+        return await self.request.watched(running, on_leave)

@@ -58,6 +58,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._linger_end: asyncio.TimerHandle | None = None
         self._counted = ""
+        self._lent = False
+        self.closing = False
         super().connection_made(cast(asyncio.Transport, _OnePiece(transport, self)))
         client = self.client[0] if self.client else "local"
         try:
@@ -78,6 +80,47 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._linger_end is not None:
             self._linger_end.cancel()
         super().connection_lost(exc)
+
+    @property
+    def between_requests(self) -> bool:
+        """Whether the next byte begins a request, with none before it still to be answered."""
+        free = self.cycle is None or self.cycle.response_complete
+        return free and not self.message_incomplete() and not self.pipeline and not self.transport.is_closing()
+
+    def lend(self) -> None:
+        """Somebody else reads and answers the request that begins now: no time limit of ours runs meanwhile."""
+        self._lent = True
+        self._discarded_bytes = 0
+        self._disarm()
+        self._unset_keepalive_if_required()
+
+    def take_back(self, *, keep_alive: bool, unread: bool) -> None:
+        """That request has ended. `unread`: its body has not; the rest is dropped, with a word to `drop`."""
+        self._lent = False
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if not keep_alive and unread:
+            self.linger()
+        elif not keep_alive:
+            self.transport.close()
+        elif unread:
+            self._begin_discarding()
+        else:
+            self._keep_alive()
+
+    def drop(self, size: int, *, done: bool) -> None:
+        """So much of an unread body has come; `done`: the next byte begins a request."""
+        if done:
+            self._end_discarding()
+        else:
+            self._discard(size)
+
+    def shutdown(self) -> None:
+        """The server stops: close once what is being answered is; `closing` says so to whoever answers."""
+        self.closing = True
+        if not self._lent:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Read on, within the limits."""
@@ -161,12 +204,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._unproductive_bytes = 0
         if self._linger_end is not None:  # Answered before it was read: it may go on after all.
-            self._linger_end.cancel()
-            self._linger_end = None
-            self._disarm()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._end_discarding()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -208,6 +246,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm(_LINGER_IDLE_S, self._end)
         if self._linger_end is None:
             self._linger_end = self.loop.call_later(_LINGER_S, self._end)
+
+    def _end_discarding(self) -> None:
+        if self._linger_end is not None:
+            self._linger_end.cancel()
+            self._linger_end = None
+        self._disarm()
+        self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size

@@ -1,7 +1,7 @@
-"""The edge of the service: what every HTTP answer has in common.
+"""The edge of the service around FastAPI: every answer gets its headers, every failure its body.
 
-Owns: the headers every answer has, and the body of every error. What is counted and traced is app.protocols.context's.
-Must not know what a route does.
+Owns: what is done around a route of FastAPI's; app.http.hot does the same around those that it answers. What is counted
+and traced is app.protocols.context's. Must not know what a route does.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import ClientLeftError, ServiceError, error_body, internal_error
+from app.errors import ClientLeftError, ServiceError, internal_error
+from app.http.answer import common_headers, error_content
 from app.protocols.context import RequestContext, begin_request, end_request
 from app.serving.service import Service
 
@@ -45,18 +45,7 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 context.route = context.route or getattr(scope.get("route"), "path", "")
-                if context.recorder.trace is not None:
-                    context.recorder.trace.describe({**context.attributes(), "anychip.code": code})
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", context.request_id.encode()),
-                    (b"server-timing", context.recorder.timings.header().encode()),
-                ]
-                if context.traceparent:
-                    message["headers"].append((b"traceparent", context.traceparent))
-                if self._service.readiness.draining:
-                    # The client's next request then comes on a new connection, to whoever listens by then.
-                    message["headers"].append((b"connection", b"close"))
+                message["headers"] = [*message["headers"], *common_headers(self._service, context, code)]
             await send(message)
 
         try:
@@ -80,9 +69,6 @@ class Edge:
 
 
 async def _send_error(send: Callable[[Message], Any], context: RequestContext, error: ServiceError) -> None:
-    body = orjson.dumps(error_body(error.code, error.message, context.request_id))
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers]
-    if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    body, headers = error_content(error, context)
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -5,6 +5,7 @@ Files that use it are of pytest-xdist's group "shared service", so that one of i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,28 @@ def service(tmp_path_factory: pytest.TempPathFactory, grpc_port: int) -> Iterato
     variables = {"ANYCHIP_TRITON_METRICS": "1"}
     with running(folder, *options, "--grpc-port", str(grpc_port), environment=variables) as service:
         yield service
+
+
+WAYS = {"hot": {}, "fastapi": {"Upgrade": "h2c"}}
+"""How a client asks so that app.http.hot answers its requests for the hot routes itself, and so that FastAPI does: the
+second would rather speak HTTP/2, as clients in Java would.
+"""
+
+
+@pytest.fixture(scope="session")
+def clients(service: ServiceProcess) -> Iterator[dict[str, httpx.Client]]:
+    """A client of the shared service for each of the WAYS."""
+    with contextlib.ExitStack() as stack:
+        found = {way: stack.enter_context(service.client()) for way in WAYS}
+        for way, headers in WAYS.items():
+            found[way].headers.update(headers)
+        yield found
+
+
+@pytest.fixture(params=WAYS)
+def either(request: pytest.FixtureRequest, clients: dict[str, httpx.Client]) -> httpx.Client:
+    """A client whose test is run for each of the WAYS."""
+    return clients[request.param]
 
 
 @pytest.fixture(scope="session")

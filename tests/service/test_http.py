@@ -22,6 +22,12 @@ DETECT = "/v1/models/yolov8n:predict"
 pytestmark = pytest.mark.xdist_group("shared service")
 
 
+@pytest.fixture
+def client(either):
+    """Every question goes both ways: to the hot routes' own protocol, and to FastAPI."""
+    return either
+
+
 def test_a_raw_image_is_classified(client):
     answer = client.post(PREDICT, content=PHOTO, headers=JPEG)
     assert answer.status_code == 200

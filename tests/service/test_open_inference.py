@@ -28,6 +28,12 @@ JPEG = {"Content-Type": "image/jpeg"}
 pytestmark = pytest.mark.xdist_group("shared service")
 
 
+@pytest.fixture
+def client(either):
+    """Every question goes both ways: to the hot routes' own protocol, and to FastAPI."""
+    return either
+
+
 # The protocol's own description, open_inference_rest.yaml of kserve/open-inference-protocol (18d5991): its paths, and
 # its schemas as types. What it does not name is allowed, as there.
 class Loose(BaseModel):

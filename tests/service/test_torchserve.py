@@ -15,6 +15,12 @@ JPEG = {"Content-Type": "image/jpeg"}
 pytestmark = pytest.mark.xdist_group("shared service")
 
 
+@pytest.fixture
+def client(either):
+    """Every question goes both ways: to the hot routes' own protocol, and to FastAPI."""
+    return either
+
+
 def expected(client, model, photo=PHOTO):
     return client.post(f"/v1/models/{model}:predict", content=photo, headers=JPEG).json()["predictions"][0]
 

@@ -9,15 +9,20 @@ import os
 import httpx
 import pytest
 import pytest_asyncio
+from fastapi import FastAPI
 
 from app.config import Settings
 from app.errors import ServiceError
-from app.http.application import Front, create_app
+from app.http.application import create_app
+from app.http.connection import ConnectionLimits
+from app.http.hot import protocol
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
+from app.protocols.budget import Budget
 from app.serving.service import Service
 from models import open_model, parse_spec
 from tests.support.images import GREY, JPEG, RED
 from tests.support.load import WAIT_S
+from tests.support.uvicorn_server import listening
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs anychip[traces]")
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
@@ -30,14 +35,13 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Recorded:
-    """A service whose spans stay in memory; `client` asks what uvicorn would serve, `through_fastapi` round it."""
+    """A service whose spans stay in memory; `through_fastapi` asks for the hot routes in a way that is not ordinary."""
 
-    def __init__(self, service: Service, exporter: InMemorySpanExporter) -> None:
-        self.exporter, self.tracing = exporter, service.tracing
-        self.app = app = create_app(service)
+    def __init__(self, app: FastAPI, port: int, exporter: InMemorySpanExporter) -> None:
+        self.app, self.exporter, self.tracing = app, exporter, app.state.service.tracing
         self.client, self.through_fastapi = (
-            httpx.AsyncClient(transport=httpx.ASGITransport(each), base_url="http://service", timeout=WAIT_S)
-            for each in (Front(app), app)
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, headers=headers)
+            for headers in ({}, {"Upgrade": "h2c"})
         )
 
     def spans(self, name):
@@ -56,9 +60,12 @@ async def service():
     service = Service(settings, models, Tracing(provider, ratio=1.0))
     try:
         await service.start()
-        found = Recorded(service, exporter)
-        async with found.client, found.through_fastapi:
-            yield found
+        app = create_app(service)
+        bounded = protocol(ConnectionLimits(Budget(100, "connections")), app.state.ingress)
+        async with listening(app, bounded) as (port, _):
+            found = Recorded(app, port, exporter)
+            async with found.client, found.through_fastapi:
+                yield found
     finally:
         await service.stop()
         provider.shutdown()

@@ -266,3 +266,14 @@ def test_top_k_is_clipped_to_the_class_count(top_k: int, expected: int) -> None:
     model = classifier("resnet18")
     answer = model.postprocess((np.zeros(7, np.float32),), Placement(1, 1), Options(top_k=top_k))
     assert [entry["class_id"] for entry in answer["classes"]] == list(range(expected))
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 6])
+def test_equal_scores_are_in_the_order_of_their_classes(top_k: int) -> None:
+    """As if all of them were sorted, which they are not."""
+    model = classifier("resnet18")
+    for seed in range(50):
+        logits = np.random.default_rng(seed).integers(0, 3, 7).astype(np.float32)
+        expected = sorted(range(7), key=lambda number: (-logits[number], number))[:top_k]
+        answer = model.postprocess((logits,), Placement(1, 1), Options(top_k=top_k))
+        assert [entry["class_id"] for entry in answer["classes"]] == expected

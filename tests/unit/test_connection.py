@@ -9,11 +9,11 @@ import json
 import re
 
 import pytest
-import uvicorn
 
 from app.http import connection
 from app.http.connection import ConnectionLimits, _OnePiece, protocol
 from app.protocols.budget import Budget
+from tests.support import uvicorn_server
 
 
 class Wire:
@@ -91,28 +91,13 @@ async def app(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening(keep_alive_s=75, connections=64, **limits):
-    """The port of a server with these limits, in this loop; uvloop's where it is installed, as in service."""
+    """The port of a server with these limits."""
     budget = Budget(connections, "connections")
-    config = uvicorn.Config(
-        app,
-        http=protocol(ConnectionLimits(budget, **limits)),
-        port=0,
-        log_config=None,
-        lifespan="off",
-        timeout_keep_alive=keep_alive_s,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.wait((serving,), timeout=0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await serving
-        assert budget.held == 0
+    bounded = protocol(ConnectionLimits(budget, **limits))
+    times = {"timeout_keep_alive": keep_alive_s, "timeout_graceful_shutdown": 1}
+    async with uvicorn_server.listening(app, bounded, **times) as (port, _):
+        yield port
+    assert budget.held == 0
 
 
 async def asked(port, *parts):

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope
 
 from app.errors import ServiceError, invalid_request
-from app.http.body import Fields
-from app.http.call import HttpCall
+from app.http.answer import Content, Header, as_response
+from app.http.body import Body, Fields
+from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.observability.triton_statistics import VERSION
 from app.protocols import documents, open_inference, wire
 from app.protocols.budget import Share
@@ -43,8 +43,6 @@ from models import Model
 
 router = APIRouter(tags=["inference"])
 ROUTE = "/v2/models/{model}/infer"
-
-Header = tuple[bytes, bytes]
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _JSON_INLINE_BYTES = 64 * 1024
@@ -128,17 +126,12 @@ class _Parsed:
 @router.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def infer(request: Request, model: str, version: str = "") -> Response:
     """Outputs of a model for one of its inputs, as JSON or as binary tensors."""
-    body, headers = await answer(request.app.state.ingress, request.scope, request.receive, model, version)
-    response = Response(body)
-    response.raw_headers[:] = headers
-    return response
+    return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
 
 
-async def answer(
-    ingress: Ingress, scope: Scope, receive: Receive, model: str, version: str = ""
-) -> tuple[bytes, list[Header]]:
-    """The body and headers of a good answer. Raises ServiceError, ClientLeftError."""
-    call = RestInferCall(scope, receive, model, version)
+async def answer(ingress: Ingress, request: HttpRequest, model: str, version: str = "") -> Content:
+    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    call = RestInferCall(request, model, version)
     response = await ingress.answer(call)
     content, headers = await _encoded(ingress, model, call.parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
@@ -181,7 +174,7 @@ def _header_bytes(headers: Fields, size: int) -> int | None:
     return int(given)
 
 
-async def _parsed(ingress: Ingress, model: Model, body: bytes, header_bytes: int | None, share: Share) -> _Parsed:
+async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int | None, share: Share) -> _Parsed:
     """Raises INVALID_REQUEST."""
     if header_bytes == 0:
         return _Parsed(InferenceRequest([open_inference.raw(model, body)]), None, {}, True)
@@ -263,7 +256,7 @@ _WINDOW = {"gzip": 31, "deflate": 15}
 """What zlib calls the two formats."""
 
 
-def _inflated(encoding: str, body: bytes, most: int) -> bytes:
+def _inflated(encoding: str, body: Body, most: int) -> bytes:
     """Raises UNSUPPORTED_MEDIA_TYPE, BODY_TOO_LARGE, INVALID_REQUEST."""
     if encoding not in _WINDOW:
         message = f"content encoding {encoding!r} is not read here; send gzip, deflate or none"

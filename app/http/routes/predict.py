@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope
 
 from app.config import Settings
+from app.http.answer import Content, as_json, as_response
 from app.http.body import read_images, read_query
-from app.http.call import HttpCall
+from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.protocols.budget import Share
 from app.protocols.ingress import Ingress, Run
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
@@ -75,15 +74,14 @@ _DOCUMENTATION: dict[str, Any] = {
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predict(request: Request, model: str) -> Response:
     """Classify or detect in one image (raw bytes) or several (multipart/form-data, JSON)."""
-    body = await answer(request.app.state.ingress, request.scope, request.receive, model)
-    return Response(body, media_type="application/json")
+    return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model))
 
 
-async def answer(ingress: Ingress, scope: Scope, receive: Receive, model: str) -> bytes:
-    """The JSON that answers a request for `model`. Raises ServiceError, ClientLeftError."""
-    answered = await ingress.answer(PredictCall(scope, receive, model))
+async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
+    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    answered = await ingress.answer(PredictCall(request, model))
     made_by = ingress.service.made_by(answered.computed_by)
-    return orjson.dumps({"model": model, "predictions": answered.predictions, **made_by})
+    return as_json({"model": model, "predictions": answered.predictions, **made_by})
 
 
 class PredictCall(HttpCall[Answer]):
@@ -92,15 +90,13 @@ class PredictCall(HttpCall[Answer]):
     `any_type`: a body of any type that is no form is an image.
     """
 
-    def __init__(
-        self, scope: Scope, receive: Receive, model: str, version: str = "", *, any_type: bool = False
-    ) -> None:
-        super().__init__(scope, receive, model, version)
+    def __init__(self, request: HttpRequest, model: str, version: str = "", *, any_type: bool = False) -> None:
+        super().__init__(request, model, version)
         self._any_type = any_type
         self._options = DEFAULT_OPTIONS
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        self._options, timeout_ms = read_query(self.scope["query_string"])
+        self._options, timeout_ms = read_query(self.request.scope["query_string"])
         terms = super().terms(settings)
         if timeout_ms is not None:
             terms.deadline_s = deadline_s(settings, self.context.started_s, timeout_ms / 1e3)

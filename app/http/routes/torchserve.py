@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
+from app.http.answer import Content, as_json, as_response
+from app.http.call import AsgiRequest, HttpRequest
 from app.http.routes.predict import PredictCall
 from app.protocols.ingress import Ingress
 from app.serving.service import Service
 from models import Model
 
 router = APIRouter(tags=["torchserve"])
+ROUTE = "/predictions/{model}"
 
 _DOCUMENTATION: dict[str, Any] = {
     "requestBody": {
@@ -73,16 +75,20 @@ async def models(request: Request) -> ModelList:
     )
 
 
-@router.put("/predictions/{model}", include_in_schema=False)
+@router.put(ROUTE, include_in_schema=False)
 @router.put("/predictions/{model}/{version}", include_in_schema=False)
-@router.post("/predictions/{model}", openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 @router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predictions(request: Request, model: str, version: str = "") -> Response:
     """Classes with their probabilities, or detections, of one image; of several in one request, a list of these."""
-    ingress: Ingress = request.app.state.ingress
-    answered = await ingress.answer(PredictCall(request.scope, request.receive, model, version, any_type=True))
+    return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
+
+
+async def answer(ingress: Ingress, request: HttpRequest, model: str, version: str = "") -> Content:
+    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    answered = await ingress.answer(PredictCall(request, model, version, any_type=True))
     shaped = [_shaped(ingress.service.find(model).model, each) for each in answered.predictions]
-    return Response(orjson.dumps(shaped[0] if len(shaped) == 1 else shaped), media_type="application/json")
+    return as_json(shaped[0] if len(shaped) == 1 else shaped)
 
 
 def _shaped(model: Model, prediction: dict[str, Any]) -> Any:

@@ -1,0 +1,59 @@
+"""What every HTTP answer has in common, whichever server writes it: its headers, and the body of an error.
+
+Owns: the headers that each answer has besides its own. Must not know what a route does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import Response
+
+from app.errors import ServiceError, error_body
+from app.protocols.context import RequestContext
+from app.serving.service import Service
+
+Header = tuple[bytes, bytes]
+Content = tuple[bytes, list[Header]]
+"""A body, and the headers that describe it."""
+
+
+def as_json(document: Any) -> Content:
+    """A document as an answer's content."""
+    body = orjson.dumps(document)
+    return body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+
+def as_response(content: Content) -> Response:
+    """A good answer as the framework sends it."""
+    body, headers = content
+    response = Response(body)
+    response.raw_headers[:] = headers
+    return response
+
+
+def error_content(error: ServiceError, context: RequestContext) -> Content:
+    """The content of the answer that says what went wrong."""
+    body, headers = as_json(error_body(error.code, error.message, context.request_id))
+    headers += error.headers
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    return body, headers
+
+
+def common_headers(service: Service, context: RequestContext, code: str) -> list[Header]:
+    """The headers that every answer has; asked for when it begins, which its trace then says."""
+    recorder = context.recorder
+    if recorder.trace is not None:
+        recorder.trace.describe({**context.attributes(), "anychip.code": code})
+    headers = [
+        (b"x-request-id", context.request_id.encode()),
+        (b"server-timing", recorder.timings.header().encode()),
+    ]
+    if context.traceparent:
+        headers.append((b"traceparent", context.traceparent))
+    if service.readiness.draining:
+        # The client's next request then comes on a new connection, to whoever listens by then.
+        headers.append((b"connection", b"close"))
+    return headers

@@ -1,0 +1,329 @@
+"""The hot routes: images and tensors for a model, answered without ASGI and a framework in between.
+
+    bytes ─► the head of an ordinary request of a hot route? ─► its body, in one buffer ─► a task ─► the answer
+                └─ no ─► uvicorn and FastAPI, who have the same routes and answer the same (app.http.connection)
+
+Owns: which requests are ordinary, and their way from bytes to bytes. An ordinary head arrives in one piece, says how
+large its body is, and asks for nothing special (`Expect`, `Upgrade`, chunks). All else goes the other way, so that what
+is rare, or wrong, is read in one place. Limits on heads and idle connections are app.http.connection's for both ways;
+what a request means is the routes'. A client that leaves cancels what is done for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httptools
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.server import ServerState
+
+from app.errors import ClientLeftError, ServiceError, internal_error
+from app.http import connection
+from app.http.answer import Content, Header, common_headers, error_content
+from app.http.body import Body, Fields
+from app.http.call import HttpRequest
+from app.http.connection import ConnectionLimits, LimitedProtocol
+from app.http.routes import infer, predict, torchserve
+from app.protocols.budget import Share
+from app.protocols.context import begin_request, end_request
+from app.protocols.ingress import Ingress
+from app.protocols.interrupt import current_task, interrupted_at, uncancel
+
+log = logging.getLogger("anychip")
+
+Answer = TypeVar("Answer")
+
+Handler = Callable[..., Awaitable[Content]]
+"""Called with the ingress, the request, and what its path names."""
+
+_NAME = rb"([\w.~+@=,:-]+)"
+_ROUTES: tuple[tuple[re.Pattern[bytes], str, Handler], ...] = (
+    (re.compile(rb"/v1/models/%b:predict" % _NAME), predict.ROUTE, predict.answer),
+    (re.compile(rb"/v2/models/%b(?:/versions/%b)?/infer" % (_NAME, _NAME)), infer.ROUTE, infer.answer),
+    (re.compile(rb"/predictions/%b(?:/%b)?" % (_NAME, _NAME)), torchserve.ROUTE, torchserve.answer),
+)
+"""Paths whose names need no decoding."""
+_REQUEST_LINE = re.compile(rb'POST (/[\w.~+@=,:/-]+)(?:\?([!"$-~]*))? HTTP/1\.[01]\r\n')
+_SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}
+_CLOSE = (b"connection", b"close")
+_READ_BYTES = 256 * 1024
+_SCRATCH = memoryview(bytearray(_READ_BYTES))
+"""Receives what is not yet known to be a body. One for all connections: it is read at once, within the same call."""
+
+
+def _route_of(path: bytes) -> tuple[str, Handler, list[str]] | None:
+    for pattern, route, answer in _ROUTES:
+        if names := pattern.fullmatch(path):
+            return route, answer, [name.decode() for name in names.groups(b"")]
+    return None
+
+
+@dataclass(slots=True)
+class _Head:
+    """What the parser found. `headers`: names in lower case, in order."""
+
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+
+class HotRequest(HttpRequest):
+    """One that came through `HotProtocol`, which says what has arrived and when the client is gone."""
+
+    def __init__(self, scope: Scope, headers: Fields, length: int, begun: bytes, *, keep_alive: bool) -> None:
+        """`begun`: what is there of the body's `length` bytes."""
+        super().__init__(scope, headers)
+        self.keep_alive = keep_alive
+        self.missing = length - len(begun)
+        self._buffer: Body = begun
+        self._view = memoryview(b"")
+        self._size = len(begun)
+        self._reader: tuple[Share, interrupted_at] | None = None
+        self._arrived = asyncio.get_running_loop().create_future() if self.missing else None
+        self._left = False
+        self._leave: Callable[[], None] | None = None
+
+    def room(self) -> memoryview:
+        """Where more of the body goes. It grows with what has come: to announce much costs a client's word only."""
+        if self._size == len(self._buffer):
+            buffer = bytearray(self._size + min(self.missing, max(self._size, _READ_BYTES)))
+            buffer[: self._size] = self._buffer
+            self._buffer, self._view = buffer, memoryview(buffer)
+        return self._view[self._size :]
+
+    def arrived(self, size: int) -> None:
+        """So much more is there, in `room`."""
+        self._size += size
+        self.missing -= size
+        if self._reader is None or self._arrived is None or self._arrived.done():
+            return
+        share, limit = self._reader
+        try:
+            share.take(size)
+        except ServiceError as error:
+            self._arrived.set_exception(error)
+            return
+        if self.missing:
+            limit.arrived(self._size)
+        else:
+            self._arrived.set_result(None)
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._left = True
+        if self._leave is not None:
+            self._leave()
+        elif self._arrived is not None and not self._arrived.done():
+            self._arrived.set_exception(ClientLeftError())
+            self._arrived.exception()  # Whoever reads hears it; nobody need read.
+
+    async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:  # noqa: D102
+        share.take(self._size)
+        if self._arrived is not None:
+            if self.missing:
+                self._reader = share, limit
+                if self._size:
+                    limit.arrived(self._size)
+                await self._arrived
+            limit.arrived_wholly()
+        return self._buffer
+
+    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
+        task = current_task()
+
+        def leave() -> None:
+            on_leave()
+            task.cancel()
+
+        self._leave = leave
+        if self._left:
+            leave()
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if not self._left:
+                raise
+            uncancel(task)
+            raise ClientLeftError from None
+        finally:
+            self._leave = None
+
+
+class HotProtocol(asyncio.BufferedProtocol):
+    """What uvicorn's `http` setting takes, made by `protocol`: one connection.
+
+    `_request`: the one that is read or answered here; `_general`: uvicorn's protocol, for all others.
+    """
+
+    general: type[LimitedProtocol]
+    ingress: Ingress
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._general = self.general(config, server_state, app_state, _loop)
+        self._server_state = server_state
+        self._request: HotRequest | None = None
+        self._unread = 0  # Bytes of a body that was refused before it had arrived.
+        self._held = b""  # What came behind the request that is being answered.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection."""
+        self._transport = transport
+        self._general.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End a connection, and what is done for it."""
+        self._general.connection_lost(error)
+        if self._request is not None:
+            self._request.leave()
+
+    def eof_received(self) -> None:
+        """The client sends nothing more: the connection ends, as uvicorn's do."""
+        self._general.eof_received()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        self._general.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._general.resume_writing()
+
+    def get_buffer(self, _: int) -> memoryview:
+        """Where what comes next is received."""
+        request = self._request
+        return request.room() if request is not None and request.missing else _SCRATCH
+
+    def buffer_updated(self, size: int) -> None:
+        """So much has come."""
+        request = self._request
+        if request is not None and request.missing:
+            request.arrived(size)
+        else:
+            self._received(bytes(_SCRATCH[:size]))
+
+    def _received(self, data: bytes) -> None:
+        if self._request is not None:
+            self._held += data
+            self._transport.pause_reading()
+        elif self._unread:
+            dropped = min(self._unread, len(data))
+            self._unread -= dropped
+            self._general.drop(dropped, done=not self._unread)
+            if dropped < len(data):
+                self._received(data[dropped:])
+        elif not (self._general.between_requests and self._begun(data)):
+            self._general.data_received(data)
+
+    def _begun(self, data: bytes) -> bool:
+        """Whether an ordinary request of a hot route begins here; then it is being answered."""
+        line = _REQUEST_LINE.match(data)
+        end = data.find(b"\r\n\r\n", 0, self._general.limits.head_bytes) + 4
+        if line is None or end < 4:
+            return False
+        found = _route_of(line[1])
+        if found is None:
+            return False
+        head = _Head()
+        parser = httptools.HttpRequestParser(head)
+        try:
+            parser.feed_data(data[:end])
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            return False
+        headers = dict(head.headers)
+        length = headers.get(b"content-length", b"")
+        if len(head.headers) > self._general.limits.headers or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
+            return False
+        if int(length) > self.ingress.service.settings.max_body_bytes:
+            return False
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": line[1].decode(),
+            "query_string": line[2] or b"",
+            "headers": head.headers,
+            "client": self._general.client,
+        }
+        keep_alive = line[0].endswith(b"1.1\r\n") and parser.should_keep_alive()
+        body = data[end : end + int(length)]
+        self._held = data[end + len(body) :]
+        if self._held:
+            self._transport.pause_reading()
+        self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
+        self._general.lend()
+        task = asyncio.get_running_loop().create_task(self._serve(request, *found))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+        return True
+
+    async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
+        """Answer a request: what app.http.edge and uvicorn do around the routes of FastAPI."""
+        service, scope = self.ingress.service, request.scope
+        scope["anychip"] = context = begin_request(service, scope)
+        context.route = route
+        status, code = 0, "CANCELLED"
+        try:
+            answered, code, content = await self._answer(request, handler, names)
+            if not self._transport.is_closing():
+                status = answered
+                self._write(request, status, content, common_headers(service, context, code))
+                if self._general.flow.write_paused:
+                    await self._general.flow.drain()
+        except ClientLeftError:
+            pass  # Nobody is there to answer.
+        finally:
+            end_request(service, scope, context, status, code)
+            self._ended(request)
+
+    async def _answer(self, request: HotRequest, handler: Handler, names: Sequence[str]) -> tuple[int, str, Content]:
+        """Status, code and content. Raises ClientLeftError."""
+        try:
+            return 200, "OK", await handler(self.ingress, request, *names)
+        except ServiceError as error:
+            failed = error
+        except ClientLeftError:
+            raise
+        except Exception:
+            log.exception("the request failed")
+            failed = internal_error()
+        return failed.status, failed.code, error_content(failed, request.scope["anychip"])
+
+    def _write(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> None:
+        body, described = content
+        if self._general.closing or _CLOSE in common:
+            request.keep_alive = False
+        if not request.keep_alive and _CLOSE not in common:
+            common.append(_CLOSE)
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self._server_state.default_headers, *described, *common):
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n")
+        self._transport.writelines((b"".join(lines), body))
+
+    def _ended(self, request: HotRequest) -> None:
+        """The connection is free for its next request."""
+        self._request = None
+        self._unread = request.missing if request.keep_alive else 0
+        self._general.take_back(keep_alive=request.keep_alive, unread=bool(request.missing))
+        held, self._held = self._held, b""
+        if held and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._received(held)
+
+
+def protocol(limits: ConnectionLimits, ingress: Ingress) -> type[HotProtocol]:
+    """The class of connections with these limits, whose hot routes lead into `ingress`."""
+    return type("Protocol", (HotProtocol,), {"general": connection.protocol(limits), "ingress": ingress})

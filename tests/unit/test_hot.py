@@ -1,0 +1,274 @@
+"""The hot routes' own protocol: what it answers, what it leaves to uvicorn, and how connections go on afterwards.
+
+That both ways answer alike is shown by tests/service, where every question about these routes goes both ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from app.errors import ServiceError
+from app.http import hot
+from app.http.connection import ConnectionLimits
+from app.protocols.budget import Budget
+from app.protocols.interrupt import interrupted_at
+from tests.support import uvicorn_server
+
+PREDICT = b"/v1/models/m:predict"
+MAX_BODY_BYTES = 2_000_000
+
+
+class Wanted:
+    """What the route does with requests: tells their size, or what their model's name says."""
+
+    def __init__(self):
+        self.bodies = Budget(50_000_000, "bytes")
+        self.events = []
+        self.ended = []
+        self.reached = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.readiness = SimpleNamespace(draining=False)
+
+    async def answer(self, ingress, request, model, version=""):
+        assert ingress.wanted is self
+        if model == "refused":
+            raise ServiceError("MODEL_NOT_FOUND", "there is none", headers=[(b"x-more", b"1")])
+        with self.bodies.share("c") as share, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
+            body = await request.body(MAX_BODY_BYTES, share, limit)
+        if model == "broken":
+            raise ValueError("a fault of ours")
+        if model == "waits":
+            await request.watched(self._wait(), lambda: self.events.append("left"))
+        content = b"%s %s %d" % (model.encode(), version.encode(), sum(body))
+        return content, [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(content))]
+
+    async def _wait(self):
+        self.reached.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.events.append("cancelled")
+            raise
+
+
+async def general(scope, receive, send):
+    """What FastAPI would answer."""
+    more = True
+    while more:
+        message = await receive()
+        more = message.get("more_body", False)
+    headers = [(b"content-length", b"7")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"general"})
+
+
+@contextlib.asynccontextmanager
+async def listening(monkeypatch, **limits):
+    wanted = Wanted()
+    counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
+    service = SimpleNamespace(
+        settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, log_requests=False),
+        tracing=None,
+        readiness=wanted.readiness,
+        metrics=SimpleNamespace(requests=counted),
+    )
+    routes = tuple((path, route, wanted.answer) for path, route, _ in hot._ROUTES)
+    monkeypatch.setattr(hot, "_ROUTES", routes)
+    monkeypatch.setattr(hot, "end_request", lambda *given: wanted.ended.append(given[-2:]))
+    budget = Budget(64, "connections")
+    ingress = SimpleNamespace(service=service, wanted=wanted)
+    protocol = hot.protocol(ConnectionLimits(budget, **limits), ingress)
+    async with uvicorn_server.listening(general, protocol, timeout_graceful_shutdown=5) as (port, server):
+        yield SimpleNamespace(port=port, wanted=wanted, server=server)
+    assert budget.held == 0
+    assert wanted.bodies.held == 0
+
+
+def post(path=PREDICT, body=b"\x01\x02", *lines, version=b"1.1"):
+    head = [b"POST %b HTTP/%b" % (path, version), b"host: x", b"content-length: %d" % len(body), *lines]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+async def read(reader):
+    """One answer: status, headers, body."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    length = int(re.search(rb"content-length: (\d+)", head)[1])
+    lines = head.decode().split("\r\n")
+    names = dict(line.split(": ", 1) for line in lines[1:] if line)
+    return int(lines[0].split()[1]), names, await reader.readexactly(length)
+
+
+async def ask(service, *parts, answers=1):
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        return [await read(reader) for _ in range(answers)]
+    finally:
+        writer.close()
+
+
+async def test_an_ordinary_request_is_answered_here_with_every_header(monkeypatch):
+    async with listening(monkeypatch) as service:
+        [(status, headers, body)] = await ask(service, post(PREDICT + b"?top_k=1", b"\x07", b"X-Request-Id: mine"))
+        assert (status, body) == (200, b"m  7")
+        assert headers["x-request-id"] == "mine"
+        assert headers["content-type"] == "text/plain"
+        assert {"date", "server-timing"} <= headers.keys()
+        assert "connection" not in headers
+        for path, expected in {
+            b"/v2/models/a.b/versions/1/infer": b"a.b 1 3",
+            b"/v2/models/m/infer": b"m  3",
+            b"/predictions/m": b"m  3",
+            b"/predictions/m/1": b"m 1 3",
+        }.items():
+            assert (await ask(service, post(path)))[0][2] == expected
+        assert service.wanted.ended == [(200, "OK")] * 5
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (post()[:30], post()[30:]),
+        (post(PREDICT, b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"") + b"0\r\n\r\n",),
+        (post(PREDICT, b"ab", b"upgrade: h2c"),),
+        (post(PREDICT, b"ab", *[b"a: b"] * 99),),
+        (post(b"/v1/models/m%41:predict"),),
+        (post(b"/v1/models/a/b:predict"),),
+        (post(b"/v2/models/m/ready"),),
+        (post().replace(b"POST", b"PUT"),),
+        (post().replace(b"\r\n", b"\n").replace(b"\n\n", b"\r\n\r\n"),),
+    ],
+    ids=["split", "chunked", "h2c", "many headers", "escaped", "no name", "another route", "method", "bare newlines"],
+)
+async def test_what_is_not_ordinary_goes_the_general_way(monkeypatch, parts):
+    async with listening(monkeypatch) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.transport.get_extra_info("socket").setsockopt(6, 1, 1)
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.02)  # Or both parts would come as one.
+        _, headers, body = await read(reader)
+        assert (body, "content-type" in headers) != (b"m  3", True)
+        writer.close()
+        assert service.wanted.ended == []
+
+
+async def test_a_body_larger_than_what_is_received_at_once_is_whole(monkeypatch):
+    body = bytes([1, 2, 3, 4]) * 400_000
+    async with listening(monkeypatch) as service:
+        whole = post(PREDICT, body)
+        pieces = [whole[at : at + 90_001] for at in range(0, len(whole), 90_001)]
+        for parts in ([whole], pieces, [whole[:-1], whole[-1:]]):
+            assert (await ask(service, *parts))[0][2] == b"m  %d" % sum(body)
+
+
+async def test_requests_of_both_ways_follow_each_other_on_a_connection(monkeypatch):
+    both = post() + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + post(PREDICT, b"\x05")
+    async with listening(monkeypatch) as service:
+        answers = await ask(service, both + post(PREDICT, bytes(300_000)) + both, answers=7)
+        assert {status for status, _, _ in answers} == {200}
+        assert answers[0][2] == b"m  3"
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        for _ in range(3):
+            for part, expected in ((post(), b"m  3"), (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"general")):
+                writer.write(part)
+                assert (await read(reader))[2] == expected
+        writer.close()
+
+
+async def test_a_client_that_leaves_cancels_what_is_done_for_it(monkeypatch):
+    async with listening(monkeypatch) as service:
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(post(b"/v1/models/waits:predict"))
+        await service.wanted.reached.wait()
+        writer.close()
+        for _ in range(1000):
+            if service.wanted.ended:
+                break
+            await asyncio.sleep(0.01)
+        assert service.wanted.events == ["left", "cancelled"]
+        assert service.wanted.ended == [(0, "CANCELLED")]
+
+
+async def test_a_client_that_leaves_in_its_body_is_counted_and_its_bytes_given_back(monkeypatch):
+    async with listening(monkeypatch) as service:
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(post(PREDICT, bytes(1_000_000))[:500_000])
+        await writer.drain()
+        writer.close()
+        for _ in range(1000):
+            if service.wanted.ended:
+                break
+            await asyncio.sleep(0.01)
+        assert service.wanted.ended == [(0, "CANCELLED")]
+
+
+async def test_a_fault_of_ours_is_answered_and_the_connection_goes_on(monkeypatch):
+    async with listening(monkeypatch) as service:
+        answers = await ask(service, post(b"/v1/models/broken:predict"), post(), answers=2)
+        assert [status for status, _, _ in answers] == [500, 200]
+        assert b"INTERNAL" in answers[0][2]
+        assert service.wanted.ended[0] == (500, "INTERNAL")
+
+
+@pytest.mark.parametrize("size", [2, 1_900_000])
+async def test_a_request_refused_before_its_body_is_answered_and_the_next_one_read(monkeypatch, size):
+    async with listening(monkeypatch) as service:
+        answers = await ask(service, post(b"/v1/models/refused:predict", bytes(size)), post(), answers=2)
+        assert [status for status, _, _ in answers] == [404, 200]
+        assert answers[0][1]["x-more"] == "1"
+        [(status, headers, _)] = await ask(
+            service, post(b"/v1/models/refused:predict", bytes(size), b"connection: close")
+        )
+        assert (status, headers["connection"]) == (404, "close")
+
+
+@pytest.mark.parametrize("why", ["asked", "1.0", "draining"])
+async def test_a_connection_is_closed_where_the_answer_says_so(monkeypatch, why):
+    async with listening(monkeypatch) as service:
+        service.wanted.readiness.draining = why == "draining"
+        lines = (b"Connection: close",) if why == "asked" else ()
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(post(PREDICT, b"a", *lines, version=b"1.0" if why == "1.0" else b"1.1"))
+        _, headers, _ = await read(reader)
+        assert headers["connection"] == "close"
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+
+
+async def test_a_stop_waits_for_the_answer_that_is_under_way_and_closes_idle_connections(monkeypatch):
+    async with listening(monkeypatch) as service:
+        idle, other = await asyncio.open_connection("127.0.0.1", service.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        other.write(post())
+        await read(idle)
+        writer.write(post(b"/v1/models/waits:predict"))
+        await service.wanted.reached.wait()
+        service.server.should_exit = True
+        assert await asyncio.wait_for(idle.read(), 30) == b""
+        service.wanted.go_on.set()
+        status, headers, _ = await read(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        for each in (other, writer):
+            each.close()
+
+
+async def test_an_idle_connection_is_closed_after_its_time_and_not_while_it_is_answered(monkeypatch):
+    async with listening(monkeypatch, head_timeout_s=0.2) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(post(b"/v1/models/waits:predict"))
+        await service.wanted.reached.wait()
+        await asyncio.sleep(0.5)
+        service.wanted.go_on.set()
+        assert (await read(reader))[0] == 200
+        writer.write(b"POST ")
+        assert (await read(reader))[0] == 408
+        writer.close()
