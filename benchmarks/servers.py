@@ -182,7 +182,7 @@ def _wait_until_it_answers(process: subprocess.Popen[Any], port: int, path: str 
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5):
             return
         time.sleep(0.1)
-    raise RuntimeError(f"{process.args} did not start")
+    raise RuntimeError(f"{process.args!r} did not start")
 
 
 @contextlib.contextmanager

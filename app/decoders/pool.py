@@ -22,7 +22,7 @@ from collections.abc import Callable
 from app.decoders.image import DecodeExpiredError, DecodeFailedError, Encoded, ImageLimits, PendingImage
 from app.decoders.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
 from app.decoders.seats import Loss, Seat, Seats
-from app.decoders.waiting import DecodeQueue, DecodeQueueFullError, Entry
+from app.decoders.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
 from app.images.header import ImageTooLargeError, InvalidImageError
 from app.workers.arena import Arena
 from models import Placement
@@ -65,6 +65,7 @@ class Decoders:
             ready=self._flush_soon,
         )
         self._queue: DecodeQueue[PendingImage] = DecodeQueue(len(plan.models), limits.queue)
+        self._turns = ClientTurns()
         self._tokens = 0
         self._large = 0  # Large images with decoders, and their pixels.
         self._large_pixels = 0
@@ -119,12 +120,14 @@ class Decoders:
         give: Callable[[int], None],
         deadline_s: float,
         rank_s: float,
+        client: str = "",
         size: tuple[int, int] | None = None,
     ) -> Placement:
         """Decode an image into a slot of the arena. Times are in `time.monotonic()`.
 
         `give`: frees the slot, called when this raises and nobody writes to the slot any more. `rank_s`: the least is
-        decoded first. `size`: width and height, where `body` is uint8 [height, width, 3] and only to be placed.
+        decoded first; images of one `client` stand behind each other. `size`: width and height, where `body` is uint8
+        [height, width, 3] and only to be placed.
         Raises DecodeQueueFullError, DecodeExpiredError, InvalidImageError, ImageTooLargeError, DecodeFailedError.
         Cancelled, the image leaves the heap at once.
         """
@@ -145,9 +148,11 @@ class Decoders:
                 self._queue.leave(entry)
                 give(slot)
                 raise
+        now_s = time.monotonic()
+        entry.rank_s += self._turns.behind_s(client, now_s, self.seconds_an_image, self._queue.waiting)
         self._queue.push(entry)
         self._flush_soon()
-        timer = loop.call_later(max(0.0, deadline_s - time.monotonic()), self._expire, entry)
+        timer = loop.call_later(max(0.0, deadline_s - now_s), self._expire, entry)
         try:
             return await image.future
         except asyncio.CancelledError:

@@ -1,10 +1,11 @@
 """What waits to be decoded, in the order in which it is decoded.
 
-Owns: one heap a model, the bound on what waits, and the turns between models. Pure logic: no processes, no asyncio, no
-clock. Must not know what an entry holds.
+Owns: one heap a model, the bound on what waits, and the turns between models and between clients. Pure logic: no
+processes, no asyncio, no clock. Must not know what an entry holds.
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
-furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first.
+furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first:
+the time it came, later for the images of a client that has others waiting, earlier by its priority.
 Large images wait apart, so that they never stand before small ones when no decoder may take a large one.
 """
 
@@ -17,6 +18,8 @@ from itertools import count
 from typing import Generic, TypeVar
 
 Payload = TypeVar("Payload")
+
+_CLIENTS = 1000
 
 
 class DecodeQueueFullError(Exception):
@@ -46,6 +49,29 @@ class _Lane(Generic[Payload]):
         while heap and not heap[0][2].queued:
             heapq.heappop(heap)
         return heap[0][2] if heap else None
+
+
+class ClientTurns:
+    """How far behind its time an image waits because its client has sent others: start-time fair queueing of clients.
+
+    A client that sends more than its share stands behind itself, not before those that send less.
+    """
+
+    def __init__(self) -> None:
+        self._next_s: dict[str, float] = {}
+        self._most = _CLIENTS
+
+    def behind_s(self, client: str, now_s: float, image_s: float, waiting: int) -> float:
+        """Seconds to add to the rank of an image that has come now. `image_s`: what an image takes of all decoders.
+
+        At most what the `waiting` images take: what a client has sent in vain is not held against it.
+        """
+        behind_s = min(max(0.0, self._next_s.get(client, 0.0) - now_s), waiting * image_s)
+        self._next_s[client] = now_s + behind_s + image_s
+        if len(self._next_s) > self._most:  # Addresses are the clients': what no longer matters must not stay.
+            self._next_s = {name: next_s for name, next_s in self._next_s.items() if next_s > now_s}
+            self._most = max(_CLIENTS, 2 * len(self._next_s))
+        return behind_s
 
 
 class DecodeQueue(Generic[Payload]):

@@ -72,6 +72,7 @@ class Ingress:
         served = signatures.find(self.service, call.model, call.version)
         context.model = call.model
         terms = call.terms(self.service.settings)
+        terms.client = context.client
         self.service.admission.check(served, terms)
         with self.bodies.share(context.client) as share:
             try:

@@ -114,7 +114,14 @@ class Filling:
             size = image.width, image.height
             image = image.pixels.tobytes()
         return await decoders.decode(
-            served.index, slot, image, give=served.slots.give, deadline_s=terms.deadline_s, rank_s=rank_s, size=size
+            served.index,
+            slot,
+            image,
+            give=served.slots.give,
+            deadline_s=terms.deadline_s,
+            rank_s=rank_s,
+            client=terms.client,
+            size=size,
         )
 
     def _copied(self, served: ServedModel, frame: Frame, slot: int) -> Placement:

@@ -1,4 +1,4 @@
-"""On what terms a request is answered: until when, before whom, and who records it.
+"""On what terms a request is answered: until when, before whom, for whom, and who records it.
 
 Owns: what is the same for images and tensors. Must not know a transport.
 """
@@ -12,8 +12,9 @@ from app.serving.recorder import Recorder
 
 @dataclass(slots=True)
 class Terms:
-    """`deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher ones go first."""
+    """`deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher ones go first. Clients share."""
 
     deadline_s: float
     priority: int = 0
     recorder: Recorder = field(default_factory=Recorder)
+    client: str = ""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.decoders.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
-from app.decoders.waiting import DecodeQueue, DecodeQueueFullError, Entry
+from app.decoders.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
 
 
 def filled(entries, models=2):
@@ -43,6 +43,41 @@ def test_models_share_by_the_seconds_their_images_take():
         order.append(entry.model)
     assert order.count(0) == 5
     assert order.count(1) == 15
+
+
+def arrived(turns, clients, *, image_s=0.01, apart_s=0.0):
+    """Entries of these clients, one after the other."""
+    entries = []
+    for number, client in enumerate(clients):
+        now_s = 100 + number * apart_s
+        behind_s = turns.behind_s(client, now_s, image_s, len(entries))
+        entries.append(Entry(0, client, now_s + behind_s))
+    return entries
+
+
+def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
+    entries = arrived(ClientTurns(), ["many"] * 50 + ["few"] * 2, apart_s=0.001)
+    order = [entry.payload for entry in drained(filled(entries))]
+    assert order.index("few") < 10
+    assert order[:20].count("few") == 2
+    assert order.count("many") == 50
+
+
+def test_the_images_of_one_client_keep_their_order():
+    entries = arrived(ClientTurns(), ["one"] * 30)
+    for number, entry in enumerate(entries):
+        entry.payload = number
+    assert [entry.payload for entry in drained(filled(entries))] == list(range(30))
+
+
+def test_what_a_client_sent_in_vain_is_not_held_against_it_and_clients_are_forgotten():
+    turns = ClientTurns()
+    for number in range(10_000):
+        turns.behind_s("hopeless", 100 + number * 1e-4, 0.01, 5)
+    assert turns.behind_s("hopeless", 101.0, 0.01, 5) <= 0.05
+    for number in range(10_000):
+        turns.behind_s(f"client {number}", 200 + number, 0.01, 0)
+    assert len(turns._next_s) <= 2000
 
 
 def test_a_model_that_was_idle_has_earned_no_credit():
