@@ -1,0 +1,88 @@
+"""Decoding as the bottleneck: what is asked too much is answered in time, and what matters more goes first.
+
+The device is null and looks at its images, so that they are decoded; requests come whatever becomes of earlier ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from PIL import Image
+
+from benchmarks.load import OpenLoop, drive, poisson_arrivals, request_bytes
+from tests.support.images import encoded
+from tests.support.null_service import PREDICT, serving
+
+pytestmark = pytest.mark.alone
+
+PHOTO = encoded(Image.radial_gradient("L").resize((2000, 1500)).convert("RGB"), "JPEG")
+SECONDS = 3.0
+DEADLINE_S = 0.25
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("decoding"), "fail=999999999") as found:
+        yield found
+
+
+def request(**headers):
+    return request_bytes(PREDICT, PHOTO, "image/jpeg", headers)
+
+
+class EveryAnswer(OpenLoop):
+    """Keeps the status and the latency of each answer."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.answers = []
+
+    def answered(self, connection, answer):
+        self.answers.append((answer.status, time.perf_counter() - connection.due_s))
+        super().answered(connection, answer)
+
+
+async def overloaded(port, requests, rate_per_s):
+    """All answers of each of the requests, sent in turn."""
+    loops = [EveryAnswer(port, each, DEADLINE_S) for each in requests]
+    started_s = time.perf_counter()
+    for number, due_s in enumerate(poisson_arrivals(rate_per_s, SECONDS, seed=1)):
+        await asyncio.sleep(max(0.0, started_s + due_s - time.perf_counter()))
+        loops[number % len(loops)].send(time.perf_counter())
+    for loop in loops:
+        await loop.settled(5)
+        await loop.close()
+    return [loop.answers for loop in loops]
+
+
+@pytest.fixture(scope="module")
+def capacity_per_s(service):
+    port = int(service.url.rpartition(":")[2])
+    drive(port, request(), 8, 0.5)
+    return drive(port, request(), 16, 1.5).answers_per_s
+
+
+def late_share(answers):
+    return sum(seconds > 0.3 for _, seconds in answers) / len(answers)
+
+
+async def test_at_three_times_the_load_answers_come_within_their_deadline(service, capacity_per_s):
+    port = int(service.url.rpartition(":")[2])
+    [answers] = await overloaded(port, [request(**{"X-Timeout-Ms": "250"})], 3 * capacity_per_s)
+    assert {status for status, _ in answers} <= {"200", "429", "503", "504"}
+    assert len(answers) > 2 * capacity_per_s
+    assert late_share(answers) <= 0.02, sorted(seconds for _, seconds in answers)[-20:]
+    assert sum(status == "200" for status, _ in answers) > 0.3 * capacity_per_s * SECONDS
+
+
+async def test_a_higher_priority_overtakes_what_waits_to_be_decoded(service, capacity_per_s):
+    port = int(service.url.rpartition(":")[2])
+    usual = request(**{"X-Timeout-Ms": "1000"})
+    urgent = request(**{"X-Timeout-Ms": "1000", "X-Priority": "50"})
+    answers = await overloaded(port, [usual, usual, usual, usual, usual, urgent], 2 * capacity_per_s)
+    first = sorted(seconds for status, seconds in answers[-1] if status == "200")
+    others = sorted(seconds for each in answers[:-1] for status, seconds in each if status == "200")
+    assert len(first) > 0.9 * len(answers[-1])
+    assert first[len(first) // 2] < 0.5 * others[len(others) // 2]
