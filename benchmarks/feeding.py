@@ -136,9 +136,8 @@ def measure_once(name: str, server: servers.Server, image: bytes, connections: i
         load = drive(server.port, servers.jpeg_request(path, image), connections, seconds)
         if load.errors or not load.latencies_s:
             raise RuntimeError(f"{name}: errors {load.errors}")
-        answers, taken_s, p50_ms, p99_ms = (
-            len(load.latencies_s), load.seconds, load.percentile_ms(50), load.percentile_ms(99),
-        )  # fmt: skip
+        answers, taken_s = len(load.latencies_s), load.seconds
+        p50_ms, p99_ms = load.percentile_ms(50), load.percentile_ms(99)
     after = server.cpu_by_role()
     cpu = {role: (after[role] - before.get(role, 0.0)) / answers * 1e3 for role in after}
     return {
