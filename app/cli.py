@@ -23,6 +23,7 @@ from app.config import Settings, split
 from app.tools import predict
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.doctor import CHECKS, examine
+from app.tools.verify import command as verify
 
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
@@ -30,12 +31,13 @@ _EXAMPLES = {
     "predict": "anychip predict yolov8n images/ --output found.jsonl --save drawn/",
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
+    "verify": "anychip verify --device npu --out report/",
     "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
-    "list": "anychip weights list",
-    "fetch": "anychip weights fetch resnet50 yolov8n",
-    "verify": "anychip weights verify resnet50",
-    "convert": "anychip weights convert dogs.pth dogs.safetensors --half",
+    "weights list": "anychip weights list",
+    "weights fetch": "anychip weights fetch resnet50 yolov8n",
+    "weights verify": "anychip weights verify resnet50",
+    "weights convert": "anychip weights convert dogs.pth dogs.safetensors --half",
 }
 
 
@@ -115,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print JSON")
     add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
+    verify_device = add("verify", verify.run, "Check and measure a device in ten minutes; writes a report to publish.")
+    verify.add_arguments(verify_device)
+
     top = add("top", _top, "Devices, queues and rates of a running service, live.")
     top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     top.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)")
@@ -125,19 +130,19 @@ def _parser() -> argparse.ArgumentParser:
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
 
     def add_action(name: str, text: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[name]}")
+        return actions.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[f'weights {name}']}")
 
     listing = add_action("list", "List the official weights that are here.")
     listing.add_argument("--json", action="store_true", help="print JSON")
     fetch = add_action("fetch", "Download official weights.")
     fetch.add_argument("models", nargs="+", metavar="MODEL")
-    verify = add_action("verify", "Check downloaded weights against their published SHA-256.")
-    verify.add_argument("models", nargs="*", metavar="MODEL")
+    check = add_action("verify", "Check downloaded weights against their published SHA-256.")
+    check.add_argument("models", nargs="*", metavar="MODEL")
     convert = add_action("convert", "Write any checkpoint that can be read as safetensors.")
     convert.add_argument("source", type=Path)
     convert.add_argument("target", type=Path)
     convert.add_argument("--half", action="store_true", help="in half precision")
-    for action in (listing, fetch, verify):
+    for action in (listing, fetch, check):
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     return parser
 

@@ -1,0 +1,188 @@
+"""One engine in one precision on the device: through the gate, then its speed over batch sizes, then its memory.
+
+Owns: the batch sweep and the memory of 500 batches. Must not serve: the service part does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.precision.gate import compile_options
+from app.precision.probes import calibration, probes
+from app.tools.verify.contract import sample_pixels
+from app.tools.verify.report import Figure, Finding
+from backends import EngineRefusedError, Executable, OutOfDeviceMemoryError, choose
+from backends.backend import Backend, Pixels
+from models import PixelModel, open_model, parse_spec
+
+MB = 2**20
+SOAK_BATCHES = 500
+_CHECKED_EVERY = 10
+_SOAK_SHARE = 20
+LEAK_LIMIT_MB_PER_BATCH = 0.05
+"""What a batch may leave behind on the device after a release: allocators round up, a leak adds up."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all cases share. `sizes`: of batches. `seconds`: length of one measurement."""
+
+    device: str
+    models: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seconds: float
+    cache_dir: Path
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is tried."""
+
+    model: str
+    engine: str
+    precision: str
+    sweep: Sweep
+
+    @property
+    def name(self) -> str:
+        """As the report calls it."""
+        return f"{self.model} {self.engine} {self.precision}"
+
+
+def run_case(case: Case) -> Finding:
+    """Load through the gate, measure, run 500 batches. A refusal is an answer; wrong answers and leaks are failures."""
+    sweep, sizes = case.sweep, tuple(sorted(case.sweep.sizes))
+    model = open_model(parse_spec(f"{case.model}:sample"), Path(), allow_download=False)
+    assert isinstance(model, PixelModel)
+    choice = choose(sweep.device)
+    images = calibration(model, "") if case.precision == "int8" else None
+    options = compile_options(model, probes(model), images, sweep.cache_dir)
+    began_s = time.perf_counter()
+    try:
+        executable, report = choice.backend.load(
+            model.network(), sweep.device, case.engine, case.precision, sizes, options=options
+        )
+    except (EngineRefusedError, OutOfDeviceMemoryError) as error:
+        wrong = "its answers" in str(error)
+        return Finding(case.name, "FAIL" if wrong else "SKIP", str(error))
+    load_s = time.perf_counter() - began_s
+    if report.precision != case.precision:
+        executable.close()
+        why = "; ".join(f"{name}: {reason}" for name, reason in report.refusals.items())
+        # The gate has found its answers wrong; or the engine does not offer this precision.
+        wrong = any(engine == case.engine and precision == case.precision for engine, precision in report.rejected)
+        return Finding(case.name, "FAIL" if wrong else "SKIP", why or f"it became {report.precision}")
+    pixels = sample_pixels(model, sizes[-1])
+    figures: dict[str, Figure] = {"load_s": round(load_s, 1)}
+    figures |= {f"error_{name}": float(f"{error:.2g}") for name, error in report.measures.items()}
+    median_ms, worst_ms = latency_ms(executable, pixels[: sizes[0]], sweep.seconds)
+    figures |= {"p50_ms": median_ms, "p99_ms": worst_ms}
+    for size in sizes:
+        figures[f"images_per_s_{size}"] = round(images_per_s(executable, pixels[:size], sweep.seconds), 1)
+    soaked = soak(choice.backend, sweep.device, executable, pixels[: sizes[0]], _SOAK_SHARE * sweep.seconds)
+    figures |= {"soak_batches": soaked.batches, "left_mb": soaked.left_mb, "released_mb": soaked.released_mb}
+    executable.close()
+    operators = ", ".join(f"{name} {how}" for name, how in report.operators.items())
+    if soaked.left_mb > LEAK_LIMIT_MB_PER_BATCH * soaked.batches:
+        leak = f"{soaked.batches} batches left {soaked.left_mb} MB, which a release does not give back"
+        return Finding(case.name, "FAIL", leak, figures)
+    return Finding(case.name, "PASS", operators, figures)
+
+
+def images_per_s(executable: Executable, pixels: Pixels, seconds: float) -> float:
+    """From memory of the executable's own, as many batches under way as it allows."""
+    buffers = [executable.buffer(len(pixels)) for _ in range(executable.depth)]
+    for buffer in buffers:
+        buffer[:] = pixels
+    under_way: deque[Any] = deque()
+    begun, done = 0, 0
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        under_way.append(executable.start(buffers[begun % len(buffers)]))
+        begun += 1
+        if len(under_way) == executable.depth:
+            under_way.popleft().outputs()
+            done += 1
+    while under_way:
+        under_way.popleft().outputs()
+        done += 1
+    return done * len(pixels) / (time.perf_counter() - began_s)
+
+
+def latency_ms(executable: Executable, pixels: Pixels, seconds: float) -> tuple[float, float]:
+    """p50 and p99 of one batch at a time."""
+    times: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s or len(times) < 2:
+        began_s = time.perf_counter()
+        executable.run(pixels)
+        times.append((time.perf_counter() - began_s) * 1e3)
+    return round(statistics.median(times), 2), round(statistics.quantiles(times, n=100)[98], 2)
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """What batches left behind, and what releases gave back in all."""
+
+    batches: int
+    left_mb: float
+    released_mb: float
+
+
+def soak(backend: Backend, device: str, executable: Executable, pixels: Pixels, seconds: float) -> Soaked:
+    """Run 500 batches, or as many as fit into the time, releasing memory ten times and more.
+
+    Memory that only the cache holds is no leak: it is released before it is compared.
+    """
+    executable.run(pixels)
+    backend.release_cache(device)
+    start_bytes = _held(backend, device)
+    released_bytes, levels = 0, Levels()
+    batch, end_s = 0, time.perf_counter() + seconds
+    while batch < _CHECKED_EVERY or (batch < SOAK_BATCHES and time.perf_counter() < end_s):
+        executable.run(pixels)
+        batch += 1
+        if batch % _CHECKED_EVERY == 0:
+            released_bytes += backend.release_cache(device)
+            levels.add(_held(backend, device))
+    return Soaked(batch, round(levels.left(start_bytes) / MB, 1), round(released_bytes / MB, 1))
+
+
+def _held(backend: Backend, device: str) -> int:
+    """Bytes that would be missed: on a card all that is used, as drivers leak past the allocator; else in tensors."""
+    memory = backend.memory(device)
+    return memory.allocated if backend.facts.device_type == "cpu" else memory.used
+
+
+class Levels:
+    """Bytes held over time. What first batches take for good is no leak: it must still grow at the end."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._bytes: list[int] = []
+
+    def add(self, allocated_bytes: int) -> None:
+        """After some batches and a release."""
+        self._bytes.append(allocated_bytes)
+
+    def left(self, start_bytes: int) -> int:
+        """What is left more than at the start, where it still grew in the second half; else 0."""
+        middle_bytes = self._bytes[(len(self._bytes) - 1) // 2] if len(self._bytes) > 1 else start_bytes
+        end_bytes = self._bytes[-1]
+        return max(end_bytes - start_bytes, 0) if end_bytes > middle_bytes else 0
+
+
+def cases(backend: Backend, sweep: Sweep) -> list[Case]:
+    """Every engine in every precision, quick ones first: plain precisions before int8, which quantises for minutes."""
+    precisions = sorted(backend.facts.precisions, key=lambda precision: precision == "int8")
+    return [
+        Case(model, engine, precision, sweep)
+        for precision in precisions
+        for engine in reversed(backend.facts.engines)  # The last is eager: what everything else is measured against.
+        for model in sweep.models
+    ]

@@ -1,0 +1,119 @@
+"""What a verification found: its JSON, its page of Markdown, and nothing in them that tells whose machine it was.
+
+Owns: the form of a report, and what is taken out of its texts. Must not know how anything was found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["PASS", "FAIL", "SKIP"]
+Figure = float | str
+
+# A path of at least two steps; a GPU's or a MIG slice's UUID; what follows "serial" in a vendor's words.
+_PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+){2,}/?")
+_UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+_SERIAL = re.compile(r"(serial(?: number)?\W{1,3})\w+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `figures`: what was measured, by a name that says its unit."""
+
+    name: str
+    status: Status
+    detail: str = ""
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+@dataclass
+class Part:
+    """The findings of one process. `seconds`: how long it took."""
+
+    name: str
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass
+class VerifyReport:
+    """Everything. `about`: versions of software and what the device says of itself, by name."""
+
+    device: str
+    device_name: str
+    date: str
+    about: Mapping[str, str]
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed, and something passed in every part."""
+        return bool(self.parts) and all(
+            any(finding.status == "PASS" for finding in part.findings)
+            and not any(finding.status == "FAIL" for finding in part.findings)
+            for part in self.parts
+        )
+
+    def json(self) -> str:
+        """The report as JSON, anonymous."""
+        found = {"passed": self.passed, **asdict(self)}
+        return json.dumps(_anonymous(found), indent=2, ensure_ascii=False) + "\n"
+
+    def markdown(self) -> str:
+        """The report as one page, anonymous."""
+        about = ", ".join(f"{name} {value}" for name, value in self.about.items())
+        lines = [
+            f"# {self.device_name} ({self.device.partition(':')[0]}): {'passed' if self.passed else 'FAILED'}",
+            "",
+            f"`anychip verify`, {self.date}. {about}.",
+        ]
+        for part in self.parts:
+            lines += ["", f"## {part.name.capitalize()} ({part.seconds:.0f} s)", ""]
+            lines += _table(part.findings)
+        return str(_anonymous("\n".join(lines) + "\n"))
+
+    def write(self, folder: Path) -> None:
+        """`anychip-report.json` and `anychip-report.md` into `folder`. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "anychip-report.json").write_text(self.json(), encoding="utf-8")
+        (folder / "anychip-report.md").write_text(self.markdown(), encoding="utf-8")
+
+
+def _table(findings: Sequence[Finding]) -> list[str]:
+    """Rows of one part; every figure that any of its findings has is a column."""
+    names = list(dict.fromkeys(name for finding in findings for name in finding.figures))
+    head = ["", "result", *names, "says"]
+    rows = [
+        [
+            finding.name,
+            finding.status,
+            *(str(finding.figures.get(name, "")) for name in names),
+            finding.detail.replace("|", "/").replace("\n", " "),
+        ]
+        for finding in findings
+    ]
+    return [_cells(row) for row in (head, ["---"] * len(head), *rows)]
+
+
+def _cells(values: Sequence[str]) -> str:
+    return "| " + " | ".join(values) + " |"
+
+
+def _anonymous(value: object) -> object:
+    """The same with hosts, paths, UUIDs and serial numbers taken out of every text."""
+    if isinstance(value, str):
+        host = socket.gethostname()
+        text = re.sub(rf"\b{re.escape(host)}\b", "HOST", value) if len(host) > 3 else value
+        text = _SERIAL.sub(r"\1…", _UUID.sub("UUID", text))
+        return _PATH.sub(lambda found: "…/" + found.group().rstrip("/").rpartition("/")[2], text)
+    if isinstance(value, Mapping):
+        return {_anonymous(name): _anonymous(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_anonymous(each) for each in value]
+    return value

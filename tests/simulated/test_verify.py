@@ -1,0 +1,99 @@
+"""`anychip verify` on simulated devices: a sound one passes, and each kind of broken one does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.tools.verify.engines import Levels
+from app.tools.verify.report import Finding, Part, VerifyReport
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("--engines", "eager", "--precisions", "fp32", "--sizes", "1", "--seconds", "0.1", "--models", "resnet50")
+
+
+def verify(out: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, the report and what was printed."""
+    command = [sys.executable, "-m", "app", "verify", *QUICK, "--out", str(out), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    path = out / "anychip-report.json"
+    return done.returncode, json.loads(path.read_text()) if path.exists() else {}, done.stdout + done.stderr
+
+
+def failures(report: dict[str, Any]) -> dict[str, str]:
+    return {
+        finding["name"]: finding["detail"]
+        for part in report["parts"]
+        for finding in part["findings"]
+        if finding["status"] == "FAIL"
+    }
+
+
+def test_a_sound_device_passes_and_loses_nobody(tmp_path: Path) -> None:
+    code, report, printed = verify(tmp_path, "--device", "npu", "--simulate", "npu:1")
+    assert (code, failures(report)) == (0, {}), printed
+    found = {finding["name"]: finding for part in report["parts"] for finding in part["findings"]}
+    assert [part["name"] for part in report["parts"]] == ["doctor", "contract", "service", "engines"]
+    assert set(found["a worker is killed"]["detail"].split(" times ")[1:]) == {"200"}
+    assert found["resnet50 eager fp32"]["figures"]["images_per_s_1"] > 0
+    assert found["resnet50 eager fp32"]["figures"]["error_top1"] == 0
+    assert str(ROOT) not in (tmp_path / "anychip-report.json").read_text()
+    assert "| a hand-over | PASS |" in (tmp_path / "anychip-report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"), [("leak_mb=4", "which a release does not give back"), ("lose=12", "npu:0 is lost")]
+)
+def test_a_broken_device_fails(tmp_path: Path, fault: str, says: str) -> None:
+    words = ("--device", "npu", "--simulate", f"npu:1,{fault}", "--parts", "engines")
+    code, report, printed = verify(tmp_path, *words)
+    assert code == 1
+    assert says in failures(report)["resnet50 eager fp32"]
+    assert "npu:0 FAILED: resnet50 eager fp32" in printed
+
+
+def test_without_the_device_there_is_nothing_to_verify(tmp_path: Path) -> None:
+    code, report, printed = verify(tmp_path / "out", "--device", "mlu")
+    assert (code, report) == (2, {})
+    assert printed.startswith("anychip: there is nothing to verify: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_tells_nothing_of_the_machine() -> None:
+    told = "GPU-12345678-1234-1234-1234-123456789abc in /home/ann/models/a.onnx, Serial Number: 0324518000123"
+    report = VerifyReport(
+        "cuda:0", "Chip", "2026-01-01", {"torch": "2"}, [Part("doctor", [Finding("x", "PASS", told)])]
+    )
+    for text in (report.json(), report.markdown()):
+        assert not any(secret in text for secret in ("12345678-", "ann", "models", "0324518000123"))
+        assert "UUID in …/a.onnx, Serial Number: …" in text
+
+
+def test_a_part_without_any_success_has_not_passed() -> None:
+    skipped = Part("engines", [Finding("x", "SKIP")])
+    sound = Part("doctor", [Finding("y", "PASS")])
+    assert not VerifyReport("cpu:0", "CPU", "d", {}, [sound, skipped]).passed
+    assert VerifyReport("cpu:0", "CPU", "d", {}, [sound]).passed
+    assert not VerifyReport("cpu:0", "CPU", "d", {}, []).passed
+
+
+@pytest.mark.parametrize(
+    ("start", "levels", "left"),
+    [
+        (10, [10, 10, 10, 10], 0),
+        (10, [20, 20, 20, 20], 0),
+        (10, [12, 14, 16, 18], 8),
+        (10, [18, 16, 12, 10], 0),
+        (1, [5], 4),
+    ],
+)
+def test_what_first_batches_take_for_good_is_no_leak(start: int, levels: list[int], left: int) -> None:
+    held = Levels()
+    for level in levels:
+        held.add(level)
+    assert held.left(start) == left
