@@ -61,7 +61,7 @@ class Server:
 
 
 _ROLES = (("resource_tracker", "other"), ("spawn_main", "worker"), ("app.decoders", "decoder"), (" serve ", "decoder"))
-"""What a process that the service has started does, by its command line; decoders are forked, and may have the server's."""
+"""What a process of the service does, by its command line; decoders are forked, and may have the server's."""
 
 
 def _role(process: psutil.Process) -> str:
