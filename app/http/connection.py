@@ -59,6 +59,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._linger_end: asyncio.TimerHandle | None = None
         self._counted = ""
         self._lent = False
+        self._idle_since_s = 0.0
         self.closing = False
         super().connection_made(cast(asyncio.Transport, _OnePiece(transport, self)))
         client = self.client[0] if self.client else "local"
@@ -77,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.limits.connections.give(self._counted, 1)
             self._counted = ""
         self._disarm()
+        self._unset_keepalive_if_required()
         if self._linger_end is not None:
             self._linger_end.cancel()
         super().connection_lost(exc)
@@ -88,11 +90,10 @@ class LimitedProtocol(HttpToolsProtocol):
         return free and not self.message_incomplete() and not self.pipeline and not self.transport.is_closing()
 
     def lend(self) -> None:
-        """Somebody else reads and answers the request that begins now: no time limit of ours runs meanwhile."""
+        """Somebody else reads and answers the request that begins now: no time limit of ours ends it meanwhile."""
         self._lent = True
         self._discarded_bytes = 0
         self._disarm()
-        self._unset_keepalive_if_required()
 
     def take_back(self, *, keep_alive: bool, unread: bool) -> None:
         """That request has ended. `unread`: its body has not; the rest is dropped, with a word to `drop`."""
@@ -105,6 +106,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not keep_alive:
             self.transport.close()
         elif unread:
+            self._unset_keepalive_if_required()
             self._begin_discarding()
         else:
             self._keep_alive()
@@ -255,7 +257,22 @@ class LimitedProtocol(HttpToolsProtocol):
         self._keep_alive()
 
     def _keep_alive(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_after(self.timeout_keep_alive)
+
+    def _look_after(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection. One timer goes on over many requests, as a new one for each would cost more."""
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if self._lent:
+            self._look_after(self.timeout_keep_alive)
+        elif left_s > 0:
+            self._look_after(left_s)
+        else:
+            super().timeout_keep_alive_handler()
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size

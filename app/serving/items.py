@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from app.scheduling.dispatcher import Dispatcher
@@ -46,10 +47,14 @@ def computed_by(served: ServedModel, outcome: Outcome) -> ComputedBy:
     loaded = worker.ready.loaded[served.index]
     assert loaded is not None
     weights = worker.model(served.index).weights
-    return ComputedBy(weights, worker.device, loaded.report.engine, loaded.report.precision)
+    return _computed_by(weights, worker.device, loaded.report.engine, loaded.report.precision)
 
 
-@dataclass(frozen=True, slots=True)
+_computed_by = lru_cache(maxsize=256)(ComputedBy)
+"""Every image of a worker's has the same."""
+
+
+@dataclass(slots=True)
 class Items(Generic[Result]):
     """The items of one request that has its reservation.
 

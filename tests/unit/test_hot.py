@@ -68,7 +68,7 @@ async def general(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def listening(monkeypatch, **limits):
+async def listening(monkeypatch, keep_alive_s=75, **limits):
     wanted = Wanted()
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
     service = SimpleNamespace(
@@ -83,7 +83,9 @@ async def listening(monkeypatch, **limits):
     budget = Budget(64, "connections")
     ingress = SimpleNamespace(service=service, wanted=wanted)
     protocol = hot.protocol(ConnectionLimits(budget, **limits), ingress)
-    async with uvicorn_server.listening(general, protocol, timeout_graceful_shutdown=5) as (port, server):
+    async with uvicorn_server.listening(
+        general, protocol, timeout_graceful_shutdown=5, timeout_keep_alive=keep_alive_s
+    ) as (port, server):
         yield SimpleNamespace(port=port, wanted=wanted, server=server)
     assert budget.held == 0
     assert wanted.bodies.held == 0
@@ -271,4 +273,20 @@ async def test_an_idle_connection_is_closed_after_its_time_and_not_while_it_is_a
         assert (await read(reader))[0] == 200
         writer.write(b"POST ")
         assert (await read(reader))[0] == 408
+        writer.close()
+
+
+async def test_a_connection_is_kept_for_its_time_after_the_last_answer(monkeypatch):
+    async with listening(monkeypatch, keep_alive_s=0.4) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        for part in (post(), b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", post(), post()):
+            writer.write(part)
+            assert (await read(reader))[0] == 200
+            await asyncio.sleep(0.15)  # Together they take longer than the connection may be idle.
+        writer.write(post(b"/v1/models/waits:predict"))
+        await service.wanted.reached.wait()
+        await asyncio.sleep(0.6)
+        service.wanted.go_on.set()
+        assert (await read(reader))[0] == 200
+        assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
