@@ -75,6 +75,12 @@ class Settings(BaseSettings):
     grpc_port: int = Field(
         0, ge=0, le=65535, description="Port of the gRPC service, usually 8001 (needs anychip[grpc]); 0: there is none"
     )
+    reuse_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port that several services of this machine share, beside their own --port (SO_REUSEPORT); 0: none",
+    )
     batch_sizes: Ladder = Field("1,2,4,8", description="Batch sizes the engines are compiled for, ascending")
     max_wait_ms: float = Field(
         0, ge=0, le=60_000, description="How long an idle device waits for a batch to fill, in milliseconds"

@@ -63,6 +63,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
             stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(service.start())
+            shared: asyncio.Server | None = None
             try:
                 await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -72,6 +73,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                     gc.collect()
                     gc.freeze()
                     watchdog.forget()
+                    shared = await _sharing(server, settings)
                     log.info("ready at %s", address)
                     if on_ready is not None:
                         on_ready(address)
@@ -81,6 +83,8 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
             stop.clear()
+            if shared is not None:
+                shared.close()  # From now on the others get all new connections.
             await drain(service, settings, stop)
     finally:
         await service.stop()
@@ -154,6 +158,32 @@ async def _listening(app: FastAPI, settings: Settings) -> AsyncIterator[Server]:
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _sharing(server: Server, settings: Settings) -> asyncio.Server | None:
+    """Listen on the port that is shared with others, too, where that is wanted: the system deals connections out.
+
+    Begun when the service is ready, as connections come at once. Raises OSError.
+    """
+    if not settings.reuse_port:
+        return None
+    config = server.config
+
+    def connection() -> asyncio.BaseProtocol:
+        # uvicorn makes them alike.
+        made: asyncio.BaseProtocol = config.http_protocol_class(config, server.server_state, {})  # type: ignore[call-arg]
+        return made
+
+    try:
+        listener = await asyncio.get_running_loop().create_server(
+            connection, settings.host, settings.reuse_port, reuse_port=True, backlog=config.backlog
+        )
+    except OSError:
+        message = f"cannot share {settings.host}:{settings.reuse_port}; somebody has it alone, or is another user"
+        raise OSError(message) from None
+    server.servers.append(listener)  # Closed with the others.
+    log.info("shares port %d", settings.reuse_port)
+    return listener
 
 
 @contextlib.asynccontextmanager
