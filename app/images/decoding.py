@@ -5,8 +5,9 @@ Owns: decoding and EXIF orientation. Must not know models, threads or HTTP.
     bytes ─► read_header ─► check_pixels ─► decode ─► uint8 [h, w, 3]
 
 The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
-torchvision decodes JPEG (faster than Pillow, and to the same pixels), Pillow large JPEG at reduced scale and everything
-else, opened by format so that nothing is guessed and no metadata is read.
+JPEG at full size is decoded by the fastest library that is here (app.images.jpeg), large JPEG at reduced scale and
+everything else by Pillow, opened by format so that nothing is guessed and no metadata is read. torchvision decodes only
+JPEG here: its PNG decoder (0.29.2) ends the process at a wrong checksum, its WebP decoder knows no animations.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageFile
+from PIL import ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -27,8 +27,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
+from app.images import jpeg
 from app.images.header import Format, Header, InvalidImageError
-from models.vision import torchvision
 
 _MAX_SCANS = 100
 """Scans of a JPEG: a progressive one has about ten, and each makes the decoder pass over every pixel, so that a few
@@ -68,23 +68,19 @@ def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None
 
 
 def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None) -> _Pixels:
-    data = encoded if _writable(encoded) else bytearray(encoded)  # torch wants memory that it could write to.
-    if _scans(data) > _MAX_SCANS:
+    if _scans(encoded) > _MAX_SCANS:
         raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
     width, height = header.stored_size
     least_width, least_height = header.turn(*size) if size else (width, height)
     scalable = width >= 2 * least_width and height >= 2 * least_height
-    if scalable or not _torchvision_reads_jpeg():
-        with _JpegFile(io.BytesIO(data)) as image:
+    read = None if scalable else jpeg.reader()
+    pixels = None if read is None else read(encoded)
+    if pixels is None:
+        with _JpegFile(io.BytesIO(encoded)) as image:
             return _rgb(image, header, (least_width, least_height))
-    pixels: _Pixels = _torchvision_jpeg(data).permute(1, 2, 0).numpy()
     if pixels.shape != (height, width, 3):
         raise InvalidImageError("the JPEG contradicts its header")
     return pixels
-
-
-def _writable(data: Encoded) -> bool:
-    return isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly)
 
 
 def _scans(data: Encoded) -> int:
@@ -95,29 +91,6 @@ def _scans(data: Encoded) -> int:
             pairs = np.frombuffer(data, "<u2", (len(data) - start) // 2, start)
             count += int(np.count_nonzero(pairs == _SCAN))
     return count
-
-
-def _torchvision_jpeg(data: Encoded) -> Tensor:
-    """uint8 [3, height, width], the channels last in memory.
-
-    The operator is called directly: since torchvision 0.29 its Python wrapper warns at every call. Only JPEG goes this
-    way: torchvision's PNG decoder (0.29.2) ends the process at a wrong checksum, its WebP decoder knows no animations.
-    """
-    pixels: Tensor = torch.ops.image.decode_jpeg(
-        torch.frombuffer(data, dtype=torch.uint8), torchvision.io.ImageReadMode.RGB.value, False
-    )
-    return pixels
-
-
-@cache
-def _torchvision_reads_jpeg() -> bool:
-    """Some builds of torchvision come without libjpeg, and the operator is announced to go."""
-    stream = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(stream, "JPEG")
-    try:
-        return _torchvision_jpeg(bytearray(stream.getvalue())).shape == (3, 8, 8)
-    except (RuntimeError, AttributeError):
-        return False
 
 
 class _JpegFile(JpegImageFile):

@@ -117,6 +117,7 @@ def _torch(_: Settings) -> Check:
 
 
 def _images(_: Settings) -> Check:
+    from app.images import jpeg
     from app.images.decoding import decode
     from app.images.header import read_header
     from models.sample import IMAGES
@@ -129,7 +130,10 @@ def _images(_: Settings) -> Check:
         return Check(
             "images", "FAIL", f"a JPEG cannot be decoded: {_line(str(error))}", "install pillow and torchvision again"
         )
-    return Check("images", "PASS", f"a JPEG of {header.width} x {header.height} became {tuple(pixels.shape)} bytes")
+    order = ", ".join([*jpeg.READERS, "Pillow"])
+    size = f"{header.width} x {header.height}"
+    detail = f"{jpeg.library()} made {tuple(pixels.shape)} bytes of a JPEG of {size} (the first that works of {order})"
+    return Check("images", "PASS", detail)
 
 
 def _shared_memory(_: Settings) -> Check:

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from app.images import decoding
+from app.images import decoding, jpeg
 from app.images.header import ImageError, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from tests.support.photographs import FILES
 
@@ -131,10 +131,45 @@ def test_the_header_has_pillows_size(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "JPEG" in kind])
-def test_without_torchvisions_decoder_the_pixels_are_the_same(kind, monkeypatch):
+@pytest.mark.parametrize("library", ["OpenCV", "Pillow"])
+def test_without_torchvisions_decoder_the_pixels_are_the_same(kind, library, monkeypatch):
     pixels = decode(KINDS[kind])
-    monkeypatch.setattr(decoding, "_torchvision_reads_jpeg", lambda: False)
-    assert np.abs(decode(KINDS[kind]) - pixels).max() <= 1
+    monkeypatch.setattr(jpeg, "library", lambda: library)
+    assert np.abs(decode(KINDS[kind]) - pixels).max() <= ("CMYK" in kind)
+    with pytest.raises(InvalidImageError):
+        decode(KINDS[kind][: len(KINDS[kind]) // 2])
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".jpg"], ids=lambda path: path.name)
+def test_every_reader_of_jpeg_has_pillows_pixels_to_the_bit(path):
+    encoded = path.read_bytes()
+    for read in jpeg.READERS.values():
+        for data in (encoded, memoryview(encoded), bytearray(encoded)):
+            assert np.array_equal(read(data), by_pillow(encoded).astype(np.uint8))
+
+
+def test_a_reader_that_takes_a_part_for_the_whole_is_not_used(monkeypatch):
+    def lenient(data):
+        return np.asarray(Image.open(io.BytesIO(whole(data))).convert("RGB"))
+
+    def whole(data):
+        seen.append(bytes(data))
+        return seen[0]
+
+    def absent(data):
+        raise AttributeError("no such operator")
+
+    seen = []
+    monkeypatch.setattr(jpeg, "READERS", {"lenient": lenient, "absent": absent})
+    jpeg.library.cache_clear()
+    try:
+        assert jpeg.library() == "Pillow"
+        assert jpeg.reader() is None
+        monkeypatch.setattr(jpeg, "READERS", {"absent": absent, "OpenCV": jpeg.by_opencv})
+        jpeg.library.cache_clear()
+        assert jpeg.library() == "OpenCV"
+    finally:
+        jpeg.library.cache_clear()
 
 
 def test_a_gif_is_as_large_as_its_first_frame():
