@@ -146,6 +146,9 @@ def _import_libraries() -> None:
 
     torch.set_num_threads(1)  # Decoders are the parallelism; and a thread would not survive the fork.
     cv2.setNumThreads(0)
+    from app.images import jpeg
+
+    jpeg.library()  # Found out once, for all decoders.
 
 
 def _decoder(

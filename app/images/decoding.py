@@ -72,13 +72,14 @@ def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None)
         raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
     width, height = header.stored_size
     least_width, least_height = header.turn(*size) if size else (width, height)
-    scalable = width >= 2 * least_width and height >= 2 * least_height
-    read = None if scalable else jpeg.reader()
-    pixels = None if read is None else read(encoded)
+    fits = [by for by in (8, 4, 2) if width >= by * least_width and height >= by * least_height]
+    reduction = fits[0] if fits else 1
+    read = jpeg.reader()
+    pixels = None if read is None else read(encoded, reduction)
     if pixels is None:
         with _JpegFile(io.BytesIO(encoded)) as image:
             return _rgb(image, header, (least_width, least_height))
-    if pixels.shape != (height, width, 3):
+    if pixels.shape != (-(-height // reduction), -(-width // reduction), 3):
         raise InvalidImageError("the JPEG contradicts its header")
     return pixels
 

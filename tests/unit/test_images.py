@@ -131,8 +131,8 @@ def test_the_header_has_pillows_size(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "JPEG" in kind])
-@pytest.mark.parametrize("library", ["OpenCV", "Pillow"])
-def test_without_torchvisions_decoder_the_pixels_are_the_same(kind, library, monkeypatch):
+@pytest.mark.parametrize("library", [*jpeg.READERS, "Pillow"])
+def test_every_library_gives_the_same_pixels(kind, library, monkeypatch):
     pixels = decode(KINDS[kind])
     monkeypatch.setattr(jpeg, "library", lambda: library)
     assert np.abs(decode(KINDS[kind]) - pixels).max() <= ("CMYK" in kind)
@@ -143,20 +143,23 @@ def test_without_torchvisions_decoder_the_pixels_are_the_same(kind, library, mon
 @pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".jpg"], ids=lambda path: path.name)
 def test_every_reader_of_jpeg_has_pillows_pixels_to_the_bit(path):
     encoded = path.read_bytes()
-    for read in jpeg.READERS.values():
-        for data in (encoded, memoryview(encoded), bytearray(encoded)):
-            assert np.array_equal(read(data), by_pillow(encoded).astype(np.uint8))
+    for name, read in jpeg.READERS.items():
+        for reduction in (1, 2, 4, 8):
+            for data in (encoded, memoryview(encoded), bytearray(encoded)):
+                pixels = read(data, reduction)
+                assert pixels is not None or (name, reduction) in {("torchvision", by) for by in (2, 4, 8)}
+                assert pixels is None or np.array_equal(pixels, jpeg.by_pillow(encoded, reduction))
 
 
 def test_a_reader_that_takes_a_part_for_the_whole_is_not_used(monkeypatch):
-    def lenient(data):
-        return np.asarray(Image.open(io.BytesIO(whole(data))).convert("RGB"))
+    def lenient(data, reduction):
+        return jpeg.by_pillow(whole(data), reduction)
 
     def whole(data):
         seen.append(bytes(data))
         return seen[0]
 
-    def absent(data):
+    def absent(data, reduction):
         raise AttributeError("no such operator")
 
     seen = []
