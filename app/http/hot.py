@@ -51,6 +51,7 @@ _ROUTES: tuple[tuple[re.Pattern[bytes], str, Handler], ...] = (
 )
 """Paths whose names need no decoding."""
 _REQUEST_LINE = re.compile(rb'POST (/[\w.~+@=,:/-]+)(?:\?([!"$-~]*))? HTTP/1\.[01]\r\n')
+_HEAD_END = re.compile(rb"\r\n\r\n")
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}
 _CLOSE = (b"connection", b"close")
 _READ_BYTES = 256 * 1024
@@ -213,9 +214,10 @@ class HotProtocol(asyncio.BufferedProtocol):
         if request is not None and request.missing:
             request.arrived(size)
         else:
-            self._received(bytes(_SCRATCH[:size]))
+            self._received(_SCRATCH[:size])
 
-    def _received(self, data: bytes) -> None:
+    def _received(self, data: memoryview) -> None:
+        """What is in `data` is gone afterwards: whoever needs it longer takes a copy."""
         if self._request is not None:
             self._held += data
             self._transport.pause_reading()
@@ -226,17 +228,16 @@ class HotProtocol(asyncio.BufferedProtocol):
             if dropped < len(data):
                 self._received(data[dropped:])
         elif not (self._general.between_requests and self._begun(data)):
-            self._general.data_received(data)
+            self._general.data_received(bytes(data))
 
-    def _begun(self, data: bytes) -> bool:
+    def _begun(self, data: memoryview) -> bool:
         """Whether an ordinary request of a hot route begins here; then it is being answered."""
         line = _REQUEST_LINE.match(data)
-        end = data.find(b"\r\n\r\n", 0, self._general.limits.head_bytes) + 4
-        if line is None or end < 4:
+        head_end = _HEAD_END.search(data, 0, self._general.limits.head_bytes) if line else None
+        found = _route_of(line[1]) if line else None
+        if line is None or head_end is None or found is None:
             return False
-        found = _route_of(line[1])
-        if found is None:
-            return False
+        end = head_end.end()
         head = _Head()
         parser = httptools.HttpRequestParser(head)
         try:
@@ -258,8 +259,8 @@ class HotProtocol(asyncio.BufferedProtocol):
             "client": self._general.client,
         }
         keep_alive = line[0].endswith(b"1.1\r\n") and parser.should_keep_alive()
-        body = data[end : end + int(length)]
-        self._held = data[end + len(body) :]
+        body = bytes(data[end : end + int(length)])
+        self._held = bytes(data[end + len(body) :])
         if self._held:
             self._transport.pause_reading()
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
@@ -286,6 +287,8 @@ class HotProtocol(asyncio.BufferedProtocol):
             pass  # Nobody is there to answer.
         finally:
             end_request(service, scope, context, status, code)
+            if not status:  # The client is gone, or this task was cancelled by whoever stops the server.
+                self._transport.abort()
             self._ended(request)
 
     async def _answer(self, request: HotRequest, handler: Handler, names: Sequence[str]) -> tuple[int, str, Content]:
@@ -321,7 +324,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         held, self._held = self._held, b""
         if held and not self._transport.is_closing():
             self._transport.resume_reading()
-            self._received(held)
+            self._received(memoryview(held))
 
 
 def protocol(limits: ConnectionLimits, ingress: Ingress) -> type[HotProtocol]:

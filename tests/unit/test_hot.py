@@ -68,7 +68,7 @@ async def general(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def listening(monkeypatch, keep_alive_s=75, **limits):
+async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     wanted = Wanted()
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
     service = SimpleNamespace(
@@ -84,7 +84,7 @@ async def listening(monkeypatch, keep_alive_s=75, **limits):
     ingress = SimpleNamespace(service=service, wanted=wanted)
     protocol = hot.protocol(ConnectionLimits(budget, **limits), ingress)
     async with uvicorn_server.listening(
-        general, protocol, timeout_graceful_shutdown=5, timeout_keep_alive=keep_alive_s
+        general, protocol, timeout_graceful_shutdown=graceful_s, timeout_keep_alive=keep_alive_s
     ) as (port, server):
         yield SimpleNamespace(port=port, wanted=wanted, server=server)
     assert budget.held == 0
@@ -290,3 +290,15 @@ async def test_a_connection_is_kept_for_its_time_after_the_last_answer(monkeypat
         assert (await read(reader))[0] == 200
         assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
+
+
+async def test_who_is_cut_off_by_the_end_of_the_server_is_not_left_waiting(monkeypatch):
+    async with listening(monkeypatch, graceful_s=0) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(post(b"/v1/models/waits:predict"))
+        await service.wanted.reached.wait()
+        service.server.should_exit = True
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        assert service.wanted.ended == [(0, "CANCELLED")]
