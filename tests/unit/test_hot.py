@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
 from types import SimpleNamespace
 
 import pytest
 
 from app.errors import ServiceError
-from app.http import hot
+from app.http import connection, hot
 from app.http.connection import ConnectionLimits
 from app.protocols.budget import Budget
 from app.protocols.interrupt import interrupted_at
@@ -302,3 +303,89 @@ async def test_who_is_cut_off_by_the_end_of_the_server_is_not_left_waiting(monke
             assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
         assert service.wanted.ended == [(0, "CANCELLED")]
+
+
+NAMES = (b"Content-Type", b"x-a", b"X-Request-Id", b"Connection", b"Transfer-Encoding", b"Host")
+VALUES = (b"close", b"keep-alive", b"2", b"02", b"+2", b"2, 2", b"", b" a\tb ", b"\xe4", b"a:b;c=d", b"\0")
+SIZES = ([], [b"0"], *[[b"2"]] * 8, [b" 2 "], [b"02"], [b"+2"], [b"2, 2"], [b"2", b"2"])
+TARGETS = (
+    *[PREDICT] * 6,
+    PREDICT + b"?top_k=3&x",
+    PREDICT + b"?a#b",
+    b"/v1/models/m%20n:predict",
+    b"/v1/models//m:predict",
+    b"/v2/models/m/versions//infer",
+    b"http://x/v1/models/m:predict",
+    b"/predictions/m",
+)
+
+
+async def echo(scope, receive, send):
+    """What uvicorn makes of a request."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    content = seen(scope, body)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(content))]})
+    await send({"type": "http.response.body", "body": content})
+
+
+def seen(scope, body):
+    return repr((scope["method"], scope["path"], scope["query_string"], scope["headers"], body)).encode()
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, version):
+    answered_here = []
+
+    async def echoed(ingress, request, *names):
+        with Budget(1000, "bytes").share("c") as share, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
+            content = seen(request.scope, bytes(await request.body(MAX_BODY_BYTES, share, limit)))
+        answered_here.append(content)
+        return content, [(b"content-length", b"%d" % len(content))]
+
+    monkeypatch.setattr(hot, "_ROUTES", tuple((path, route, echoed) for path, route, _ in hot._ROUTES))
+    monkeypatch.setattr(hot, "begin_request", lambda *_: SimpleNamespace(route=""))
+    monkeypatch.setattr(hot, "end_request", lambda *_: None)
+    monkeypatch.setattr(hot, "common_headers", lambda *_: [])
+    service = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES))
+    limits = ConnectionLimits(Budget(64, "connections"))
+    ours, theirs = hot.protocol(limits, SimpleNamespace(service=service)), connection.protocol(limits)
+
+    async def answered(port, data):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        try:
+            return await asyncio.wait_for(read(reader), 1)
+        except asyncio.TimeoutError:
+            return "it waits for more"
+        except asyncio.IncompleteReadError:
+            return "it hangs up"
+        finally:
+            writer.close()
+
+    async with (
+        uvicorn_server.listening(echo, ours, timeout_graceful_shutdown=1) as (port, _),
+        uvicorn_server.listening(echo, theirs, timeout_graceful_shutdown=1) as (other, _),
+    ):
+        for number in range(100):
+            source = random.Random(number)
+            sizes = source.choice(SIZES)
+            lines = [b"POST %b HTTP/%b" % (source.choice(TARGETS), version)]
+            lines += [b"Content-Length: " + size for size in sizes]
+            for _ in range(source.randrange(4)):
+                line = source.choice(NAMES) + b": " + source.choice(VALUES)
+                lines.insert(source.randrange(1, len(lines) + 1), line)
+            data = b"\r\n".join(lines) + b"\r\n\r\n" + (b"ab" if sizes and sizes != [b"0"] else b"")
+            found, expected = await answered(port, data), await answered(other, data)
+            for answer in (found, expected):
+                if not isinstance(answer, str):
+                    for name in ("date", "x-request-id"):
+                        answer[1].pop(name, None)
+            if found[0] != 200:  # The request's id is in the body of an error.
+                found, expected = found[:2], expected[:2]
+            assert found == expected, data
+    assert len(answered_here) > 15
