@@ -6,16 +6,17 @@ import functools
 import hashlib
 import itertools
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from app.precision.gate import Gate
+from app.precision.gate import Gate, weights_key
 from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration, CalibrationError, probes
-from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, WrongAnswersError
+from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, LoadReport, WrongAnswersError
 from backends.backend import precisions_from
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import CheckedExecutable, Engine
@@ -324,3 +325,61 @@ def test_without_truth_float32_is_right(classifier, detector, tmp_path):
         before, after = gate._accuracies(WrongExecutable(truth, distort, LADDER, model.input_shape), gate._calibration)
         assert before == 1
         assert after < 0.7
+
+
+def test_an_error_that_is_no_number_is_over_every_limit(monkeypatch, classifier):
+    """Where NaN may be an answer, as of networks from files, a measure may be NaN, too."""
+    model, images = classifier
+    right = RightEngine().compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
+    report = LoadReport("right", "fp32")
+    gate_of(model, images.tobytes()).check(right, report)
+    unknown = dict.fromkeys(LIMITS["classify"]["fp32"], float("nan"))
+    monkeypatch.setattr("app.precision.gate.measures", lambda *_: unknown)
+    with pytest.raises(WrongAnswersError, match="is nan"):
+        gate_of(model, images.tobytes()).check(right, report)
+
+
+def test_each_precision_has_its_own_limits(classifier):
+    """Half a percent too much is rounding in int8 and a mistake in float32."""
+    model, images = classifier
+
+    def a_little_more(outputs, size):
+        return tuple(output * np.float32(1.005) if output.dtype == np.float32 else output for output in outputs)
+
+    wrong = WrongEngine(a_little_more).compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
+    assert gate_of(model, images.tobytes()).check(wrong, LoadReport("wrong", "int8"))["scale"] > 0
+    with pytest.raises(WrongAnswersError, match="in fp32"):
+        gate_of(model, images.tobytes()).check(wrong, LoadReport("wrong", "fp32"))
+
+
+def test_a_kept_reference_is_that_of_the_same_probes(classifier, tmp_path):
+    model, images = classifier
+    cache = EngineCache(tmp_path)
+    one, other = (Gate(model, images[rows], cache=cache)._expected for rows in (slice(0, 1), slice(1, 2)))
+    assert not np.array_equal(one[0], other[0])
+    np.testing.assert_array_equal(Gate(model, images[:1], cache=cache)._expected[0], one[0])
+
+
+def test_a_kept_loss_is_that_of_the_same_engine(monkeypatch, classifier, tmp_path):
+    model, images = classifier
+    calibration = Calibration(model, "")
+    gate = Gate(model, images, calibration, EngineCache(tmp_path))
+    accuracies = iter([(0.9, 0.9), (0.9, 0.5)])
+    monkeypatch.setattr(gate, "_accuracies", lambda *_: np.array(next(accuracies)))
+    right = RightEngine().compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
+    for _ in range(2):  # The second time from the cache.
+        assert gate._checked_loss(right, LoadReport("one", "int8", "1"), calibration) == {"top1_loss": 0}
+    with pytest.raises(WrongAnswersError, match=r"loses 40.0 points"):
+        gate._checked_loss(right, LoadReport("other", "int8", "1"), calibration)
+
+
+def test_a_key_names_what_a_file_alone_does_not_say(tmp_path):
+    file = tmp_path / "weights"
+    file.write_bytes(b"numbers")
+
+    def key(architecture, classes):
+        model = SimpleNamespace(architecture=architecture, labels=["x"] * classes, weights_file=str(file))
+        return weights_key(model)
+
+    assert len({key("resnet50", 10), key("resnet50", 1000), key("resnet18", 10)}) == 3
+    assert not key("onnx", 10), "its weights may be in other files"
