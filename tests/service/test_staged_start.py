@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
+from PIL import Image
 
+from models.sample.generator import classification_image
 from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
 PHOTO = FILES[0].read_bytes()
+CALIBRATION = 32
+"""Images to calibrate on and to try int8 on: the 384 that are drawn by default take a minute."""
+
+
+def calibration_images(folder: Path) -> str:
+    """A folder of images like those that the sample weights were trained on."""
+    folder.mkdir()
+    for index in range(CALIBRATION):
+        rgb, _ = classification_image(2063, index, (500, 375))
+        Image.fromarray(rgb).save(folder / f"{index}.png")
+    return str(folder)
 
 
 async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(tmp_path):
@@ -17,6 +32,7 @@ async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(
     pytest.importorskip("nncf")
     options = ("--models", "resnet50", "--weights", "sample", "--engine", "auto", "--precision", "int8")
     options += ("--batch-sizes", "1,2", "--cache-dir", str(tmp_path / "cache"))
+    options += ("--calibrate", calibration_images(tmp_path / "images"))
 
     def served(service):
         [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]

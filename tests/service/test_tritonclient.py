@@ -46,6 +46,7 @@ def port():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, port):
     options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2", "--grpc-port", str(port))
+    options += ("--engine", "eager", "--precision", "fp32")  # What others compile is nothing to a client.
     with running(tmp_path_factory.mktemp("service"), *options, "--float-input", "true") as service:
         yield service
 
