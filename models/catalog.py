@@ -15,13 +15,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models import classification, detection, exported, weights
+from models import classification, detection, exported, instance_detection, weights
 from models.checkpoint import SUFFIXES, read_header
 from models.model import Model, ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 
 log = logging.getLogger(__name__)
 
-ARCHITECTURES: tuple[str, ...] = (*classification.ARCHITECTURES, *detection.ARCHITECTURES)
+ARCHITECTURES: tuple[str, ...] = (
+    *classification.ARCHITECTURES,
+    *detection.ARCHITECTURES,
+    *instance_detection.ARCHITECTURES,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
 
@@ -53,6 +57,7 @@ def _detector(name: str, architecture: str, labels: Sequence[str], weights: str,
 
 _CLASSIFIERS = _Family(classification.class_count, classification.default_labels, classification.Classifier.of)
 _DETECTORS = _Family(detection.class_count, detection.default_labels, _detector)
+_INSTANCES = _Family(instance_detection.class_count, instance_detection.default_labels, instance_detection.model)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
@@ -113,6 +118,8 @@ def _family(architecture: str) -> _Family:
         return _CLASSIFIERS
     if architecture in detection.ARCHITECTURES:
         return _DETECTORS
+    if architecture in instance_detection.ARCHITECTURES:
+        return _INSTANCES
     near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")

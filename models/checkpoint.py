@@ -241,10 +241,21 @@ def _label_tuple(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
+def _keypoints(root: Mapping[str, Any]) -> dict[str, str]:
+    """`keypoints` of a YOLOv8 of poses: their number and the values of each, as "17,3"."""
+    for key in _STATE_KEYS:
+        holder = root.get(key)
+        described = holder.attributes.get("yaml") if isinstance(holder, StandIn) else None
+        shape = described.get("kpt_shape") if isinstance(described, Mapping) else None
+        if isinstance(shape, list) and len(shape) == 2 and all(isinstance(each, int) for each in shape):
+            return {"keypoints": f"{shape[0]},{shape[1]}"}
+    return {}
+
+
 def _metadata(root: Any) -> dict[str, str]:
     if not isinstance(root, Mapping):
         return {}
-    return {
+    return _keypoints(root) | {
         name: str(value)
         for name, value in root.items()
         if isinstance(name, str) and isinstance(value, str | int | float) and len(str(value)) <= MAX_NAME_LENGTH

@@ -9,12 +9,12 @@ then errs relative to the size of a box, not to its place in the image (bfloat16
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import cv2
 import numpy as np
@@ -40,6 +40,8 @@ from models.yolov8 import BOX_CHANNELS, SIZES, Detect, Size, YOLOv8, anchors, si
 ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
 INPUT_SHAPE = (640, 640, 3)
 
+Network = TypeVar("Network", bound=YOLOv8)
+
 _PAD_GREY = 114
 _AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # Mean and standard deviation: the network takes 0..1.
 _DECODE_OVERSAMPLING = 6
@@ -64,6 +66,12 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
         raise WeightsError(f"The weights are of yolov8{found_size}, not of {architecture}.")
     with torch.device("meta"):
         expected = YOLOv8(size, len(bias)).state_dict()
+    check_fits(architecture, state, expected)
+    return len(bias)
+
+
+def check_fits(architecture: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Whether a state dict has the names and shapes of the expected one (meta tensors do). Raises WeightsError."""
     for name in sorted(expected.keys() | state.keys()):
         if name.endswith(".num_batches_tracked"):
             continue  # counts training steps; some formats leave it out
@@ -74,7 +82,6 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
         if state[name].shape != expected[name].shape:
             found, wanted = (tuple(tensors[name].shape) for tensors in (state, expected))
             raise WeightsError(f"The weights are not of {architecture}: {name} is {found}, not {wanted}.")
-    return len(bias)
 
 
 class DetectionNetwork(PixelNetwork):
@@ -118,7 +125,7 @@ class Detector(PixelModel):
         Raises UnknownModelError, WeightsNotFoundError, WeightsError.
         """
         size = _size(self.architecture)
-        core = _random_core(size, len(self.labels)) if self.weights == "random" else self._load(size)
+        core = enlivened(lambda: YOLOv8(size, len(self.labels))) if self.weights == "random" else self._load(size)
         network = DetectionNetwork(core.fuse(), self.input_shape)
         return network.eval().requires_grad_(False)
 
@@ -156,12 +163,7 @@ class Detector(PixelModel):
         Rounding follows the reference implementation for a square input (`rect=False`). So does the resize, OpenCV's:
         another kernel, though within one grey level of it, was seen to move scores of trained weights by up to 0.003.
         """
-        input_height, input_width = self.input_shape[:2]
-        scale = min(input_height / height, input_width / width)
-        new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
-        # The reference breaks ties towards the upper left.
-        left = round((input_width - new_width) / 2 - 0.1)
-        top = round((input_height - new_height) / 2 - 0.1)
+        (new_width, new_height), (left, top), scale = self._letterbox(width, height)
         if image.shape[:2] != (new_height, new_width):
             pixels = np.ascontiguousarray(image.numpy())
             image = torch.from_numpy(cv2.resize(pixels, (new_width, new_height), interpolation=cv2.INTER_LINEAR))
@@ -172,6 +174,20 @@ class Detector(PixelModel):
         out[top:bottom, right:] = _PAD_GREY
         out[top:bottom, left:right] = image
         return Placement(width, height, scale, left, top)
+
+    def placement(self, width: int, height: int) -> Placement:
+        """As `preprocess` returns it."""
+        _, (left, top), scale = self._letterbox(width, height)
+        return Placement(width, height, scale, left, top)
+
+    def _letterbox(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int], float]:
+        """Width and height of the image within the input, its left upper corner there, and the scale."""
+        input_height, input_width = self.input_shape[:2]
+        scale = min(input_height / height, input_width / width)
+        new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
+        # The reference breaks ties towards the upper left.
+        left = round((input_width - new_width) / 2 - 0.1)
+        return (new_width, new_height), (left, round((input_height - new_height) / 2 - 0.1)), scale
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
         """Candidates by descending score: distances float32 [k, 4], scores [k], classes [k], anchors int32 [k]."""
@@ -252,7 +268,7 @@ def _anchors(height: int, width: int) -> tuple[Array, Array]:
     return centres.numpy(), strides.numpy()
 
 
-def _random_core(size: Size, class_count: int) -> YOLOv8:
+def enlivened(made: Callable[[], Network]) -> Network:
     """An untrained network that is alive: layers of unit variance, and candidates on most images.
 
     Default weights alone fade out layer by layer, so BatchNorm is measured on coloured blocks under noise, and the
@@ -260,7 +276,7 @@ def _random_core(size: Size, class_count: int) -> YOLOv8:
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        core = YOLOv8(size, class_count)
+        core = made()
         blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=128) for side in (4, 32))
         images = 0.9 * (blocks > 0.5) + 0.1 * noise
         for module in core.modules():
@@ -268,7 +284,10 @@ def _random_core(size: Size, class_count: int) -> YOLOv8:
                 module.momentum = 1.0
         head = core.model["22"]
         assert isinstance(head, Detect)
-        for branch, level in zip(head.cv3, core.train().raw(images), strict=True):
+        core.train()
+        if type(core).forward is not YOLOv8.forward:
+            core(images)  # Branches that `raw` does not run.
+        for branch, level in zip(head.cv3, core.raw(images), strict=True):
             weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
             logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
             gain = 1 / logits.std()

@@ -76,7 +76,9 @@ def official_source(architecture: str, mirror: str | None = None) -> WeightsSour
         # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
         source = WeightsSource(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
     else:
-        raise UnknownModelError(f"No published weights of {architecture} are known.")
+        raise UnknownModelError(
+            f"No published weights of {architecture} are known here: give a file, {architecture}:best.pt."
+        )
     if mirror is not None:
         source = WeightsSource(
             architecture, f"{mirror.rstrip('/')}/{source.file_name}", source.sha256, source.size_bytes

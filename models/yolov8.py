@@ -1,4 +1,4 @@
-"""YOLOv8 detection networks, sizes n to x, whose state dicts are those of the published checkpoints.
+"""YOLOv8 networks, sizes n to x, whose state dicts are those of the published checkpoints.
 
 Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know
 images, files, thresholds or devices.
@@ -6,7 +6,7 @@ images, files, thresholds or devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log
 from typing import Literal, NamedTuple
 
@@ -23,18 +23,20 @@ BINS = 16  # a side's distance from the anchor is a distribution over 0..15 stri
 BOX_CHANNELS = 4 * BINS
 
 
-class _Scale(NamedTuple):
+class Scale(NamedTuple):
+    """Factors of a size: of the number of blocks, of channels, and the most channels before that factor."""
+
     depth: float
     width: float
     max_channels: int
 
 
-_SCALES: dict[Size, _Scale] = {
-    "n": _Scale(1 / 3, 0.25, 1024),
-    "s": _Scale(1 / 3, 0.50, 1024),
-    "m": _Scale(2 / 3, 0.75, 768),
-    "l": _Scale(1.0, 1.00, 512),
-    "x": _Scale(1.0, 1.25, 512),
+_SCALES: dict[Size, Scale] = {
+    "n": Scale(1 / 3, 0.25, 1024),
+    "s": Scale(1 / 3, 0.50, 1024),
+    "m": Scale(2 / 3, 0.75, 768),
+    "l": Scale(1.0, 1.00, 512),
+    "x": Scale(1.0, 1.25, 512),
 }
 
 
@@ -132,15 +134,16 @@ class Detect(nn.Module):
         super().__init__()
         box = max(BOX_CHANNELS, channels[0] // 4)
         hidden = max(channels[0], min(class_count, 100))
-        self.cv2 = nn.ModuleList(self._branch(c, box, BOX_CHANNELS) for c in channels)
-        self.cv3 = nn.ModuleList(self._branch(c, hidden, class_count) for c in channels)
+        self.cv2 = nn.ModuleList(self.branch(c, box, BOX_CHANNELS) for c in channels)
+        self.cv3 = nn.ModuleList(self.branch(c, hidden, class_count) for c in channels)
         self.dfl = _Expectation()
         for branch, stride in zip(self.cv3, STRIDES, strict=True):
             # A prior of five objects in a 640 x 640 image, so that training does not start with false alarms.
             nn.init.constant_(branch.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
 
     @staticmethod
-    def _branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    def branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+        """Two 3x3 convolutions and a 1x1 one."""
         return nn.Sequential(Conv(inputs, hidden, 3), Conv(hidden, hidden, 3), nn.Conv2d(hidden, outputs, 1))
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
@@ -153,7 +156,10 @@ class Detect(nn.Module):
 class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32."""
 
-    def __init__(self, size: Size, class_count: int) -> None:
+    def __init__(
+        self, size: Size, class_count: int, head: Callable[[tuple[int, int, int], int], Detect] = Detect
+    ) -> None:
+        """`head`: makes the head of the channels of strides 8, 16 and 32, and the number of classes."""
         super().__init__()
         scale = _SCALES[size]
 
@@ -184,15 +190,12 @@ class YOLOv8(nn.Module):
                 "18": C2f(c3 + c4, c4, depth(3)),
                 "19": Conv(c4, c4, 3, 2),
                 "21": C2f(c4 + c5, c5, depth(3)),
-                "22": Detect((c3, c4, c5), class_count),
+                "22": head((c3, c4, c5), class_count),
             }
         )
 
-    def raw(self, x: Tensor) -> list[Tensor]:
-        """float [n, 3, h, w] in 0..1 -> for strides 8, 16, 32: [n, 64 + class_count, h / stride, w / stride].
-
-        The first 64 channels are the bins of left, top, right, bottom (logits), the rest class logits.
-        """
+    def features(self, x: Tensor) -> list[Tensor]:
+        """float [n, 3, h, w] in 0..1 -> what the head takes for strides 8, 16, 32: [n, c, h / stride, w / stride]."""
         layer = self.model
         p3 = layer["4"](layer["3"](layer["2"](layer["1"](layer["0"](x)))))
         p4 = layer["6"](layer["5"](p3))
@@ -201,7 +204,14 @@ class YOLOv8(nn.Module):
         out3 = layer["15"](torch.cat((_doubled(up4), p3), dim=1))
         out4 = layer["18"](torch.cat((layer["16"](out3), up4), dim=1))
         out5 = layer["21"](torch.cat((layer["19"](out4), p5), dim=1))
-        outputs: list[Tensor] = layer["22"]([out3, out4, out5])
+        return [out3, out4, out5]
+
+    def raw(self, x: Tensor) -> list[Tensor]:
+        """float [n, 3, h, w] in 0..1 -> for strides 8, 16, 32: [n, 64 + class_count, h / stride, w / stride].
+
+        The first 64 channels are the bins of left, top, right, bottom (logits), the rest class logits.
+        """
+        outputs: list[Tensor] = self.model["22"](self.features(x))
         return outputs
 
     def distances_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +220,11 @@ class YOLOv8(nn.Module):
         Distances are the expected left, top, right, bottom of the box from its anchor, in units of the stride.
         Anchors run row by row through stride 8, then 16, then 32, as in `anchors`.
         """
-        rows = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in self.raw(x)], dim=1).float()
+        return self.expected(self.raw(x))
+
+    def expected(self, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What `raw` returns -> what `distances_and_logits` does."""
+        rows = by_anchor(levels).float()
         bins = rows[..., :BOX_CHANNELS].reshape(rows.shape[0], -1, 4, BINS)
         values = self.get_parameter("model.22.dfl.conv.weight").float().flatten()
         return (bins.softmax(dim=3) * values).sum(dim=3), rows[..., BOX_CHANNELS:]
@@ -233,6 +247,16 @@ class YOLOv8(nn.Module):
             if isinstance(module, Conv):
                 module.fuse()
         return self
+
+
+def scale_of(size: Size) -> Scale:
+    """Depth and width of a size."""
+    return _SCALES[size]
+
+
+def by_anchor(levels: list[Tensor]) -> Tensor:
+    """[n, c, h, w] of each stride -> [n, anchors, c]."""
+    return torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in levels], dim=1)
 
 
 def size_of(state: Mapping[str, Tensor]) -> Size | None:

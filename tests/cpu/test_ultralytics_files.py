@@ -7,8 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from models import WeightsError, open_model, parse_spec
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,3 +72,83 @@ def test_files_written_by_ultralytics_are_read_without_it(tmp_path: Path) -> Non
             check=False,
         )
         assert done.returncode == 0, done.stderr
+
+
+WRITE_TASKS = """
+import sys, torch
+from ultralytics import YOLO
+sys.path.insert(0, sys.argv[1])
+from tests.support.ultralytics_exports import enliven
+torch.manual_seed(0)
+images = torch.rand(2, 3, 128, 128)
+for kind in ("seg", "pose", "obb", "cls"):
+    yolo = YOLO(f"yolov8n-{kind}.yaml", verbose=False)
+    network = yolo.model.float()
+    enliven(network, images)
+    if kind == "pose":
+        network.names = {0: "person"}
+    yolo.save(f"{kind}.pt")
+    # Both compute from the halves that the file has.
+    network.half().float().eval()
+    with torch.no_grad():
+        answer = network(images)
+    found = [answer] if isinstance(answer, torch.Tensor) else list(answer)
+    if isinstance(found[0], tuple):
+        found = list(found[0])
+    found = [each for each in found if isinstance(each, torch.Tensor)]
+    torch.save({"images": images, "outputs": found}, f"{kind}.pth")
+"""
+
+
+@pytest.fixture(scope="module")
+def of_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("ultralytics")
+    folder = tmp_path_factory.mktemp("tasks")
+    settings = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE_TASKS, str(ROOT)],
+        env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["seg", "pose", "obb", "cls"])
+def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, kind: str) -> None:
+    expected = torch.load(of_tasks / f"{kind}.pth", weights_only=True)
+    model: Any = open_model(parse_spec(f"mine=yolov8n-{kind}:{of_tasks / kind}.pt"), of_tasks)
+    assert model.task == {"seg": "segment", "pose": "pose", "obb": "obb", "cls": "classify"}[kind]
+    network = model.network()
+    with torch.inference_mode():
+        found = network.compute(expected["images"])
+    theirs = expected["outputs"][0]
+    if kind == "cls":
+        torch.testing.assert_close(found[0].softmax(1), theirs, atol=1e-5, rtol=1e-4)
+        return
+    boxes, scores, classes, extras = found[:4]
+    rows = theirs.transpose(1, 2)
+    count = len(model.labels)
+    best, wanted = rows[..., 4 : 4 + count].max(2)
+    torch.testing.assert_close(scores, best, atol=1e-5, rtol=1e-4)
+    assert (classes == wanted).float().mean() > 0.999
+    centred = rows[..., :4]
+    if kind != "obb":
+        centred = torch.cat((centred[..., :2] - centred[..., 2:] / 2, centred[..., :2] + centred[..., 2:] / 2), 2)
+    torch.testing.assert_close(boxes, centred, atol=5e-3, rtol=1e-4)
+    torch.testing.assert_close(extras, rows[..., 4 + count :], atol=5e-3, rtol=1e-4)
+    if kind == "seg":
+        torch.testing.assert_close(found[4], expected["outputs"][1], atol=1e-4, rtol=1e-3)
+    if kind == "pose":
+        assert model.export.keypoints == (17, 3)
+
+
+def test_a_file_of_another_task_is_refused_in_a_sentence(of_tasks: Path) -> None:
+    with pytest.raises(WeightsError, match=r"not of yolov8n-pose"):
+        open_model(parse_spec(f"mine=yolov8n-pose:{of_tasks / 'seg.pt'}"), of_tasks)
+    with pytest.raises(WeightsError, match=r"size n, not of yolov8s-seg"):
+        open_model(parse_spec(f"mine=yolov8s-seg:{of_tasks / 'seg.pt'}"), of_tasks)
