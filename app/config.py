@@ -20,6 +20,10 @@ from pydantic_settings import (
 from app.workers.guard import LeakLimits
 
 CONFIG_FILE = "anychip.toml"
+CLIENTS = ("deepstack", "ultralytics")
+"""Clients of other servers that are answered where `compat` names them."""
+STAGES = ">"
+"""Between a detector and the classifier of what it finds."""
 
 
 def _joined(value: Any) -> Any:
@@ -45,6 +49,13 @@ def split(value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _clients(value: str) -> str:
+    unknown = [name for name in split(value) if name not in CLIENTS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(CLIENTS)}")
+    return value
+
+
 CommaSeparated = Annotated[str, BeforeValidator(_joined), AfterValidator(_a_list)]
 Ladder = Annotated[str, BeforeValidator(_joined), AfterValidator(_a_ladder)]
 
@@ -59,7 +70,7 @@ class Settings(BaseSettings):
     models: CommaSeparated = Field(
         "resnet50,yolov8n",
         description="Models to serve: names, or name=architecture:weights (official, sample, random or a path), "
-        "or name=file.onnx, .pt2, .ts",
+        "or name=file.onnx, .pt2, .ts, or 'name=detector > classifier'",
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
     weights_mirror: str = Field(
@@ -182,6 +193,9 @@ class Settings(BaseSettings):
         False, description="Whether image models also take normalised float tensors; loads each a second time"
     )
     metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
+    compat: Annotated[str, BeforeValidator(_joined), AfterValidator(_clients)] = Field(
+        "", description="Clients of other servers to answer as well: deepstack, ultralytics (docs/your-network.md)"
+    )
     playground: bool = Field(True, description="Offer the page at /, to try the models in a browser")
     triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")
     trace_endpoint: str = Field(
@@ -210,8 +224,24 @@ class Settings(BaseSettings):
 
     @property
     def model_specs(self) -> tuple[str, ...]:
-        """The entries of `models`."""
-        return split(self.models)
+        """The entries of `models`; of two stages, each that is not named elsewhere."""
+        found = [entry for entry in split(self.models) if STAGES not in entry]
+        for entry in self.stage_specs:
+            for stage in entry.partition("=")[2].split(STAGES):
+                text = stage.partition("?")[0].strip()
+                if text not in found and not any(each.partition("=")[0].strip() == text for each in found):
+                    found.append(text)
+        return tuple(found)
+
+    @property
+    def stage_specs(self) -> tuple[str, ...]:
+        """The entries of `models` that are two stages: `name=detector?options > classifier`."""
+        return tuple(entry for entry in split(self.models) if STAGES in entry)
+
+    @property
+    def takes_floats(self) -> bool:
+        """Whether image models take normalised tensors, asked for by itself or for a client that sends them."""
+        return self.float_input or "ultralytics" in split(self.compat)
 
     @property
     def guard_limits(self) -> LeakLimits:

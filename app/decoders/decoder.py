@@ -5,11 +5,12 @@ Owns: what a job means, and turning everything that can go wrong into an answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from app.decoders.messages import Decoded, DecodePlan, Job, Kind, Status
+from app.decoders.messages import Decoded, DecodePlan, Job, Kind, Region, Status, split_regions
 from app.images.decoding import Encoded, decode
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from models import PixelModel, Placement
@@ -53,13 +54,30 @@ class Decoder:
             image = torch.frombuffer(data, dtype=torch.uint8).view(job.height, job.width, 3)
             placement = model.preprocess(image, out, job.width, job.height)
         else:
+            regions: list[tuple[int, Region]] = []
+            if job.kind == Kind.REGIONS:
+                data, regions = split_regions(data, job.width)
             header = read_header(data)
             check_pixels(header, job.max_pixels)
             if header.width * header.height >= job.large_pixels:
                 return Decoded(job.token, Status.LARGE, header.width, header.height)
-            placement = decode_into(model, data, header, out)
+            if job.kind == Kind.REGIONS:
+                self._place(model, job.model, decode(data, header), regions)
+                placement = Placement(header.width, header.height)
+            else:
+                placement = decode_into(model, data, header, out)
         where = placement.scale, placement.pad_x, placement.pad_y
         return Decoded(job.token, Status.PLACED, placement.width, placement.height, *where)
+
+    def _place(self, model: PixelModel, index: int, image: torch.Tensor, regions: Sequence[tuple[int, Region]]) -> None:
+        """Each region of an image as if it were an image itself. Raises InvalidImageError for one that lies outside."""
+        height, width = image.shape[:2]
+        for slot, (x, y, columns, rows) in regions:
+            if not (0 < columns <= width - x and 0 < rows <= height - y):
+                raise InvalidImageError(f"the image of {width} x {height} has no region at {x}, {y}")
+            out = torch.from_numpy(self._arena.slot(index, slot)).view(model.input_shape)
+            part = image[y : y + rows, x : x + columns].contiguous()
+            model.preprocess(part, out, columns, rows)
 
 
 def decode_into(model: PixelModel, body: Encoded, header: Header, target: torch.Tensor) -> Placement:

@@ -51,6 +51,8 @@ class PendingImage:
     deadline_s: float
     give: Callable[[int], None]
     future: asyncio.Future[Placement]
+    tail: bytes = b""
+    """What follows the body in a decoder's lane: the regions of an image."""
     pixels: int = 0
     deaths: int = 0
     abandoned: bool = False

@@ -42,10 +42,12 @@ class Inbox:
         """In the decoder: no job is worked on."""
         self._working_on[0] = 0
 
-    def write(self, lane: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy an image's bytes into a lane, which has room for them."""
+    def write(self, lane: int, data: bytes | bytearray | memoryview, tail: bytes = b"") -> None:
+        """Copy an image's bytes into a lane, which has room for them, and `tail` after them."""
         start = _STATE_BYTES + lane * self.lane_bytes
-        self._view[start : start + len(data)] = data
+        end = start + len(data)
+        self._view[start:end] = data
+        self._view[end : end + len(tail)] = tail
 
     def lane(self, lane: int, size: int) -> memoryview:
         """The first `size` bytes of a lane."""

@@ -7,7 +7,7 @@ packets whole. Must not know processes. A decoder is not trusted: its answers ar
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +30,18 @@ class Kind(IntEnum):
     """An image file."""
     PIXELS = 1
     """uint8 [height, width, 3], to be placed as a decoded image would be."""
+
+    REGIONS = 2
+    """An image file, and after it the regions that are to be placed, each into a slot of its own."""
+
+
+class Region(NamedTuple):
+    """A part of an image, in pixels of it as displayed."""
+
+    x: int
+    y: int
+    width: int
+    height: int
 
 
 class Status(IntEnum):
@@ -63,6 +75,24 @@ class Job(NamedTuple):
     large_pixels: int
     width: int
     height: int
+
+
+_REGION = struct.Struct("<IIIII")
+MAX_REGIONS = 4096
+"""Of an image in one job."""
+REGIONS_BYTES = MAX_REGIONS * _REGION.size
+
+
+def pack_regions(slots: Iterable[int], regions: Iterable[Region]) -> bytes:
+    """What follows an image of which several regions are placed; the job's `width` is their number."""
+    return b"".join(_REGION.pack(slot, *region) for slot, region in zip(slots, regions, strict=True))
+
+
+def split_regions(data: memoryview, count: int) -> tuple[memoryview, list[tuple[int, Region]]]:
+    """The image, and its regions with their slots."""
+    end = len(data) - count * _REGION.size
+    found = [(slot, Region(*place)) for slot, *place in _REGION.iter_unpack(data[end:])]
+    return data[:end], found
 
 
 _JOB = struct.Struct("<IBBHIQQQII")

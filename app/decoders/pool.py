@@ -122,19 +122,22 @@ class Decoders:
         rank_s: float,
         client: str = "",
         size: tuple[int, int] | None = None,
+        tail: bytes = b"",
+        count: int = 0,
     ) -> Placement:
         """Decode an image into a slot of the arena. Times are in `time.monotonic()`.
 
-        `give`: frees the slot, called when this raises and nobody writes to the slot any more. `rank_s`: the least is
-        decoded first; images of one `client` stand behind each other. `size`: width and height, where `body` is uint8
-        [height, width, 3] and only to be placed.
+        `count`: of regions that `tail` names with their slots (`messages.pack_regions`); these are filled, and not
+        `slot`. `give`: frees the slot, called when this raises and nobody writes to the slot any more. `rank_s`: the
+        least is decoded first; images of one `client` stand behind each other. `size`: width and height, where `body`
+        is uint8 [height, width, 3] and only to be placed. Cancelled, the image leaves the heap at once.
         Raises DecodeQueueFullError, DecodeExpiredError, InvalidImageError, ImageTooLargeError, DecodeFailedError.
-        Cancelled, the image leaves the heap at once.
         """
         loop = asyncio.get_running_loop()
-        kind = Kind.ENCODED if size is None else Kind.PIXELS
-        width, height = size or (0, 0)
-        image = PendingImage(kind, body, slot, width, height, deadline_s, give, loop.create_future(), width * height)
+        kind = Kind.REGIONS if count else Kind.ENCODED if size is None else Kind.PIXELS
+        width, height = size or (count, 0)
+        future: asyncio.Future[Placement] = loop.create_future()
+        image = PendingImage(kind, body, slot, width, height, deadline_s, give, future, tail, width * height)
         entry = Entry(model, image, rank_s)
         try:
             self._queue.admit()
@@ -245,7 +248,7 @@ class Decoders:
         assert seat.decoder is not None
         image = entry.payload
         lane = seat.decoder.free_lanes.pop()
-        seat.decoder.inbox.write(lane, image.body)
+        seat.decoder.inbox.write(lane, image.body, image.tail)
         self._tokens = token = (self._tokens + 1) % (1 << 31)
         if not seat.sent:
             seat.heard_s = now_s
@@ -261,7 +264,7 @@ class Decoders:
             lane=lane,
             model=entry.model,
             slot=image.slot,
-            size=len(image.body),
+            size=len(image.body) + len(image.tail),
             max_pixels=self._limits.max_pixels,
             large_pixels=large_pixels,
             width=image.width,
@@ -281,7 +284,7 @@ class Decoders:
         self._queue.took(entry.model, taken_s)
         seat.heard_s = now_s
         seat.deaths = 0
-        decoder.inbox.trim(lane, len(image.body))
+        decoder.inbox.trim(lane, len(image.body) + len(image.tail))
         decoder.free_lanes.append(lane)
         self._returned(entry)
         self._outcome(entry, answer)

@@ -66,7 +66,9 @@ class GrpcInferCall(Call[InferenceResponse]):
     ) -> Run[InferenceResponse]:
         service = ingress.service
         request = inference_request(*self._request)
-        work = open_inference.prepare(service, served, request, terms, self.context.started_s)
+        work = open_inference.prepare(
+            service, served, request, terms, started_s=self.context.started_s, name=self.model
+        )
         work.terms.deadline_s = min(work.terms.deadline_s, self._ends_s)
         return lambda: open_inference.run(service, served, work)
 

@@ -59,8 +59,8 @@ class Methods:
 
     async def model_config(self, request: Message, _call: CallContext) -> Message:
         """Triton's configuration."""
-        served = signatures.find(self._service, request.name, request.version)
-        return _filled("ModelConfigResponse", {"config": triton.configuration(self._service, served)})
+        configuration = triton.configuration(self._service, request.name, request.version)
+        return _filled("ModelConfigResponse", {"config": configuration})
 
     async def model_statistics(self, request: Message, _call: CallContext) -> Message:
         """Of one model, or of all."""

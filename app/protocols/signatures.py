@@ -15,6 +15,7 @@ from app.observability.triton_statistics import VERSION
 from app.protocols.wire import BYTES
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
+from app.serving.stages import Stages
 from models import Model, OutputSpec, PixelModel, TensorModel
 
 EXTENSIONS = (
@@ -64,6 +65,19 @@ def _signature(served: ServedModel, model: Model) -> Signature:
     return Signature("pytorch_module", tuple(images), (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
 
 
+def staged_signature(stages: Stages) -> Signature:
+    """Two stages take encoded images, and answer with what `:predict` does, as JSON."""
+    image, predictions = OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PREDICTIONS, BYTES, (-1,))
+    return Signature(stages.platform, (image,), (predictions,))
+
+
+def signature_of(service: Service, name: str, version: str = "") -> Signature:
+    """Of a model by its name. Raises MODEL_NOT_FOUND."""
+    served = find(service, name, version)
+    stages = service.stages.get(name)
+    return signature(served) if stages is None else staged_signature(stages)
+
+
 def find(service: Service, name: str, version: str = "") -> ServedModel:
     """The model, in a version that exists. Raises MODEL_NOT_FOUND."""
     served = service.find(name)
@@ -81,7 +95,7 @@ def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
     """A model's metadata in the protocol's form, and under "parameters" how it is served. Raises MODEL_NOT_FOUND."""
     served = find(service, name, version)
     model = served.model
-    described = signature(served)
+    described = signature_of(service, name, version)
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.decoders.image import DecodeExpiredError, DecodeFailedError
+from app.decoders.messages import Region, pack_regions
 from app.decoders.pool import Decoders
 from app.decoders.waiting import DecodeQueueFullError
 from app.errors import ServiceError
@@ -69,25 +70,50 @@ class Filling:
         self, served: ServedModel, terms: Terms, image: Encoded | Frame, slot: int, position: int
     ) -> Placement:
         """An image, encoded or not. Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL, DEADLINE_EXCEEDED."""
-        try:
+        with _as_clients_hear(served):
             if isinstance(image, Frame) and (image.placed or not self._reads_pixels):
                 return self._copied(served, image, slot)
             if self._decoders is None or not self._reads_pixels:
                 return self._measured(served, image, slot)
             return await self._decoded(served, terms, image, slot, position)
-        except DecodeQueueFullError as error:
-            served.metrics.rejected["decode_queue_full"].inc()
-            raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1) from None
-        except DecodeExpiredError:
-            served.metrics.expired["decode"].inc()
-            raise too_late() from None
-        except ImageTooLargeError as error:
-            raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
-        except InvalidImageError as error:
-            raise ServiceError("INVALID_IMAGE", str(error)) from None
-        except DecodeFailedError as error:
-            log.error("an image could not be decoded: %s", error)
-            raise ServiceError("INTERNAL", "internal error; quote the request id") from None
+
+    async def regions(
+        self,
+        served: ServedModel,
+        terms: Terms,
+        image: Encoded,
+        slots: Sequence[int],
+        regions: Sequence[Region],
+        *,
+        position: int,
+    ) -> None:
+        """Regions of one image, each into a slot, all or none. Raises as `image`; then all slots are given back."""
+        if self._decoders is None or not self._reads_pixels:
+            return
+
+        def give(_: int) -> None:
+            for slot in slots:
+                served.slots.give(slot)
+
+        with _as_clients_hear(served):
+            await self._decoders.decode(
+                served.index,
+                slots[0],
+                image,
+                give=give,
+                deadline_s=terms.deadline_s,
+                rank_s=self._rank_s(terms, position),
+                client=terms.client,
+                tail=pack_regions(slots, regions),
+                count=len(regions),
+            )
+
+    def size_of(self, served: ServedModel, image: Encoded) -> tuple[int, int]:
+        """Width and height of an image as displayed, by its header alone. Raises INVALID_IMAGE, IMAGE_TOO_LARGE."""
+        with _as_clients_hear(served):
+            header = read_header(image)
+            check_pixels(header, self._max_image_pixels)
+        return header.width, header.height
 
     async def row(
         self, served: ServedModel, model: TensorModel, inputs: Mapping[str, npt.NDArray[Any]], slot: int, position: int
@@ -107,8 +133,7 @@ class Filling:
         """By a decoder process, in the order in which a queue would take the images."""
         decoders = self._decoders
         assert decoders is not None
-        behind_s = position * decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
-        rank_s = time.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
+        rank_s = self._rank_s(terms, position)
         size = None
         if isinstance(image, Frame):
             size = image.width, image.height
@@ -123,6 +148,12 @@ class Filling:
             client=terms.client,
             size=size,
         )
+
+    def _rank_s(self, terms: Terms, position: int) -> float:
+        """Of the image at a position of its request, in the order of what waits for decoders."""
+        assert self._decoders is not None
+        behind_s = position * self._decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
+        return time.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
 
     def _copied(self, served: ServedModel, frame: Frame, slot: int) -> Placement:
         """Pixels that are the network's input as they are."""
@@ -139,6 +170,26 @@ class Filling:
             header = read_header(image)
             check_pixels(header, self._max_image_pixels)
         return Placement(header.width, header.height)
+
+
+@contextmanager
+def _as_clients_hear(served: ServedModel) -> Iterator[None]:
+    """The errors of decoding, in the service's words."""
+    try:
+        yield
+    except DecodeQueueFullError as error:
+        served.metrics.rejected["decode_queue_full"].inc()
+        raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1) from None
+    except DecodeExpiredError:
+        served.metrics.expired["decode"].inc()
+        raise too_late() from None
+    except ImageTooLargeError as error:
+        raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
+    except InvalidImageError as error:
+        raise ServiceError("INVALID_IMAGE", str(error)) from None
+    except DecodeFailedError as error:
+        log.error("an image could not be decoded: %s", error)
+        raise ServiceError("INTERNAL", "internal error; quote the request id") from None
 
 
 @contextmanager

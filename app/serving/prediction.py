@@ -19,10 +19,10 @@ from app.errors import ServiceError, invalid_request
 from app.scheduling.outcome import Outcome
 from app.scheduling.served_model import ServedModel
 from app.serving.filling import Encoded, Frame
-from app.serving.items import ComputedBy, Items, computed_by
+from app.serving.items import ComputedBy, Fill, Items, computed_by
 from app.serving.service import Service
 from app.serving.terms import Terms
-from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
+from models import OBJECT_TASKS, NormalisedModel, Options, PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
 
@@ -62,11 +62,26 @@ async def predict(
         name = served.model.name
         raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
     possible = len(images) * options.max_detections
-    if served.model.task == "detect" and len(images) > 1 and possible > _MOST_DETECTIONS:
+    if served.model.task in OBJECT_TASKS and len(images) > 1 and possible > _MOST_DETECTIONS:
         raise invalid_request(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"
         )
+
+    fills = [partial(service.filling.image, served, terms, image) for image in images]
+    return await computed(service, served, fills, terms, options=options, finish=finish)
+
+
+async def computed(
+    service: Service,
+    served: ServedModel,
+    fills: Sequence[Fill],
+    terms: Terms,
+    *,
+    options: Options,
+    finish: Finish = prediction,
+) -> Answer:
+    """What `finish` makes of items that are filled so, all or nothing. Raises ServiceError."""
 
     async def answer(outcome: Outcome, placement: Placement) -> tuple[Any, ComputedBy]:
         by = computed_by(served, outcome)
@@ -81,7 +96,7 @@ async def predict(
             return finish(model, outcome.result, placement, options), by
         return await service.offload(finish, model, outcome.result, placement, options), by
 
-    with service.admission.reserved(served, len(images), terms) as reservation:
+    with service.admission.reserved(served, len(fills), terms) as reservation:
         items = Items(service.dispatcher, served, terms, reservation, options, answer)
-        answers = await items.run([partial(service.filling.image, served, terms, image) for image in images])
+        answers = await items.run(fills)
     return Answer([made for made, _ in answers], answers[-1][1])

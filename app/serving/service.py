@@ -17,7 +17,7 @@ import torch
 
 from app.config import Settings
 from app.decoders.image import ImageLimits
-from app.decoders.messages import DecodePlan
+from app.decoders.messages import REGIONS_BYTES, DecodePlan
 from app.decoders.pool import CREDITS, Decoders
 from app.errors import ServiceError
 from app.observability.metrics import Exemplar, Metrics
@@ -30,6 +30,7 @@ from app.serving.admission import Admission
 from app.serving.filling import Filling
 from app.serving.items import ComputedBy
 from app.serving.readiness import ServiceReadiness
+from app.serving.stages import parse_stages
 from app.serving.threads import Threads
 from backends import Choice, choose, host, null, simulated
 from models import Model, ModelError, NormalisedModel, PixelModel
@@ -58,13 +59,16 @@ class Service:
             self.metrics.registry.register(TritonMetrics(self.metrics))
         self.metrics.ready.set_function(lambda: not self.readiness.why_not())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
-        pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.float_input else []
+        pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.takes_floats else []
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
         decoders = settings.decoders or host.core_count()
         # A decoder may still write to the slots of images that nobody waits for any more.
         spare_slots = CREDITS * max(2, decoders)
         self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots)
         self.models = {name: self.dispatcher.models[name] for name in names}
+        self.stages = {each.name: each for each in map(parse_stages, settings.stage_specs)}
+        for stages in self.stages.values():
+            stages.check(self.models)
         self.readiness = ServiceReadiness(self.dispatcher.readiness, self.models)
         self.admission = Admission(self.dispatcher, self.readiness)
         self._threads = Threads(_OFFLOAD_THREADS)
@@ -105,7 +109,7 @@ class Service:
             return None
         settings, arena = self.settings, self.dispatcher.arena
         style = settings.log_level, settings.log_format
-        plan = DecodePlan(geometry, arena.pools, CREDITS, max(settings.max_body_bytes, 1), style)
+        plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style)
         limits = ImageLimits(settings.decode_queue_size, settings.max_image_pixels, timeout_s=settings.decode_timeout_s)
         decoders = Decoders(plan, arena, count, limits, restarted=self._decoder_restarted)
         self.metrics.decoders_up.set_function(lambda: decoders.up)
@@ -116,10 +120,12 @@ class Service:
         self.metrics.decoder_restarts.labels(reason).inc()
 
     def find(self, name: str) -> ServedModel:
-        """The model of this name. Raises MODEL_NOT_FOUND, naming those that exist."""
-        served = self.models.get(name)
+        """The model of this name; of two stages, the first. Raises MODEL_NOT_FOUND, naming those that exist."""
+        stages = self.stages.get(name)
+        served = self.models.get(name if stages is None else stages.first)
         if served is None:
-            raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {', '.join(self.models)}")
+            known = ", ".join((*self.models, *self.stages))
+            raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {known}")
         return served
 
     async def offload(self, function: Callable[..., _Result], *arguments: object) -> _Result:
@@ -148,7 +154,7 @@ class Service:
 
     def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
-        served = self.models[name]
+        served = self.find(name)
         served.metrics.answered(code, seconds, exemplar)
         served.statistics.request(code, seconds)
 

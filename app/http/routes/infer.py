@@ -156,7 +156,9 @@ class RestInferCall(HttpCall[InferenceResponse]):
             share.take(len(body))
         header_bytes = _header_bytes(self.headers, len(body))
         self.parsed = await _parsed(ingress, served.model, body, header_bytes, share)
-        work = open_inference.prepare(service, served, self.parsed.request, terms, self.context.started_s)
+        work = open_inference.prepare(
+            service, served, self.parsed.request, terms, started_s=self.context.started_s, name=self.model
+        )
         return lambda: open_inference.run(service, served, work)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.config import Settings
+from app.errors import invalid_request
 from app.http.answer import Content, as_json, as_response
 from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
@@ -16,7 +17,11 @@ from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
 from app.scheduling.served_model import ServedModel
 from app.serving.prediction import Answer
 from app.serving.prediction import predict as predict_images
+from app.serving.staged import predict_staged
 from app.serving.terms import Terms
+from app.serving.tiles import predict_tiled
+from models import MASK_FORMS
+from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
 
 router = APIRouter(tags=["predict"])
 ROUTE = "/v1/models/{model}:predict"
@@ -44,6 +49,7 @@ def _parameter(name: str, place: str, kind: str, text: str, **limits: Any) -> di
     return {"name": name, "in": place, "description": text, "schema": {"type": kind, **limits}}
 
 
+_OVERLAP = "Share of a tile that its neighbour has, too"
 _DOCUMENTATION: dict[str, Any] = {
     # The body is read by hand (raw bytes are the fast path), so the description is, too.
     "requestBody": {
@@ -64,6 +70,11 @@ _DOCUMENTATION: dict[str, Any] = {
             "iou_threshold", "query", "number", "Overlap of boxes of a class", minimum=0, maximum=1, default=0.7
         ),
         _parameter("max_detections", "query", "integer", "Boxes to answer with", minimum=1, default=300),
+        _parameter(
+            "masks", "query", "string", "Form of masks (docs/your-network.md)", enum=list(MASK_FORMS), default="polygon"
+        ),
+        _parameter("tile", "query", "integer", "Look at large images in tiles of so many pixels", minimum=LEAST_TILE),
+        _parameter("overlap", "query", "number", _OVERLAP, minimum=0, maximum=MOST_OVERLAP, default=DEFAULT_OVERLAP),
         _parameter("timeout_ms", "query", "number", "Deadline in milliseconds", exclusiveMinimum=0),
         _parameter("X-Timeout-Ms", "header", "number", "The same, as a header", exclusiveMinimum=0),
         _parameter("X-Priority", "header", "integer", "0 is normal, higher goes first", default=0),
@@ -94,9 +105,10 @@ class PredictCall(HttpCall[Answer]):
         super().__init__(request, model, version)
         self._any_type = any_type
         self._options = DEFAULT_OPTIONS
+        self._tiling: Tiling | None = None
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        self._options, timeout_ms = read_query(self.request.scope["query_string"])
+        self._options, timeout_ms, self._tiling = read_query(self.request.scope["query_string"])
         terms = super().terms(settings)
         if timeout_ms is not None:
             terms.deadline_s = deadline_s(settings, self.context.started_s, timeout_ms / 1e3)
@@ -109,4 +121,10 @@ class PredictCall(HttpCall[Answer]):
         images = await read_images(
             self.headers, self.body, service.settings.max_images, ingress.converter, share, any_type=self._any_type
         )
+        if (stages := service.stages.get(self.model)) is not None:
+            if self._tiling is not None:
+                raise invalid_request("two stages do not look at tiles")
+            return lambda: predict_staged(service, stages, images, terms, options=self._options)
+        if (tiling := self._tiling) is not None:
+            return lambda: predict_tiled(service, served, images, terms, options=self._options, tiling=tiling)
         return lambda: predict_images(service, served, images, terms, options=self._options)

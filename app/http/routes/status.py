@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from app.errors import ServiceError, invalid_request
 from app.serving.service import Service
 from app.serving.snapshot import Snapshot, snapshot
+from app.serving.stages import Stages
 
 router = APIRouter(tags=["status"])
 
@@ -110,6 +111,22 @@ async def models(request: Request) -> Models:
             )
             for served in service.models.values()
         ]
+        + [_staged(service, stages) for stages in service.stages.values()]
+    )
+
+
+def _staged(service: Service, stages: Stages) -> ModelStatus:
+    first, second = service.models[stages.first].model, service.models[stages.second].model
+    is_ready = service.dispatcher.readiness.is_ready
+    return ModelStatus(
+        name=stages.name,
+        architecture=f"{first.name} > {second.name}",
+        task=first.task,
+        weights=first.weights,
+        classes=len(second.labels),
+        input_shape=first.input_shape,
+        ready=is_ready(first.name) and is_ready(second.name),
+        served_on=[],
     )
 
 

@@ -89,7 +89,7 @@ async def model_ready(request: Request, model: str, version: str = "") -> ModelR
 async def config(request: Request, model: str, version: str = "") -> dict[str, Any]:
     """A model's configuration in Triton's terms."""
     service: Service = request.app.state.service
-    return triton.configuration(service, signatures.find(service, model, version))
+    return triton.configuration(service, model, version)
 
 
 @router.get("/v2/models/{model}/stats")

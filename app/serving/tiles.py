@@ -1,0 +1,64 @@
+"""The flow of a request whose images are looked at in tiles.
+
+    header ─► the whole image and its tiles are items of one request ─► answers merged across seams
+
+Owns: how many tiles a request may have. Where they lie and how answers are merged is models.tiles'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.decoders.messages import Region
+from app.errors import invalid_request
+from app.scheduling.served_model import ServedModel
+from app.serving.filling import Encoded
+from app.serving.items import Fill
+from app.serving.prediction import Answer, computed
+from app.serving.regions import RegionFills
+from app.serving.service import Service
+from app.serving.terms import Terms
+from models import OBJECT_TASKS, Options, PixelModel
+from models.tiles import Tiling, merged
+
+
+async def predict_tiled(
+    service: Service,
+    served: ServedModel,
+    images: Sequence[Encoded],
+    terms: Terms,
+    *,
+    options: Options,
+    tiling: Tiling,
+) -> Answer:
+    """As app.serving.prediction.predict. Besides its tiles, each image is looked at as a whole: that finds objects
+    larger than a tile. Raises ServiceError.
+    """
+    model, most = served.model, service.settings.max_images
+    if not isinstance(model, PixelModel) or model.task not in OBJECT_TASKS:
+        raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
+    if options.masks in ("rle", "png"):
+        raise invalid_request("with tiles, masks are answered as polygons")
+    sizes = [service.filling.size_of(served, image) for image in images]
+    regions = [_regions(tiling, width, height) for width, height in sizes]
+    count = sum(map(len, regions))
+    if count > most:
+        raise invalid_request(
+            f"tiles of {tiling.side} pixels make {count} images of this request, and it may hold {most}: "
+            "ask for larger tiles, or start the service with a larger --max-images"
+        )
+    fills: list[Fill] = []
+    for image, places in zip(images, regions, strict=True):
+        fills += RegionFills(service.filling, served, terms, image, places).fills()
+    answer = await computed(service, served, fills, terms, options=options)
+    left = iter(answer.predictions)
+    predictions = []
+    for (width, height), places in zip(sizes, regions, strict=True):
+        parts = [(next(left), region.x, region.y) for region in places]
+        predictions.append(await service.offload(merged, parts, width, height, options))
+    return Answer(predictions, answer.computed_by)
+
+
+def _regions(tiling: Tiling, width: int, height: int) -> list[Region]:
+    tiles = [Region(*tile) for tile in tiling.tiles(width, height)]
+    return tiles if len(tiles) == 1 else [Region(0, 0, width, height), *tiles]

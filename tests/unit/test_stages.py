@@ -1,0 +1,80 @@
+"""How two stages are written, and which boxes are cut out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.config import Settings
+from app.serving.stages import Stages, parse_stages
+from models import ModelError
+
+
+def test_they_are_written_with_a_sign_between_them() -> None:
+    found = parse_stages("plates=cars=yolov8n:best.pt?classes=car|traffic light&margin=0.1&most=5 > resnet50")
+    assert found == Stages("plates", "cars", "resnet50", ("car", "traffic light"), 0.1, 8.0, 5)
+    assert parse_stages("a=best.onnx>kinds") == Stages("a", "best", "kinds")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "yolov8n > resnet50",
+        "a=yolov8n > resnet50 > resnet18",
+        "a=yolov8n >",
+        "a/b=yolov8n > resnet50",
+        "a=yolov8n?colour=blue > resnet50",
+        "a=yolov8n?margin=2 > resnet50",
+        "a=yolov8n?most=0 > resnet50",
+        "a=yolov8n?margin=wide > resnet50",
+        "a=yolov8n?margin=nan > resnet50",
+    ],
+)
+def test_what_is_not_understood_is_said_in_a_sentence(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_stages(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_stages_that_are_not_named_elsewhere_are_served_as_well():
+    settings = Settings(models="kinds=resnet18,a=yolov8n?most=3 > kinds,b=yolov8n > resnet50:random")
+    assert settings.model_specs == ("kinds=resnet18", "yolov8n", "resnet50:random")
+    assert [parse_stages(each).name for each in settings.stage_specs] == ["a", "b"]
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(0, 300)] * 4), max_size=8),
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.floats(0, 1),
+    st.integers(1, 5),
+)
+def test_regions_lie_within_the_image(
+    boxes: list[tuple[float, float, float, float]], width: int, height: int, margin: float, most: int
+) -> None:
+    found = [
+        {
+            "label": "a" if number % 2 else "b",
+            "box": {
+                "x1": min(x1, x2, width),
+                "y1": min(y1, y2, height),
+                "x2": min(max(x1, x2), width),
+                "y2": min(max(y1, y2), height),
+            },
+        }
+        for number, (x1, y1, x2, y2) in enumerate(boxes)
+    ]
+    stages = Stages("n", "d", "c", ("b",), margin, 2.0, most)
+    chosen = stages.regions(found, width, height)
+    assert len(chosen) <= most
+    for number, region in chosen:
+        assert number % 2 == 0
+        assert region.width >= 1
+        assert region.height >= 1
+        assert 0 <= region.x <= region.x + region.width <= width
+        assert 0 <= region.y <= region.y + region.height <= height
+        box = found[number]["box"]
+        assert isinstance(box, dict)
+        assert region.x <= box["x1"]
+        assert region.x + region.width >= box["x2"]
