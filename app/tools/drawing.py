@@ -43,7 +43,8 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
         for x, y in _keypoints(found):
             canvas.ellipse((x - line, y - line, x + line, y + line), fill="white", outline=colour)
         corner = (found["box"]["x1"], found["box"]["y1"]) if "box" in found else (turned or [(0.0, 0.0)])[0]
-        text = f"{found['label']} {found['score']:.2f}"
+        second = f": {found['classes'][0]['label']}" if found.get("classes") else ""
+        text = f"{found['label']}{second} {found['score']:.2f}"
         canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
         canvas.text(corner, text, fill="black", font=font)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -70,10 +70,11 @@ def _matching(pattern: str) -> Iterator[ImageSource]:
 
 def _inside(folder: str, prefix: str) -> Iterator[ImageSource]:
     with os.scandir(folder) as entries:
-        listed = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
-    for name, is_folder in listed:
-        path = os.path.join(folder, name)
+        listed = sorted((entry.name, entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for name, path, is_folder in listed:
         if is_folder:
-            yield from _inside(path, os.path.join(prefix, name))
-        elif os.path.splitext(name)[1].lower() in SUFFIXES:
-            yield ImageSource(path, os.path.join(prefix, os.path.splitext(name)[0]))
+            yield from _inside(path, f"{prefix}{name}/")
+        else:
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() in SUFFIXES:
+                yield ImageSource(path, prefix + stem)

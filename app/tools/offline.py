@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,7 +149,8 @@ class LocalPredictor:
         """In a decoder thread: a file into its row of a batch."""
         image = _Decoded(source)
         try:
-            image.encoded = Path(source.path).read_bytes()
+            with open(source.path, "rb") as file:
+                image.encoded = file.read()
             header = read_header(image.encoded)
             check_pixels(header, self._settings.max_image_pixels)
             image.placement = decode_into(self._model, image.encoded, header, target)

@@ -184,7 +184,9 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
         left = None if count is None else max(0, count - journal.done)
         task = progress.add_task(predictor.model, total=left, rate="")
         shown_s = 0.0
-        sources: Iterator[ImageSource] = (each for each in find_images(parsed.images) if not journal.holds(each.path))
+        sources: Iterator[ImageSource] = find_images(parsed.images)
+        if journal.done:
+            sources = (each for each in sources if not journal.holds(each.path))
         for outcome in predictor.outcomes(sources):
             journal.write(outcome, predictor.weights)
             drawings.add(outcome)
@@ -258,6 +260,9 @@ def _summarise(failed: int, count: int | None) -> int:
 
 def _print_prediction(path: str, prediction: Any) -> None:
     print(f"{path} ({prediction['width']} x {prediction['height']})")
+    if not prediction.keys() & {"classes", "detections"}:  # Of a task that another package brings.
+        print(f"  {json.dumps(prediction)}")
+        return
     findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
     for found in findings:
         where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""

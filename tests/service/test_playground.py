@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from app.http.schemas import PredictAnswer
 from models.sample import IMAGES
 from tests.support.browser import axe_violations, chromium, drop
 from tests.support.service_process import running
+from tests.support.task_files import written
 
 ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
 """A folder where screenshots of the page are kept, for people to look at."""
@@ -184,6 +186,77 @@ def test_masks_turned_boxes_and_key_points_are_drawn_where_they_are(browser, nul
         for x, y in clear:
             assert np.abs(pixels(page, x, y) - 128).max() <= 4, (x, y)
         assert seen.failures == []
+
+
+@pytest.fixture(scope="module")
+def of_tasks(tmp_path_factory):
+    """A service of exported files, whose answers are one instance in the middle of the image."""
+    folder = tmp_path_factory.mktemp("files")
+    models = ",".join(f"{task}={written(folder, task)}" for task in ("segment", "pose", "obb"))
+    options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
+    with running(tmp_path_factory.mktemp("tasks"), "--models", models, *options) as service:
+        yield service
+
+
+def places_of(task, found):
+    """Points of the image where something is drawn of an instance, and others where nothing is."""
+    if task == "segment":
+        return [(320, 240), found["segments"][0][0]], [(320, 400), (100, 240)]
+    if task == "pose":
+        first, second, unseen = ((point["x"], point["y"]) for point in found["keypoints"])
+        return [first, second], [unseen, (320, 240)]
+    sides = zip(found["corners"], found["corners"][1:], strict=False)
+    middles = [((x1 + x2) / 2, (y1 + y2) / 2) for (x1, y1), (x2, y2) in sides]
+    return middles, [(320, 240), (found["box"]["x1"] + 2, found["box"]["y2"] - 2)]
+
+
+def test_what_the_service_answers_for_each_task_is_drawn_where_it_is(browser, of_tasks):
+    grey = io.BytesIO()
+    Image.new("RGB", (640, 480), (128, 128, 128)).save(grey, "PNG")
+    headers = {"Content-Type": "image/png"}
+    with browser.page(of_tasks.url) as (page, seen), of_tasks.client() as client:
+        drop(page, Path("grey.png"), grey.getvalue())
+        answered(page)
+        shown = 1
+        for task in ("segment", "pose", "obb"):
+            answer = client.post(f"/v1/models/{task}:predict", content=grey.getvalue(), headers=headers)
+            assert PredictAnswer.model_validate_json(answer.content, strict=True).model == task
+            [found] = answer.json()["predictions"][0]["detections"]
+            if task != "segment":  # The first model is asked already.
+                page.check(f"input[value={task}]", force=True)
+                shown += 1
+            answered(page, shown)
+            assert page.inner_text("#found .name") == "thing"
+            inked, clear = places_of(task, found)
+            for x, y in inked:
+                assert np.abs(pixels(page, x, y) - 128).max() > 30, (task, x, y)
+            for x, y in clear:
+                assert np.abs(pixels(page, x, y) - 128).max() <= 4, (task, x, y)
+            for language in ("Python", "tritonclient"):
+                page.click(f"#tab-{language}")
+                text = page.inner_text("#snippet")
+                assert ("detections" if language == "Python" else "score_threshold") in text
+        assert seen.failures == seen.errors == []
+
+
+@pytest.mark.alone
+def test_the_first_answer_is_there_within_a_second_of_the_drop(browser, tmp_path):
+    # The quick engine, so that no compiler runs beside the first answer.
+    options = ("--models", "yolov8n", "--weights", "sample", "--engine", "eager")
+    with running(tmp_path, *options) as service, browser.page(service.url) as (page, _):
+        page.evaluate(
+            """() => {
+              addEventListener("drop", () => { window.dropped = performance.now(); }, { capture: true });
+              const canvas = document.getElementById("canvas");
+              new MutationObserver(() => { window.answered ??= performance.now(); })
+                .observe(canvas, { attributes: true, attributeFilter: ["data-answers"] });
+            }"""
+        )
+        drop(page, DETECT)
+        answered(page)
+        took_ms = page.evaluate("() => window.answered - window.dropped")
+        print(f"first answer {took_ms:.0f} ms after the drop")
+        assert took_ms <= 1000
 
 
 def test_errors_are_explained_in_the_words_of_the_error_table(browser, service):

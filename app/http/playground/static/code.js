@@ -16,7 +16,7 @@ function curl({ file, type }, url, header) {
 
 function python({ file, type, task }, url, header) {
   const key = header ? ', "Authorization": "Bearer YOUR_KEY"' : "";
-  const loop = task === "detect"
+  const loop = task !== "classify"
     ? 'for found in answer.json()["predictions"][0]["detections"]:\n    print(found["label"], found["score"], found["box"])'
     : 'for found in answer.json()["predictions"][0]["classes"]:\n    print(found["label"], found["score"])';
   return `import httpx
@@ -47,7 +47,7 @@ console.log(answer.predictions[0]);`;
 
 function triton({ file, model, task, query }, url, header) {
   const output = task === "classify" ? "probabilities" : "boxes";
-  const options = task === "detect" ? `, parameters={"score_threshold": ${query.score_threshold}}` : "";
+  const options = task !== "classify" ? `, parameters={"score_threshold": ${query.score_threshold}}` : "";
   const key = header ? `, headers={"Authorization": "Bearer YOUR_KEY"}` : "";
   return `import numpy as np
 import tritonclient.http as triton

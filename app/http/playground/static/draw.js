@@ -9,6 +9,9 @@ export function colour(classId) {
   return `hsl(${hue} 85% 62%)`;
 }
 
+// What an instance is called; of two stages, with what the second says of it.
+export const nameOf = (found) => found.classes?.length ? `${found.label}: ${found.classes[0].label}` : found.label;
+
 const point = (each) => Array.isArray(each) ? each : [each.x, each.y, each.score];
 
 // Polygons of an instance, each a list of [x, y], whichever of the usual forms they come in.
@@ -96,7 +99,7 @@ function drawInstance(context, found, scale, unit, lit) {
   }
   drawKeypoints(context, keypoints(found), scale, unit, ink);
   const at = extent(found);
-  if (at) label(context, `${found.label} ${found.score.toFixed(2)}`, at[0] * scale, at[1] * scale, unit, ink);
+  if (at) label(context, `${nameOf(found)} ${found.score.toFixed(2)}`, at[0] * scale, at[1] * scale, unit, ink);
 }
 
 // A dark edge below the coloured line: it shows on every ground.

@@ -20,6 +20,8 @@ const camera = new Camera(get("video"), {
   onFacts: (text) => { if (get("camera-facts").textContent !== text) get("camera-facts").textContent = text; },
 });
 
+// Of the sample images that fit the model: those to classify, or those with objects in them.
+const sampleTask = () => state.model?.task === "classify" ? "classify" : "detect";
 const threshold = () => Number(get("threshold").value);
 const queryOf = (score) => state.model.task === "classify" ? { top_k: 5 } : { score_threshold: score };
 
@@ -39,7 +41,7 @@ async function start() {
 
 async function readModels() {
   state.models = (await getJson("v1/models")).models;
-  state.model = state.models.find((model) => model.name === state.model?.name) || state.models.find((model) => model.task === "detect") || state.models[0];
+  state.model = state.models.find((model) => model.name === state.model?.name) || state.models.find((model) => model.task === "detect") || state.models.find((model) => model.task !== "infer") || state.models[0];
   get("models").replaceChildren(...state.models.map((model) => {
     const label = element("label");
     const input = element("input");
@@ -112,7 +114,7 @@ function wire() {
 
 function showSamples() {
   if (!state.facts) return;
-  const rank = (sample) => Number(sample.task !== state.model?.task);
+  const rank = (sample) => Number(sample.task !== sampleTask());
   const ordered = [...state.facts.samples].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
   get("samples").replaceChildren(...ordered.map(({ name }) => {
     const button = element("button");
@@ -328,7 +330,7 @@ async function startLoad() {
   clearError();
   if (camera.on) await stopCamera();
   if (!state.image) {
-    const sample = state.facts?.samples.find((each) => each.task === state.model.task);
+    const sample = state.facts?.samples.find((each) => each.task === sampleTask());
     if (!sample) return showError(new Error("Drop an image first."));
     const response = await fetch(`playground/samples/${sample.name}`);
     await take(new File([await response.blob()], sample.name, { type: "image/jpeg" }));

@@ -1,5 +1,5 @@
 // The list beside the image. Owns: boxes and classes as text, the stages of a request as a bar. Knows no request.
-import { colour } from "./draw.js";
+import { colour, nameOf } from "./draw.js";
 
 export const element = (name, className = "", text = "") => {
   const made = document.createElement(name);
@@ -23,7 +23,7 @@ export function showFound(list, entries, coloured, onLight) {
     fill.style.width = `${Math.max(1, found.score * 100)}%`;
     if (coloured) fill.style.background = colour(found.class_id ?? 0);
     track.append(fill);
-    button.append(swatch, element("span", "name", found.label), track, element("span", "score", percent(found.score)));
+    button.append(swatch, element("span", "name", nameOf(found)), track, element("span", "score", percent(found.score)));
     button.addEventListener("pointerenter", () => onLight(index));
     button.addEventListener("pointerleave", () => onLight(-1));
     button.addEventListener("focus", () => onLight(index));

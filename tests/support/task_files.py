@@ -1,0 +1,52 @@
+"""Small exported files of each task whose answers are known: one instance in the middle of the network's input."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+SIDE = 64
+_ANCHORS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+_BOX = (32.0, 32.0, 30.0, 20.0)  # Centre, width and height in the input.
+_EXTRAS: dict[str, list[float]] = {
+    "detect": [],
+    "segment": [1.0, *[0.0] * 31],
+    "pose": [22.0, 27.0, 0.9, 42.0, 27.0, 0.9, 32.0, 37.0, 0.1],
+    "obb": [math.pi / 4],
+}
+
+
+class Known(nn.Module):
+    """Answers every image with the same instance, of the class `thing`."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        rows = torch.zeros(_ANCHORS, 4 + 2 + len(_EXTRAS[task]))
+        rows[:] = torch.tensor([*_BOX, 0.01, 0.02, *_EXTRAS[task]])
+        rows[:, :2] += torch.rand(_ANCHORS, 2, generator=torch.Generator().manual_seed(0))
+        rows[40, :6] = torch.tensor([*_BOX, 0.05, 0.9])
+        self.rows = nn.Parameter(rows.T[None])
+        side = SIDE // 4
+        self.masks = nn.Parameter(torch.ones(1, 32, side, side)) if task == "segment" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """float [n, 3, 64, 64] -> what Ultralytics' raw exports of the task answer with."""
+        nothing = x.mean((1, 2, 3)) * 1e-7
+        rows: torch.Tensor = self.rows + nothing.reshape(-1, 1, 1)
+        return rows if self.masks is None else (rows, self.masks + nothing.reshape(-1, 1, 1, 1))
+
+
+def written(folder: Path, task: str) -> Path:
+    """`folder`/TASK.onnx and what it does not say beside it."""
+    path = folder / f"{task}.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Known(task).eval(), (torch.rand(1, 3, SIDE, SIDE),), str(path), dynamo=False)
+    sidecar = {"task": task, "layout": "yolov8", "labels": ["nothing", "thing"]}
+    path.with_suffix(".json").write_text(json.dumps(sidecar | ({"keypoints": [3, 3]} if task == "pose" else {})))
+    return path
