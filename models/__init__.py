@@ -6,6 +6,9 @@ Owns: the names the rest of anychip may use.
 from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
 from models.exported import ExportedModel
 from models.model import (
+    MASK_FORMS,
+    OBJECT_TASKS,
+    MaskForm,
     Model,
     ModelError,
     Options,
@@ -24,8 +27,11 @@ from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, Te
 __all__ = [
     "ARCHITECTURES",
     "DATATYPES",
+    "MASK_FORMS",
+    "OBJECT_TASKS",
     "ExportedModel",
     "InputError",
+    "MaskForm",
     "Model",
     "ModelError",
     "ModelSpec",

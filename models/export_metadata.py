@@ -12,15 +12,16 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.coco import COCO_CLASSES
 from models.model import WeightsError
+from models.task_adapter import adapter_names
 
-ImageTask = Literal["classify", "detect", "segment", "pose", "obb"]
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "yolox", "classes"]
+ImageTask = Literal["classify", "detect", "segment", "pose", "obb", "adapted"]
+Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "rfdetr", "yolox", "classes", "adapted"]
 TASKS: tuple[ImageTask, ...] = ("classify", "detect", "segment", "pose", "obb")
 _MAX_TEXT = 1 << 20
 
@@ -30,7 +31,7 @@ class Sidecar(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: Literal["tensors", "classify", "detect", "segment", "pose", "obb"] | None = None
+    task: str | None = Field(default=None, description="One of TASKS, tensors, or one that another package brings")
     layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
     size: int | tuple[int, int] | None = None
@@ -39,6 +40,12 @@ class Sidecar(BaseModel):
     scores: Literal["logits", "probabilities"] | None = None
     keypoints: tuple[int, int] | None = Field(default=None)
     resize: Literal["letterbox", "stretch", "top-left"] | None = None
+    options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
+
+    @property
+    def adapter(self) -> str | None:
+        """The task, where it is one that another package brings."""
+        return None if self.task in (None, "tensors", *TASKS) else self.task
 
 
 class Description(BaseModel):
@@ -72,7 +79,11 @@ def read_sidecar(file: Path) -> Sidecar | None:
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
         return None  # Labels, or of another purpose.
     try:
-        return Sidecar.model_validate(content)
+        sidecar = Sidecar.model_validate(content)
+        if sidecar.adapter is not None and sidecar.adapter not in adapter_names():
+            known = ", ".join((*TASKS, "tensors", *adapter_names()))
+            raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.adapter!r}, but {known}.")
+        return sidecar
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -106,10 +117,12 @@ def description(
         task = sidecar.task
     elif yolov5:
         task = "detect"
-    if task not in TASKS:
+    if sidecar is not None and sidecar.adapter is not None:
+        task = "adapted"
+    elif task not in TASKS:
         return None
     found = Description(
-        task=task,
+        task=cast(ImageTask, task),
         labels=tuple(labels) if labels else _names(values.get("names")),
         size=_size(values.get("imgsz")),
         keypoints=_size(values.get("kpt_shape")),
@@ -121,7 +134,11 @@ def description(
     )
     if sidecar is None:
         return found
-    stated = {name: value for name, value in sidecar.model_dump().items() if value is not None and name != "task"}
+    stated = {
+        name: value
+        for name, value in sidecar.model_dump().items()
+        if value is not None and name not in ("task", "options")
+    }
     if "labels" in stated:
         stated["labels"] = _stated_labels(stated["labels"])
     if isinstance(stated.get("size"), int):

@@ -23,8 +23,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.checkpoint import labels_beside
-from models.export_metadata import read_sidecar
+from models.export_metadata import Sidecar, read_sidecar
 from models.model import Array, Model, WeightsError, WeightsNotFoundError
+from models.task_adapter import AdaptedFile, made
 from models.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def open_exported(name: str, file: Path) -> Model:
     asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
     found = _tried(file, asked)
     if "how" in found:
-        return _image_model(name, file, found)
+        return _image_model(name, file, found, sidecar)
     inputs, results = (tuple(_spec(each) for each in found[key]) for key in ("inputs", "results"))
     low, high = found["batch_range"]
     return ExportedModel(
@@ -134,7 +135,8 @@ def open_exported(name: str, file: Path) -> Model:
     )
 
 
-def _image_model(name: str, file: Path, found: Mapping[str, Any]) -> Model:
+def _image_model(name: str, file: Path, found: Mapping[str, Any], sidecar: Sidecar | None) -> Model:
+    from models.adapted_images import AdaptedModel
     from models.exported_images import Export, ExportedClassifier, ExportedDetector
     from models.exported_layouts import Interpretation
 
@@ -154,6 +156,11 @@ def _image_model(name: str, file: Path, found: Mapping[str, Any]) -> Model:
         found["licence"],
     )
     about = (name, file.suffix[1:], tuple(found["labels"]), file.name, str(file.absolute()), (height, width, 3))
+    if sidecar is not None and sidecar.adapter is not None:
+        shapes = tuple(tuple(shape) for shape in found["shapes"])
+        known = AdaptedFile((height, width), tuple(found["labels"]), shapes, json.dumps(sidecar.options or {}))
+        made(sidecar.adapter, known)  # A file that is none of its task stops the start.
+        return AdaptedModel(*about, export=export, adapter=sidecar.adapter, file=known)
     if how.task == "classify":
         return ExportedClassifier(*about, min(height, width), "bilinear", True, export.mean, export.std, export=export)
     return ExportedDetector(*about, export=export)

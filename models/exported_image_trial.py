@@ -61,7 +61,7 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
         size, stated_batch, is_open = _input(onnx, size)
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
-    whole = about.task == "classify" or all(side % 32 == 0 for side in size)
+    whole = about.task in ("classify", "adapted") or all(side % 32 == 0 for side in size)
     if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
     core, tail = load_parts(str(file), "onnx" if onnx is not None else file.suffix[1:], False)
@@ -102,12 +102,16 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
         "exporter": about.exporter,
         "licence": about.licence,
         "labels": labels,
+        "shapes": [[1, *output.shape[1:]] for output in outputs],
     }
 
 
 def _is_imagenet(about: Description) -> bool:
-    """Classifiers other than Ultralytics' are trained with ImageNet's mean and deviation, unless somebody says so."""
-    return about.task == "classify" and not about.exporter.startswith("ultralytics")
+    """Classifiers other than Ultralytics', and RF-DETR, are trained with ImageNet's mean and deviation, unless somebody
+    says so.
+    """
+    is_classifier = about.task == "classify" and not about.exporter.startswith("ultralytics")
+    return is_classifier or about.layout == "rfdetr"
 
 
 def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool]:

@@ -9,7 +9,7 @@ tried (models.exported_image_trial).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,13 @@ from models.instances import (
     suppress,
     suppress_turned,
 )
-from models.model import Array, Options, OutputSpec, PixelNetwork, Placement, Task
+from models.mask_forms import compressed, png, run_lengths
+from models.model import Array, MaskForm, Options, OutputSpec, PixelNetwork, Placement, Task
 
 _GREY = 114
 _POINTS = 50_000  # Of all polygons of an image together, but each may have the least.
 _LEAST_POINTS = 200
+_MASK_PIXELS = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,18 @@ class ExportedDetector(Detector):
     @property
     def task(self) -> Task:
         """As the file says."""
-        return self.export.how.task
+        task = self.export.how.task
+        return "infer" if task == "adapted" else task
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """As `decoded` returns them."""
         return output_names(self.export.how.task)
+
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """As the file or its sidecar says."""
+        return self.export.mean, self.export.std
 
     def network(self) -> ExportedNetwork:  # type: ignore[override]
         """As the contract says. Raises WeightsError."""
@@ -157,6 +165,14 @@ class ExportedDetector(Detector):
         resized = cv2.resize(pixels, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
         out[:new_height, :new_width] = torch.from_numpy(resized)
         return Placement(width, height, scale)
+
+    def placement(self, width: int, height: int) -> Placement:
+        """As `preprocess` returns it."""
+        if self.export.resize == "letterbox":
+            return super().placement(width, height)
+        input_height, input_width = self.input_shape[:2]
+        scale = min(input_height / height, input_width / width)
+        return Placement(width, height) if self.export.resize == "stretch" else Placement(width, height, scale)
 
     def strides(self) -> Array:
         """Pixels of the input that an error of 1 in a box stands for, float32 [anchors] or [1]."""
@@ -245,7 +261,7 @@ class ExportedDetector(Detector):
                 strict=True,
             )
         ]
-        polygons = self._polygons(found, placement) if self.task == "segment" else []
+        masks = self._masks(found, placement, options.masks) if self.task == "segment" else []
         for number, detection in enumerate(detections):
             if self.task == "pose":
                 detection["keypoints"] = [
@@ -262,10 +278,10 @@ class ExportedDetector(Detector):
                     "angle": round(angle, 5),
                 }
                 detection["corners"] = found["corners"][number].round(2).tolist()
-            if self.task == "segment":
-                detection["segments"] = polygons[number]
-        if self.task == "segment":  # As the reference does: an instance without a pixel is none.
-            detections = [detection for detection in detections if detection["segments"] is not None]
+            if masks and masks[number] is not None:
+                detection.update(masks[number] or {})
+        if masks:  # As the reference does: an instance without a pixel is none.
+            detections = [found for found, mask in zip(detections, masks, strict=True) if mask is not None]
         return {"detections": detections, "width": placement.width, "height": placement.height}
 
     def _label(self, class_id: int) -> str:
@@ -282,20 +298,47 @@ class ExportedDetector(Detector):
 
     def _polygons(self, found: Mapping[str, Array], placement: Placement) -> list[list[list[list[float]]] | None]:
         """Each instance's rings of points in pixels of the image; None where its mask is empty."""
-        if not len(found["scores"]):
-            return []
+        most = max(_LEAST_POINTS, _POINTS // max(1, len(found["scores"])))
         factor = mask_reduction(placement.width, placement.height)
-        grid = self.grid(found["prototypes"], placement, factor)
-        most = max(_LEAST_POINTS, _POINTS // len(found["scores"]))
         polygons: list[list[list[list[float]]] | None] = []
-        for coefficients, box in zip(found["coefficients"], found["boxes"], strict=True):
-            mask, x, y = grid.mask(coefficients, found["prototypes"], box * factor)
+        for mask, x, y in self._within_boxes(found, placement, factor):
             if not mask.any():
                 polygons.append(None)
                 continue
             rings = polygons_of(mask, x, y, most)
             polygons.append([[[round(x / factor, 1), round(y / factor, 1)] for x, y in ring] for ring in rings])
         return polygons
+
+    def _masks(self, found: Mapping[str, Array], placement: Placement, form: MaskForm) -> list[dict[str, Any] | None]:
+        """What each detection gets for its mask; None where the mask is empty. Of all masks together at most
+        `_MASK_PIXELS` are looked at: the instances after that go without one.
+        """
+        if form == "none":
+            return []
+        if form == "polygon":
+            return [None if rings is None else {"segments": rings} for rings in self._polygons(found, placement)]
+        masks: list[dict[str, Any] | None] = []
+        pixels = 0
+        sides = np.maximum(0, np.ceil(found["boxes"][:, 2:]) - np.ceil(found["boxes"][:, :2]))
+        areas = sides.prod(axis=1).tolist()
+        for number, area in enumerate(areas):
+            if pixels + area > _MASK_PIXELS:
+                masks.append({"mask": None})
+                continue
+            pixels += area
+            one = {name: found[name][number : number + 1] for name in ("scores", "coefficients", "boxes")}
+            [(mask, x, y)] = self._within_boxes({**one, "prototypes": found["prototypes"]}, placement, 1.0)
+            masks.append({"mask": _written(form, mask, x, y, placement)} if mask.any() else None)
+        return masks
+
+    def _within_boxes(
+        self, found: Mapping[str, Array], placement: Placement, factor: float
+    ) -> Iterator[tuple[Array, int, int]]:
+        """Each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
+        if len(found["scores"]):
+            grid = self.grid(found["prototypes"], placement, factor)
+            for coefficients, box in zip(found["coefficients"], found["boxes"], strict=True):
+                yield grid.mask(coefficients, found["prototypes"], box * factor)
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
@@ -340,6 +383,14 @@ class ExportedDetector(Detector):
             part = prototypes[:, y1:y2, x1:x2]
             masks[number, y1:y2, x1:x2] = np.tensordot(found["coefficients"][number], part, 1) > 0
         return masks
+
+
+def _written(form: MaskForm, mask: Array, x: int, y: int, placement: Placement) -> dict[str, Any]:
+    """A mask as run lengths of the whole image, or as a PNG of the part that begins at (x, y)."""
+    size = [placement.height, placement.width]
+    if form == "png":
+        return {"size": size, "x": x, "y": y, "png": png(mask)}
+    return {"size": size, "counts": compressed(run_lengths(mask, x, y, placement.width, placement.height))}
 
 
 def _batch_sizes(ladder: Sequence[int], export: Export) -> tuple[int, ...]:

@@ -46,6 +46,10 @@ def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[i
     seen = ", ".join(str(list(shape)) for shape in shapes)
     if about.task == "classify":
         return _classifier(about, shapes, seen)
+    if about.task == "adapted":
+        return Interpretation("adapted", "adapted", 0)
+    if about.layout == "rfdetr":
+        return _rfdetr(about, shapes, seen)
     boxes, prototypes = _outputs(about, shapes, seen)
     _, first, second = shapes[boxes]
     extras = {"detect": 0, "obb": 1}.get(about.task, 0)
@@ -88,6 +92,19 @@ def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[i
             about.task, layout, found, extras, False, boxes, prototypes, strides=strides.get(first, ())
         )
     raise ValueError(f"the layout of its outputs is not known ({seen}): state it in its sidecar, for example yolov8")
+
+
+def _rfdetr(about: Description, shapes: Sequence[Sequence[int]], seen: str) -> Interpretation:
+    """Boxes [n, queries, 4], and logits [n, queries, slots] of their classes; a slot after the labels is background."""
+    threes = [index for index, shape in enumerate(shapes) if len(shape) == 3]
+    if about.task != "detect" or len(threes) != 2 or len({shapes[index][1] for index in threes}) != 1:
+        raise ValueError(f"RF-DETR has outputs [n, queries, 4] and [n, queries, classes], not {seen}")
+    boxes, logits = threes if shapes[threes[0]][2] == 4 else reversed(threes)
+    slots = shapes[logits][2]
+    count = len(about.labels) if about.labels else slots
+    if shapes[boxes][2] != 4 or not 1 <= count <= slots <= count + 1:
+        raise ValueError(f"its outputs are of {slots} classes, and there are {count} labels: {seen}")
+    return Interpretation("detect", "rfdetr", count, 0, True, boxes, logits)
 
 
 def _classifier(about: Description, shapes: Sequence[Sequence[int]], seen: str) -> Interpretation:
@@ -147,10 +164,18 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int
 
     Boxes are x1, y1, x2, y2 in pixels of the input; of turned ones centre x, y, width and height, the angle in extras.
     """
+    if how.task == "adapted":
+        return tuple(each.contiguous() for each in outputs)
     if how.task == "classify":
         logits = outputs[0].flatten(1)
         return (logits.clamp_min(_LEAST_PROBABILITY).log() if how.probabilities else logits,)
     raw = outputs[how.boxes]
+    if how.layout == "rfdetr":
+        # As many instances as queries, the best of all pairs of a query and a class.
+        probabilities = outputs[how.prototypes][..., : how.classes].sigmoid()
+        scores, places = probabilities.flatten(1).topk(raw.shape[1], dim=1)
+        queries = (places // how.classes).unsqueeze(2).expand(-1, -1, 4)
+        return _scaled(raw.gather(1, queries), size), scores, (places % how.classes).to(torch.int32)
     if how.layout == "rows":
         boxes, scores, classes, extras = raw[..., :4], raw[..., 4], raw[..., 5].round(), raw[..., 6:]
     elif how.layout == "rtdetr" and how.classes == 0:
@@ -222,4 +247,4 @@ def resize_of(about: Description, how: Interpretation) -> Resize:
     """How images are brought to the network's size, where nobody says."""
     if about.resize:
         return about.resize
-    return {"rtdetr": "stretch", "yolox": "top-left"}.get(how.layout, "letterbox")  # type: ignore[return-value]
+    return {"rtdetr": "stretch", "rfdetr": "stretch", "yolox": "top-left"}.get(how.layout, "letterbox")  # type: ignore[return-value]

@@ -27,6 +27,10 @@ import torch
 from torch import Tensor, nn
 
 Task = Literal["classify", "detect", "segment", "pose", "obb", "infer"]
+OBJECT_TASKS: tuple[Task, ...] = ("detect", "segment", "pose", "obb")
+"""Their predictions have `detections`, with a box each."""
+MaskForm = Literal["polygon", "rle", "png", "none"]
+MASK_FORMS: tuple[MaskForm, ...] = ("polygon", "rle", "png", "none")
 Array = npt.NDArray[Any]
 
 
@@ -48,12 +52,13 @@ class WeightsError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request may ask of the predictions."""
+    """What a request may ask of the predictions. `masks`: how those of instances are written."""
 
     top_k: int = 5
     score_threshold: float = 0.25
     iou_threshold: float = 0.7
     max_detections: int = 300
+    masks: MaskForm = "polygon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +205,10 @@ class PixelModel(Model):
         `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
         work releases the interpreter lock.
         """
+
+    def placement(self, width: int, height: int) -> Placement:
+        """What `preprocess` returns for an image of this displayed size."""
+        return Placement(width, height)
 
     @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from app.config import split
 from app.errors import Code, ServiceError, invalid_request
 from app.http.api_description import describe_api
 from app.http.docs_page import mount_docs
 from app.http.edge import Edge
 from app.http.playground import mount_playground
-from app.http.routes import devices, infer, predict, repository, stats_stream, status, torchserve, v2
+from app.http.routes import deepstack, devices, infer, predict, repository, stats_stream, status, torchserve, v2
 from app.observability.tracing import Tracing, untraced
 from app.protocols.ingress import Ingress
 from app.serving.repository import Repository
@@ -76,6 +77,8 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(devices.router)
     app.include_router(torchserve.router)
     app.include_router(stats_stream.router)
+    if "deepstack" in split(service.settings.compat):
+        app.include_router(deepstack.router)
     describe_api(app)
     mount_docs(app)
     if service.settings.playground:

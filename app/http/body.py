@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
@@ -20,9 +20,12 @@ from app.protocols.budget import Share
 from app.protocols.converter import INSTANCES, Converter
 from app.protocols.documents import read_instances
 from app.protocols.interrupt import interrupted_at
-from app.protocols.parameters import DEFAULT_OPTIONS, number, read_options
+from app.protocols.parameters import DEFAULT_OPTIONS, number, read_options, whole
 from app.serving.filling import Encoded
 from models import Options
+from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
+
+_MOST_FILES = 16
 
 Fields = Mapping[bytes, bytes]
 """A request's headers, names in lower case; of several with one name the last."""
@@ -106,21 +109,7 @@ async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence
     single = _single_part(content_type, body)
     if single is not None:
         return [single]
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield bytes(body)
-
-    headers = Headers({"content-type": content_type})
-    parser = MultiPartParser(headers, stream(), max_files=max_images + 1, max_fields=100)
-    # All of the body is in memory already: a second copy in a temporary file would be slower and could fail.
-    parser.spool_max_size = len(body) + 1
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise invalid_request(f"the multipart body is malformed: {error.message}") from None
-    except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
-        raise invalid_request("the multipart body is malformed: no readable boundary") from None
-    async with _closing(form) as parts:
+    async with _closing(await _parsed_form(content_type, body, max_images + 1)) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
         if not files:
             raise invalid_request("the multipart body holds no complete file; send one with -F file=@cat.jpg")
@@ -129,6 +118,35 @@ async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence
         if not body.rstrip().endswith(b"--"):
             raise invalid_request("the multipart body ends before its closing boundary")
         return [await file.read() for file in files]
+
+
+async def read_form(headers: Fields, body: Body) -> tuple[dict[str, str], dict[str, bytes]]:
+    """The fields of a multipart form, and its files, by name. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE."""
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        raise ServiceError("UNSUPPORTED_MEDIA_TYPE", "send multipart/form-data")
+    async with _closing(await _parsed_form(content_type, body, _MOST_FILES)) as parts:
+        fields = {name: part for name, part in parts if isinstance(part, str)}
+        files = {name: await part.read() for name, part in parts if isinstance(part, UploadFile)}
+    return fields, files
+
+
+async def _parsed_form(content_type: str, body: Body, max_files: int) -> FormData:
+    """Raises INVALID_REQUEST."""
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield bytes(body)
+
+    headers = Headers({"content-type": content_type})
+    parser = MultiPartParser(headers, stream(), max_files=max_files, max_fields=100)
+    # All of the body is in memory already: a second copy in a temporary file would be slower and could fail.
+    parser.spool_max_size = len(body) + 1
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise invalid_request(f"the multipart body is malformed: {error.message}") from None
+    except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
+        raise invalid_request("the multipart body is malformed: no readable boundary") from None
 
 
 def _single_part(content_type: str, body: Body) -> memoryview | None:
@@ -171,13 +189,17 @@ async def _instances(body: Body, max_images: int, converter: Converter, share: S
     return list(wire.split(converted))
 
 
-def read_query(query: bytes) -> tuple[Options, float | None]:
-    """Options and `timeout_ms` of a query string. Raises INVALID_REQUEST."""
+def read_query(query: bytes) -> tuple[Options, float | None, Tiling | None]:
+    """Options, `timeout_ms` and `tile` with `overlap` of a query string. Raises INVALID_REQUEST."""
     if not query:
-        return DEFAULT_OPTIONS, None
+        return DEFAULT_OPTIONS, None, None
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     timeout_ms = number(given, "timeout_ms", 0, 1e-3, 1e9) if "timeout_ms" in given else None
-    return read_options(given), timeout_ms
+    tiling = None
+    if "tile" in given:
+        overlap = number(given, "overlap", DEFAULT_OVERLAP, 0, MOST_OVERLAP)
+        tiling = Tiling(whole(given, "tile", 0, LEAST_TILE, 100_000), overlap)
+    return read_options(given), timeout_ms, tiling
 
 
 def header_number(headers: Fields, name: str, default: float, low: float, high: float) -> float:

@@ -24,13 +24,32 @@ class Box(Schema):
     y2: float
 
 
-class Detection(Schema):
-    """An object that was found."""
+class KeyPoint(Schema):
+    """A key point in pixels of the image, and how sure the network is that it is seen."""
 
-    label: str
-    class_id: int = Field(ge=0)
-    score: float = Field(ge=0, le=1)
-    box: Box
+    x: float
+    y: float
+    score: float
+
+
+class TurnedBox(Schema):
+    """A turned box: its centre and sides in pixels of the image, and its angle in radians, clockwise."""
+
+    cx: float
+    cy: float
+    w: float
+    h: float
+    angle: float
+
+
+class Mask(Schema):
+    """A mask, as asked for by `masks`: run lengths of the whole image (COCO), or a PNG that begins at (x, y)."""
+
+    size: list[int] = Field(description="Height and width of the image")
+    counts: str | None = Field(None, description="Run lengths, column by column, as pycocotools writes them")
+    png: str | None = Field(None, description="A PNG of 0 and 255, in base64")
+    x: int | None = None
+    y: int | None = None
 
 
 class ImageClass(Schema):
@@ -39,6 +58,21 @@ class ImageClass(Schema):
     label: str
     class_id: int = Field(ge=0)
     score: float = Field(ge=0, le=1)
+
+
+class Detection(Schema):
+    """An object that was found. What comes after `box` depends on the model's task."""
+
+    label: str
+    class_id: int = Field(ge=0)
+    score: float = Field(ge=0, le=1)
+    box: Box
+    segments: list[list[list[float]]] | None = Field(None, description="Outlines of its mask: rings of [x, y]")
+    mask: Mask | None = Field(None, description="Its mask in another form; null where the image has too many pixels")
+    keypoints: list[KeyPoint] | None = None
+    obb: TurnedBox | None = None
+    classes: list[ImageClass] | None = Field(None, description="Of two stages: what the second says of this object")
+    corners: list[list[float]] | None = Field(None, description="Four corners [x, y] of the turned box, in order")
 
 
 class DetectedImage(Schema):

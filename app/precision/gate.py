@@ -60,7 +60,9 @@ class Gate:
 
         Raises WrongAnswersError where an error is over its limit, and BackendError of the executable itself.
         """
-        limits = LIMITS[self._model.task][report.precision]
+        limits = LIMITS[self._model.task].get(report.precision)
+        if limits is None:
+            raise WrongAnswersError(f"what {report.precision} does to a task of its own kind cannot be judged")
         worst = dict.fromkeys(limits, 0.0)
         for size in executable.batch_sizes:
             outputs = _outputs(executable.run, self._probes, size)

@@ -55,6 +55,8 @@ def measures(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) 
         return dict.fromkeys(LIMITS[model.task]["fp32"], float("inf"))
     if isinstance(model, PixelModel | NormalisedModel):
         model = model.image_model
+        if model.task == "infer":
+            return _tensors(expected, outputs)
         if isinstance(model, ExportedDetector):
             return _instances(model, expected, outputs)
         return (_classification if model.task == "classify" else _detection)(model, expected, outputs)

@@ -18,17 +18,21 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from app.config import Settings
 from app.errors import invalid_request
-from app.protocols import wire
+from app.protocols import ultralytics, wire
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read_options, switch, whole
-from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, signature
+from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, signature, staged_signature
 from app.protocols.tensors import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, RequestedOutput
+from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
 from app.scheduling.served_model import ServedModel
 from app.serving.filling import Encoded, Frame
 from app.serving.inference import infer
 from app.serving.prediction import Finish, predict
 from app.serving.service import Service
+from app.serving.staged import predict_staged
+from app.serving.stages import Stages
 from app.serving.terms import Terms
 from models import Model, Options, PixelModel, Placement, TensorModel
 
@@ -54,6 +58,7 @@ class Work:
     floats: bool = False
     images: Sequence[Encoded | Frame] = ()
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    stages: Stages | None = None
 
 
 def raw(model: Model, content: wire.Buffer) -> InputTensor:
@@ -79,22 +84,29 @@ def classification_of(name: str, parameters: Mapping[str, Any]) -> int:
     return whole(parameters, "classification", 0, 0, _MOST_CLASSES)
 
 
-def prepare(service: Service, served: ServedModel, request: InferenceRequest, terms: Terms, started_s: float) -> Work:
-    """What a request means; its own parameters win over `terms`, its timeout counts from `started_s`.
+def prepare(
+    service: Service, served: ServedModel, request: InferenceRequest, terms: Terms, *, started_s: float, name: str
+) -> Work:
+    """What a request for the model `name` means; its own parameters win over `terms`, its timeout counts from
+    `started_s`.
 
     Raises INVALID_REQUEST.
     """
     timeout_us = whole(request.parameters, "timeout", 0, 0, _LONGEST_TIMEOUT_US)
     level = whole(request.parameters, "priority", 0, 0, PRIORITIES)
-    outputs = _outputs(served, request.outputs)
+    stages = service.stages.get(name)
+    described = signature(served) if stages is None else staged_signature(stages)
+    outputs = _outputs(service.settings, served, described, request.outputs)
     if timeout_us:
         terms = replace(terms, deadline_s=deadline_s(service.settings, started_s, timeout_us / 1e6))
     if level:
         terms = replace(terms, priority=NORMAL_PRIORITY - level)
     options = read_options(request.parameters)
+    if "score_threshold" not in request.parameters and any(output.name == ROWS for output in outputs):
+        options = replace(options, score_threshold=LEAST_SCORE)
     if isinstance(served.model, PixelModel):
         floats, images = _images(served, served.model, request.inputs, service.settings.max_images)
-        return Work(terms, outputs, options, floats, images)
+        return Work(terms, outputs, options, floats, images, stages=stages)
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
         raise invalid_request("an input is given twice")
@@ -104,6 +116,11 @@ def prepare(service: Service, served: ServedModel, request: InferenceRequest, te
 async def run(service: Service, served: ServedModel, work: Work) -> InferenceResponse:
     """Have it computed. Raises ServiceError; cancelled, it gives up its reservation."""
     names = [output.name for output in work.outputs]
+    if work.stages is not None:
+        staged = await predict_staged(service, work.stages, work.images, work.terms, options=work.options)
+        texts = [orjson.dumps(each) for each in staged.predictions]
+        made_by = service.made_by(staged.computed_by)
+        return InferenceResponse([_result(output, texts, served) for output in work.outputs], made_by)
     if isinstance(served.model, PixelModel):
         form = served.floats if work.floats else served
         assert form is not None
@@ -122,10 +139,12 @@ async def run(service: Service, served: ServedModel, work: Work) -> InferenceRes
 
 
 def _finisher(names: set[str]) -> Finish:
-    tensors = bool(names - {PREDICTIONS})
+    tensors = bool(names - {PREDICTIONS, ROWS})
 
     def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         made: dict[str, Any] = dict(model.tensors(outputs, placement, options)) if tensors else {}
+        if ROWS in names:
+            made[ROWS] = rows(model, outputs, placement, options)
         if PREDICTIONS in names:
             made[PREDICTIONS] = orjson.dumps(model.postprocess(outputs, placement, options))
         return made
@@ -133,10 +152,14 @@ def _finisher(names: set[str]) -> Finish:
     return finish
 
 
-def _outputs(served: ServedModel, asked: Sequence[RequestedOutput]) -> Sequence[RequestedOutput]:
-    known = {spec.name: spec for spec in signature(served).outputs}
+def _outputs(
+    settings: Settings, served: ServedModel, described: Signature, asked: Sequence[RequestedOutput]
+) -> Sequence[RequestedOutput]:
+    known = {spec.name: spec for spec in described.outputs}
     for output in asked:
         spec = known.get(output.name)
+        if output.name == ROWS and spec is None and ultralytics.is_offered(settings, served):
+            continue
         if spec is None:
             raise invalid_request(f"{served.model.name} has no output {output.name!r}; it has {', '.join(known)}")
         if output.classification and (spec.datatype == BYTES or len(spec.shape) != 2):

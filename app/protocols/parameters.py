@@ -11,7 +11,7 @@ from typing import Any
 
 from app.config import Settings
 from app.errors import invalid_request
-from models import Options
+from models import MASK_FORMS, MaskForm, Options
 
 DEFAULT_OPTIONS = Options()
 
@@ -28,7 +28,15 @@ def read_options(given: Mapping[str, Any]) -> Options:
         score_threshold=number(given, "score_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
         iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
         max_detections=whole(given, "max_detections", DEFAULT_OPTIONS.max_detections, 1, 30_000),
+        masks=_mask_form(given.get("masks", DEFAULT_OPTIONS.masks)),
     )
+
+
+def _mask_form(given: Any) -> MaskForm:
+    for form in MASK_FORMS:
+        if given == form:
+            return form
+    raise invalid_request(f"masks must be one of {', '.join(MASK_FORMS)}, not {given!r}")
 
 
 def read_priority(given: Any) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 from app.errors import invalid_request
 from app.observability.triton_statistics import VERSION
+from app.protocols import ultralytics
 from app.protocols.open_inference import NORMAL_PRIORITY, PRIORITIES
-from app.protocols.signatures import PIXELS, find, signature
+from app.protocols.signatures import PIXELS, find, signature_of
 from app.protocols.wire import BYTES
 from app.scheduling.readiness import ModelState
-from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
 from models import OutputSpec, PixelModel
 
@@ -27,25 +27,35 @@ _STATES = {
 """Ours, and Triton's word for it."""
 
 
-def configuration(service: Service, served: ServedModel) -> dict[str, Any]:
-    """A model's configuration as Triton would have it: shapes without the batch, which comes in front."""
-    described = signature(served)
+def configuration(service: Service, name: str, version: str = "") -> dict[str, Any]:
+    """A model's configuration as Triton would have it: shapes without the batch, which comes in front.
+
+    Raises MODEL_NOT_FOUND.
+    """
+    served = find(service, name, version)
+    described = signature_of(service, name, version)
     settings = service.settings
     # Of images, one input is all a request has. Those that make up their data (load generators) skip what is
     # optional, and made-up bytes are no images.
-    images = isinstance(served.model, PixelModel)
+    model = served.model
+    images = isinstance(model, PixelModel)
     skipped = {spec.name for spec in described.inputs if spec.name != PIXELS} if images else set()
-    return {
-        "name": served.model.name,
-        "platform": described.platform,
-        "backend": "anychip",
-        "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": settings.max_images if described.batched else 0,
+    tensors = {
         "input": [
             {**_tensor(spec, described.batched), **({"optional": True} if spec.name in skipped else {})}
             for spec in described.inputs
         ],
         "output": [_tensor(spec, described.batched) for spec in described.outputs],
+    }
+    if isinstance(model, PixelModel) and name not in service.stages and ultralytics.is_offered(settings, served):
+        tensors = ultralytics.tensors_of(model)
+    return {
+        "name": name,
+        "platform": described.platform,
+        "backend": "anychip",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": settings.max_images if described.batched else 0,
+        **tensors,
         "dynamic_batching": {
             "preferred_batch_size": list(settings.ladder),
             "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -54,10 +55,11 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written_images(tmp_path_factory.mktemp("many"), 50)
 
 
-def exported(folder: Path, images: Path, tags: list[str]) -> Path:
+def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Path:
     script = ROOT / "tests" / "support" / "ultralytics_exports.py"
     command = [sys.executable, str(script), str(folder), str(images), *tags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    environment = {**os.environ, "ANYCHIP_TEST_SIDE": str(side)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
@@ -174,7 +176,7 @@ def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path,
 @pytest.mark.parametrize("tag", sorted(NETWORKS))
 def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, tag: str) -> None:
     pytest.importorskip("ultralytics")
-    check(compare(exported(tmp_path, many_images, [tag]), many_images, tag))
+    check(compare(exported(tmp_path, many_images, [tag], side=640), many_images, tag))
 
 
 def local_predictor(model, folder):
@@ -263,6 +265,34 @@ def test_a_sidecar_says_what_the_file_does_not(
     assert answer["width"] == 64
     for found in answer.get("detections", ()):
         assert 0 <= found["box"]["x1"] <= found["box"]["x2"] <= 64
+
+
+class Queries(nn.Module):
+    """As RF-DETR: centres and sides in 0..1 of five queries, and logits of two classes and of the background."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes = nn.Parameter(torch.tensor([[[0.5, 0.5, 0.2, 0.4]] * 4 + [[0.25, 0.75, 0.5, 0.5]]]))
+        logits = torch.full((1, 5, 3), -5.0)
+        logits[0, 4] = torch.tensor([2.0, 1.0, 9.0])
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nothing = x.mean((1, 2, 3)).reshape(-1, 1, 1) * 0
+        return self.boxes + nothing, self.logits + nothing
+
+
+def test_rf_detr_has_a_box_for_each_class_of_a_query_and_no_background(tmp_path: Path) -> None:
+    sidecar = {"task": "detect", "layout": "rfdetr", "labels": ["a", "b"]}
+    model: Any = open_model(parse_spec(str(written(tmp_path / "best.onnx", Queries(), sidecar))), tmp_path)
+    assert (model.export.resize, model.export.mean[0]) == ("stretch", 0.485)
+    image, out = torch.zeros((100, 200, 3), dtype=torch.uint8), torch.zeros((64, 64, 3), dtype=torch.uint8)
+    placement = model.preprocess(image, out, 200, 100)
+    with torch.inference_mode():
+        outputs = [output.numpy() for output in model.network()(out[None].repeat(2, 1, 1, 1))]
+    found = model.postprocess(model.reduce(outputs, 1, Options()), placement, Options())["detections"]
+    assert [(each["label"], each["score"]) for each in found] == [("a", 0.8808), ("b", 0.73106)]
+    assert [*found[0]["box"].values()] == [0, 50, 100, 100]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ warnings.filterwarnings("ignore")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-SIZE = 320
+SIZE = int(os.environ.get("ANYCHIP_TEST_SIDE", "320"))
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "v8-detect": ("yolov8n.yaml", {}),
     "v8-dynamic": ("yolov8n.yaml", {"dynamic": True}),

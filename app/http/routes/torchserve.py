@@ -94,4 +94,6 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
 def _shaped(model: Model, prediction: dict[str, Any]) -> Any:
     if model.task == "classify":
         return {each["label"]: each["score"] for each in prediction["classes"]}
+    if "detections" not in prediction:  # Of a task that another package brings.
+        return prediction
     return [{each["label"]: list(each["box"].values()), "score": each["score"]} for each in prediction["detections"]]

@@ -1,0 +1,89 @@
+"""What `YOLO("http://host:port/model")` of Ultralytics asks a Triton server for. `--compat ultralytics`.
+
+    their letterbox ─► FP32 [n, 3, h, w] in 0..1 ─► `input` ─► our model ─► `output0`: rows ─► their results
+
+Owns: the configuration that it reads, and the form of `output0`. Their client takes rows of an "end to end" network, so
+that suppression is done here; all coordinates are pixels of the input that the client has made. Masks are not offered:
+their form wants the network's own prototypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.config import Settings, split
+from app.protocols.signatures import INPUT
+from app.scheduling.served_model import ServedModel
+from models import Options, PixelModel, Placement
+
+Array = npt.NDArray[Any]
+
+ROWS = "output0"
+LEAST_SCORE = 0.001
+"""What is sent where the request names no threshold: the client has one of its own."""
+_MOST_ROWS = 300
+_TASKS = ("detect", "pose", "obb", "classify")
+_STRIDE = 32
+
+
+def is_offered(settings: Settings, served: ServedModel) -> bool:
+    """Whether the model's configuration is the one for this client."""
+    model = served.model
+    if "ultralytics" not in split(settings.compat) or served.floats is None or not isinstance(model, PixelModel):
+        return False
+    mean, std = model.normalisation
+    return model.task in _TASKS and set(mean) == {0.0} and set(std) == {1.0}  # It sends pixels in 0..1.
+
+
+def tensors_of(model: PixelModel) -> dict[str, Any]:
+    """`input`, `output` and `parameters` of the configuration."""
+    height, width, channels = model.input_shape
+    columns = {"obb": 7, "pose": 6 + 3 * _keypoints(model)}.get(model.task, 6)
+    dims = [len(model.labels)] if model.task == "classify" else [_MOST_ROWS, columns]
+    return {
+        "input": [{"name": INPUT, "data_type": "TYPE_FP32", "dims": [channels, height, width]}],
+        "output": [{"name": ROWS, "data_type": "TYPE_FP32", "dims": dims}],
+        # Their client reads it as a literal of Python.
+        "parameters": {"metadata": {"string_value": str(_metadata(model))}},
+    }
+
+
+def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> Array:
+    """float32 [300, columns]: x1, y1, x2, y2, score, class and what the task adds, then rows of 0. Of a classifier
+    the probabilities; of turned boxes centre, width and height, and the angle last.
+    """
+    found = model.tensors(outputs, placement, options)
+    if model.task == "classify":
+        return found["probabilities"].astype(np.float32)
+    boxes = found["turned"][:, :4] if model.task == "obb" else found["boxes"]
+    parts = [boxes, found["scores"][:, None], found["classes"][:, None]]
+    if model.task == "obb":
+        parts.append(found["turned"][:, 4:])
+    if model.task == "pose":
+        parts.append(found["keypoints"].reshape(len(boxes), -1))
+    filled = np.concatenate(parts, axis=1, dtype=np.float32)[:_MOST_ROWS]
+    return np.pad(filled, ((0, _MOST_ROWS - len(filled)), (0, 0)))
+
+
+def _metadata(model: PixelModel) -> dict[str, Any]:
+    """As Ultralytics' own exports have it."""
+    height, width, channels = model.input_shape
+    about: dict[str, Any] = {
+        "task": model.task,
+        "stride": 1 if model.task == "classify" else _STRIDE,
+        "batch": 1,
+        "imgsz": [height, width],
+        "names": dict(enumerate(model.labels)),
+        "channels": channels,
+        "end2end": model.task != "classify",
+        "args": {"nms": False, "dynamic": False},
+    }
+    return about | ({"kpt_shape": [_keypoints(model), 3]} if model.task == "pose" else {})
+
+
+def _keypoints(model: PixelModel) -> int:
+    return next((spec.shape[2] for spec in model.answers if spec.name == "keypoints"), 0)

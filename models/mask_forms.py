@@ -1,0 +1,62 @@
+"""Masks as other programs read them: run lengths as COCO writes them, and PNG.
+
+Owns: these two forms. Must not know networks or requests. A mask is given as the part within its box, so that both cost
+what the box costs, however large the image is.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import cv2
+import numpy as np
+
+from models.model import Array
+
+_CHARACTERS = 13  # Of five bits each: more than any run needs.
+
+
+def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> list[int]:
+    """Lengths of runs of 0 and 1, by turns, 0 first, of a mask of a whole image, column by column.
+
+    mask: uint8 [h, w] of 0 and 1, whose first pixel is (x, y) of an image of `width` x `height`.
+    """
+    mask = mask[: max(0, height - y), : max(0, width - x)]
+    padded = np.zeros((mask.shape[1], mask.shape[0] + 2), np.int8)
+    padded[:, 1:-1] = mask.T
+    steps = np.diff(padded, axis=1)
+    columns, first = np.nonzero(steps == 1)
+    _, stop = np.nonzero(steps == -1)
+    base = (x + columns) * height + y
+    starts, stops = base + first, base + stop
+    apart = np.flatnonzero(starts[1:] != stops[:-1])  # A run may go on in the next column.
+    starts = np.concatenate((starts[:1], starts[1:][apart]))
+    stops = np.concatenate((stops[:-1][apart], stops[-1:]))
+    places = np.stack((starts, stops), axis=1).reshape(-1)
+    runs: list[int] = np.diff(places, prepend=0, append=width * height).tolist()
+    return runs[:-1] if len(places) and not runs[-1] else runs
+
+
+def compressed(runs: list[int]) -> str:
+    """Run lengths as the text that pycocotools writes and reads.
+
+    From the fourth on, a length is written as its difference to the one two before. A number is written in groups of
+    five bits, the least first; the sixth bit says that more follow, and the last group's fifth bit is the sign.
+    """
+    values = np.array(runs, np.int64)
+    values[3:] -= np.array(runs, np.int64)[1:-2]
+    groups = values[:, None] >> (5 * np.arange(_CHARACTERS))
+    bits = groups & 31
+    rest = groups >> 5
+    is_last = np.where(bits & 16, rest == -1, rest == 0)
+    length = is_last.argmax(axis=1) + 1
+    order = np.arange(_CHARACTERS)
+    letters = (bits | np.where(order < length[:, None] - 1, 32, 0)) + 48
+    text: bytes = letters[order < length[:, None]].astype(np.uint8).tobytes()
+    return text.decode("ascii")
+
+
+def png(mask: Array) -> str:
+    """A mask uint8 [h, w] of 0 and 1 as base64 of a PNG of 0 and 255."""
+    _, encoded = cv2.imencode(".png", mask * np.uint8(255))
+    return base64.b64encode(encoded.tobytes()).decode("ascii")

@@ -1,0 +1,129 @@
+"""Clients of other servers, unchanged: what cameras' software sends to DeepStack, and Ultralytics' own client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.sample import IMAGES
+from tests.support.service_process import running
+from tests.support.task_files import written
+
+ROOT = Path(__file__).parents[2]
+IMAGE = IMAGES / "detect_1.jpg"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    models = ",".join(["yolov8n", "resnet50", *(f"{task}={written(folder, task)}" for task in ("pose", "obb"))])
+    options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
+    folder = tmp_path_factory.mktemp("clients")
+    with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics") as service:
+        yield service
+
+
+def image():
+    return {"image": ("frame.jpg", IMAGE.read_bytes(), "image/jpeg")}
+
+
+def test_deepstack_has_boxes_of_whole_pixels_best_first(service):
+    with service.client() as client:
+        answer = client.post("/v1/vision/detection", files=image(), data={"api_key": "", "min_confidence": "0.3"})
+        ours = client.post("/v1/models/yolov8n:predict?score_threshold=0.3", files=image()).json()["predictions"][0]
+    found = answer.json()
+    assert (found["success"], found["count"]) == (True, len(found["predictions"]))
+    assert 0 < found["count"] <= 20
+    for theirs, mine in zip(found["predictions"], ours["detections"], strict=False):
+        assert (theirs["label"], theirs["confidence"]) == (mine["label"], mine["score"])
+        assert theirs["x_min"] == round(mine["box"]["x1"])
+        assert theirs["y_max"] == round(mine["box"]["y2"])
+    scores = [each["confidence"] for each in found["predictions"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
+    with service.client() as client:
+        assert client.post("/v1/vision/custom/list").json()["models"] == ["yolov8n", "resnet50", "pose", "obb"]
+        assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
+        assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
+        for path, files, status in (
+            ("/v1/vision/custom/none", image(), 400),
+            ("/v1/vision/detection", {"image": ("a.jpg", b"no image")}, 400),
+            ("/v1/vision/detection", None, 400),
+        ):
+            refused = client.post(path, files=files)
+            assert refused.status_code == status
+            assert refused.json()["success"] is False
+            assert refused.json()["error"]
+        wrong = client.post("/v1/vision/detection", files=image(), data={"min_confidence": "7"})
+        assert "min_confidence" in wrong.json()["error"]
+
+
+ASK = """
+import json, sys
+from ultralytics import YOLO
+answers = {}
+for model, task in (("yolov8n", "detect"), ("pose", "pose"), ("obb", "obb")):
+    [result] = YOLO(f"http://{sys.argv[1]}/{model}", task=task).predict(sys.argv[2], conf=0.3, verbose=False)
+    answers[model] = json.loads(result.to_json())
+print("ANSWERS" + json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def asked(service, tmp_path_factory):
+    pytest.importorskip("ultralytics")
+    packages = [str(each) for each in (ROOT / ".venv-triton").glob("lib/python3.*/site-packages")]
+    if not packages:
+        pytest.skip("there is no environment with tritonclient: tests/environments/triton_environment.py makes it")
+    folder = tmp_path_factory.mktemp("ultralytics")
+    # Behind everything else, so that only the client itself comes from there.
+    script = f"import sys; sys.path += {packages!r}\n{ASK}"
+    settings = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, service.url.removeprefix("http://"), str(IMAGE)],
+        env={**os.environ, **settings},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert "ANSWERS" in done.stdout, done.stdout + done.stderr
+    return json.loads(done.stdout.partition("ANSWERS")[2])
+
+
+def test_ultralytics_own_client_finds_what_we_find(service, asked):
+    with service.client() as client:
+        answer = client.post("/v1/models/yolov8n:predict?score_threshold=0.3", files=image())
+    ours = answer.json()["predictions"][0]["detections"]
+    theirs = asked["yolov8n"]
+    assert len(theirs) == len(ours) > 2
+    for mine, found in zip(ours, theirs, strict=True):
+        assert (found["name"], found["confidence"]) == (mine["label"], pytest.approx(mine["score"], abs=2e-3))
+        assert [found["box"][name] for name in mine["box"]] == pytest.approx([*mine["box"].values()], abs=0.5)
+
+
+def test_ultralytics_own_client_has_poses_and_turned_boxes(service, asked):
+    with service.client() as client:
+        pose, obb = (
+            client.post(f"/v1/models/{model}:predict", files=image()).json()["predictions"][0]
+            for model in ("pose", "obb")
+        )
+    [theirs] = asked["pose"]
+    [mine] = pose["detections"]
+    assert theirs["name"] == mine["label"] == "thing"
+    assert theirs["keypoints"]["x"] == pytest.approx([point["x"] for point in mine["keypoints"]], abs=0.5)
+    [theirs] = asked["obb"]
+    [mine] = obb["detections"]
+    corners = {(round(x), round(y)) for x, y in mine["corners"]}
+    assert {(round(theirs["box"][f"x{n}"]), round(theirs["box"][f"y{n}"])) for n in range(1, 5)} == corners
+    # A network that wants other numbers than pixels in 0..1 is none for this client.
+    with service.client() as client:
+        assert [each["name"] for each in client.get("/v2/models/resnet50/config").json()["input"]] != ["input"]

@@ -1,0 +1,105 @@
+"""A task of another package: the example of docs/your-network.md is installed and serves."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from tests.support.service_process import running
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "your-network.md"
+
+
+class Mean(nn.Module):
+    """How bright an image is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((1, 2, 3)).reshape(-1, 1)
+
+
+def written(path: Path, network: nn.Module, sidecar: str) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network.eval(), (torch.rand(1, 3, 64, 64),), str(path), dynamo=False)
+    path.with_suffix(".json").write_text(sidecar)
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """With the package of the page, installed as its reader would."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:toml|python)\n# ([\w./]+)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["pyproject.toml", "anychip_sharpness/__init__.py"]
+    for name, content in blocks:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(content, encoding="utf-8")
+    command = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", *command, str(source)], check=True, timeout=120)
+    return {"PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
+
+
+@pytest.fixture(scope="module")
+def sidecar():
+    return re.search(r"```json\n(\{\"task\": \"sharpness\".*?)\n```", PAGE.read_text(encoding="utf-8"))[1]
+
+
+def png(level):
+    """Grey in the middle, black around it."""
+    image = Image.new("RGB", (200, 100))
+    image.paste((level, level, level), (60, 10, 140, 90))
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_it_is_served_like_any_network(environment, sidecar, tmp_path):
+    file = written(tmp_path / "sharp.onnx", Mean(), sidecar)
+    options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32")
+    with (
+        running(tmp_path, "--models", str(file), *options, environment=environment) as service,
+        service.client() as client,
+    ):
+        images = [("file", (f"{level}.png", png(level))) for level in (204, 51)]
+        answer = client.post("/v1/models/sharp:predict", files=images).json()
+        assert answer["predictions"] == [
+            {"sharpness": pytest.approx(0.8, abs=1e-4), "is_sharp": True, "width": 200, "height": 100},
+            {"sharpness": pytest.approx(0.2, abs=1e-4), "is_sharp": False, "width": 200, "height": 100},
+        ]
+        described = client.get("/v2/models/sharp").json()
+        assert [each["name"] for each in described["outputs"]] == ["predictions"]
+        raw = {"Inference-Header-Content-Length": "0"}
+        answer = client.post("/v2/models/sharp/infer", content=png(204), headers=raw)
+        assert b"is_sharp" in answer.content
+        assert client.post("/predictions/sharp", content=png(51)).json()["is_sharp"] is False
+        assert "finds no objects" in client.post("/v1/models/sharp:predict?tile=64", files=images).json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "words"),
+    [
+        ('{"task": "sharpness", "size": 64, "options": {"limit": "much"}}', "could not convert string to float"),
+        ('{"task": "blur", "size": 64}', "there is no task 'blur', but classify, detect"),
+    ],
+)
+def test_what_does_not_fit_stops_the_start_in_a_sentence(environment, tmp_path, sidecar, words):
+    file = written(tmp_path / "sharp.onnx", Mean(), sidecar)
+    command = [sys.executable, "-m", "app", "serve", "--models", str(file), "--port", "0", "--device", "cpu"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
