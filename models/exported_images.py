@@ -306,7 +306,7 @@ class ExportedDetector(Detector):
                 polygons.append(None)
                 continue
             rings = polygons_of(mask, x, y, most)
-            polygons.append([[[round(x / factor, 1), round(y / factor, 1)] for x, y in ring] for ring in rings])
+            polygons.append([(ring / factor).round(1).tolist() for ring in rings])
         return polygons
 
     def _masks(self, found: Mapping[str, Array], placement: Placement, form: MaskForm) -> list[dict[str, Any] | None]:

@@ -182,6 +182,19 @@ class MaskGrid:
 
 def _sampled(values: Array, step: tuple[float, float], offset: tuple[float, float], size: tuple[int, int]) -> Array:
     """Bilinear samples [h, w] at x * step + offset, beyond the edge those of the edge."""
+    factors = [round(1 / each) for each in step]
+    # Where each value becomes a whole number of samples, enlarging all of them is seven times as fast, and the same.
+    shifts = [(place + 0.5) * factor - 0.5 for place, factor in zip(offset, factors, strict=True)]
+    first_x, first_y = (round(shift) for shift in shifts)
+    enlarged = values.shape[1] * factors[0], values.shape[0] * factors[1]
+    if (
+        np.allclose([each * factor for each, factor in zip(step, factors, strict=True)], 1, rtol=0, atol=1e-9)
+        and np.allclose(shifts, (first_x, first_y), rtol=0, atol=1e-6)
+        and 0 <= first_x <= enlarged[0] - size[0]
+        and 0 <= first_y <= enlarged[1] - size[1]
+    ):
+        whole: Array = cv2.resize(np.ascontiguousarray(values), enlarged, interpolation=cv2.INTER_LINEAR)
+        return whole[first_y : first_y + size[1], first_x : first_x + size[0]]
     matrix = np.array([[step[0], 0, offset[0]], [0, step[1], offset[1]]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     source = np.ascontiguousarray(values)
@@ -189,19 +202,19 @@ def _sampled(values: Array, step: tuple[float, float], offset: tuple[float, floa
     return sampled
 
 
-def polygons_of(mask: Array, x: int, y: int, most: int) -> list[list[list[float]]]:
-    """The outer contours of a mask whose first pixel is at (x, y): rings of points, the largest first.
+def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array]:
+    """The outer contours of a mask whose first pixel is at (x, y): rings, int32 [points, 2], the largest first.
 
     Holes are left out, and so are the smallest rings, and single points of the others, beyond `most` points in all.
     """
     contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-    rings: list[list[list[float]]] = []
+    rings: list[Array] = []
     for contour in sorted(contours, key=len, reverse=True):
         ring = contour[:: -(-len(contour) // max(1, most))]
         if len(ring) < 3:
             break
         most -= len(ring)
-        rings.append((ring.reshape(-1, 2) + np.array((x, y))).astype(np.float64).tolist())
+        rings.append(ring.reshape(-1, 2) + np.array((x, y), np.int32))
     return rings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from models.instances import (
     MAX_TURNED_CANDIDATES,
     MaskGrid,
+    _sampled,
     corners_of,
     polygons_of,
     probabilistic_iou,
@@ -115,5 +117,21 @@ def test_polygons_hold_no_more_points_than_they_may():
     assert 0 < sum(map(len, rings)) <= 500
     square = np.zeros((10, 10), np.uint8)
     square[2:6, 3:8] = 1
-    assert polygons_of(square, 100, 200, 500) == [[[103, 202], [103, 205], [107, 205], [107, 202]]]
+    [ring] = polygons_of(square, 100, 200, 500)
+    assert ring.tolist() == [[103, 202], [103, 205], [107, 205], [107, 202]]
     assert polygons_of(np.zeros((4, 4), np.uint8), 0, 0, 500) == []
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(0, 9999))
+def test_the_quick_way_of_sampling_is_the_slow_one_to_the_bit(factor: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    values = random.normal(size=random.integers(3, 40, 2)).astype(np.float32)
+    height, width = (side * factor for side in values.shape)
+    x, y = (int(random.integers(0, side)) for side in (width, height))
+    size = int(random.integers(1, width - x + 1)), int(random.integers(1, height - y + 1))
+    step = 1 / factor
+    offsets = (x + 0.5) * step - 0.5, (y + 0.5) * step - 0.5
+    matrix = np.array([[step, 0, offsets[0]], [0, step, offsets[1]]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    expected = cv2.warpAffine(values, matrix, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    np.testing.assert_array_equal(_sampled(values, (step, step), offsets, size), expected)
