@@ -317,19 +317,13 @@ class ExportedDetector(Detector):
             return []
         if form == "polygon":
             return [None if rings is None else {"segments": rings} for rings in self._polygons(found, placement)]
-        masks: list[dict[str, Any] | None] = []
-        pixels = 0
         sides = np.maximum(0, np.ceil(found["boxes"][:, 2:]) - np.ceil(found["boxes"][:, :2]))
-        areas = sides.prod(axis=1).tolist()
-        for number, area in enumerate(areas):
-            if pixels + area > _MASK_PIXELS:
-                masks.append({"mask": None})
-                continue
-            pixels += area
-            one = {name: found[name][number : number + 1] for name in ("scores", "coefficients", "boxes")}
-            [(mask, x, y)] = self._within_boxes({**one, "prototypes": found["prototypes"]}, placement, 1.0)
+        within = int((sides.prod(axis=1).cumsum() <= _MASK_PIXELS).sum())
+        first = {name: found[name][:within] for name in ("scores", "coefficients", "boxes")}
+        masks: list[dict[str, Any] | None] = []
+        for mask, x, y in self._within_boxes({**first, "prototypes": found["prototypes"]}, placement, 1.0):
             masks.append({"mask": _written(form, mask, x, y, placement)} if mask.any() else None)
-        return masks
+        return [*masks, *({"mask": None} for _ in found["scores"][within:])]
 
     def _within_boxes(
         self, found: Mapping[str, Array], placement: Placement, factor: float

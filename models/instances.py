@@ -188,8 +188,8 @@ def _sampled(values: Array, step: tuple[float, float], offset: tuple[float, floa
     first_x, first_y = (round(shift) for shift in shifts)
     enlarged = values.shape[1] * factors[0], values.shape[0] * factors[1]
     if (
-        np.allclose([each * factor for each, factor in zip(step, factors, strict=True)], 1, rtol=0, atol=1e-9)
-        and np.allclose(shifts, (first_x, first_y), rtol=0, atol=1e-6)
+        max(abs(each * factor - 1) for each, factor in zip(step, factors, strict=True)) < 1e-9
+        and max(abs(shifts[0] - first_x), abs(shifts[1] - first_y)) < 1e-6
         and 0 <= first_x <= enlarged[0] - size[0]
         and 0 <= first_y <= enlarged[1] - size[1]
     ):

@@ -1,0 +1,93 @@
+"""What our own networks of masks answer: the forms of masks agree, and their cost is bounded."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from models import Options, exported_images, open_model, parse_spec
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return open_model(parse_spec("yolov8n-seg:random"), tmp_path_factory.mktemp("cache"))
+
+
+def outputs(count: int = 6, side: float = 120.0) -> tuple[Any, ...]:
+    """As `reduce` returns them: boxes within the image's part of the input, smooth prototypes."""
+    random = np.random.default_rng(0)
+    noise = random.normal(size=(32, 160, 160)).astype(np.float32)
+    prototypes = np.stack([cv2.GaussianBlur(each, (0, 0), 6) for each in noise])
+    centres = random.uniform((side / 2, 80 + side / 2), (640 - side / 2, 560 - side / 2), (count, 2))
+    boxes = np.concatenate((centres - side / 2, centres + side / 2), axis=1).astype(np.float32)
+    scores = np.linspace(0.9, 0.5, count).astype(np.float32)
+    return (
+        boxes,
+        scores,
+        np.arange(count, dtype=np.int32),
+        random.normal(size=(count, 32)).astype(np.float32),
+        prototypes,
+    )
+
+
+def detections(model: Any, form: str, **more: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = model.postprocess(
+        outputs(),
+        model.placement(640, 480),
+        Options(masks=form, **more),  # type: ignore[arg-type]
+    )["detections"]
+    return found
+
+
+def whole(mask: dict[str, Any]) -> Any:
+    """A mask of the image out of a PNG of its part."""
+    part = cv2.imdecode(np.frombuffer(base64.b64decode(mask["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
+    assert part is not None
+    image = np.zeros(mask["size"], np.uint8)
+    image[mask["y"] : mask["y"] + part.shape[0], mask["x"] : mask["x"] + part.shape[1]] = part > 0
+    return image
+
+
+def lengths(text: str) -> list[int]:
+    """Run lengths of COCO's text, from its description."""
+    runs: list[int] = []
+    value = shift = 0
+    for letter in text:
+        bits = ord(letter) - 48
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value |= -1 << shift if bits & 16 else 0
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    return runs
+
+
+def test_every_form_is_the_same_mask(model: Any) -> None:
+    polygons, runs, images = (detections(model, form) for form in ("polygon", "rle", "png"))
+    assert len(polygons) == len(runs) == len(images) == 6
+    for polygon, run, image in zip(polygons, runs, images, strict=True):
+        expected = whole(image["mask"])
+        counts = lengths(run["mask"]["counts"])
+        assert run["mask"]["size"] == [480, 640]
+        assert (expected == np.repeat(np.arange(len(counts)) % 2, counts).reshape(640, 480).T).all()
+        filled = np.zeros((480, 640), np.uint8)
+        rings = [np.array(ring, np.int32) for ring in polygon["segments"]]
+        cv2.drawContours(filled, rings, -1, 1, cv2.FILLED)
+        # Outlines lose holes, and the smallest parts.
+        assert (filled & expected).sum() >= 0.97 * expected.sum()
+        assert polygon["box"] == run["box"] == image["box"]
+
+
+def test_without_masks_there_are_boxes_alone(model: Any) -> None:
+    assert [set(found) for found in detections(model, "none")] == [{"label", "class_id", "score", "box"}] * 6
+
+
+def test_only_so_many_pixels_of_masks_are_looked_at(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported_images, "_MASK_PIXELS", 3 * 125 * 125)
+    found = detections(model, "rle")
+    assert [each["mask"] is None for each in found] == [False] * 3 + [True] * 3
