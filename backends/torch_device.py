@@ -305,6 +305,20 @@ class CudaTypeBackend(TorchBackend):
         return f"torch.cuda answers here, but the device is not of {self.facts.title}: it is {vendor}'s."
 
 
+def torch_device(backend: Backend, device: str) -> torch.device:
+    """PyTorch's own name of a backend's device, ready to be used in this process. Raises BackendError.
+
+    For tools that look into a network operator by operator; whoever serves uses `Backend.load`.
+    """
+    if not isinstance(backend, TorchBackend):
+        return torch.device(device.partition(":")[0])
+    module, target = backend._module(), backend._torch_id(device)
+    load_operator_libraries()
+    with translated_errors(target):
+        module.set_device(target)
+    return torch.device(target)
+
+
 def driver_files(backend: TorchBackend) -> list[str]:
     """The device files of the driver of the backend's vendor that are here, whether or not they may be opened."""
     return [path for pattern in backend.facts.device_files for path in glob.glob(pattern)]

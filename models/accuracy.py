@@ -42,15 +42,23 @@ def top1(truth: Sequence[int], answers: Sequence[Answer]) -> float:
 
 def map50(truth: Sequence[Boxes], answers: Sequence[Answer]) -> float:
     """Mean over the classes that are there of the average precision at IoU 0.5; NaN where no object is."""
+    return mean_average_precision(truth, answers, (0.5,))
+
+
+def mean_average_precision(
+    truth: Sequence[Boxes], answers: Sequence[Answer], ious: Sequence[float] = tuple(np.arange(0.5, 1, 0.05))
+) -> float:
+    """Mean of the average precision over classes that are there and IoUs (COCO's ten); NaN without objects."""
     found = [as_boxes(answer["detections"]) for answer in answers]
     classes = {int(class_id) for image in truth for class_id in image.classes}
-    return float(np.mean([average_precision(truth, found, class_id) for class_id in classes])) if classes else np.nan
+    each = [average_precision(truth, found, class_id, iou) for class_id in classes for iou in ious]
+    return float(np.mean(each)) if each else np.nan
 
 
-def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int) -> float:
-    """Average precision of a class at IoU 0.5, interpolated at 101 recalls as COCO does; NaN where the class is absent.
+def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int, iou: float = 0.5) -> float:
+    """Average precision of a class, interpolated at 101 recalls as COCO does; NaN where the class is absent.
 
-    By descending score, each box takes the free true box it overlaps most; where that is less than 0.5 it is wrong.
+    By descending score, each box takes the free true box it overlaps most; where that is less than `iou` it is wrong.
     """
     total = sum(int((image.classes == class_id).sum()) for image in truth)
     scores: list[float] = []
@@ -58,14 +66,14 @@ def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: 
     for true, boxes in zip(truth, found, strict=True):
         mine = boxes.classes == class_id
         order = np.argsort(-boxes.scores[mine], kind="stable")
-        overlaps = _overlaps(boxes.boxes[mine][order], true.boxes[true.classes == class_id])
+        areas = overlaps(boxes.boxes[mine][order], true.boxes[true.classes == class_id])
         scores.extend(boxes.scores[mine][order].tolist())
-        for row in overlaps:
+        for row in areas:
             best = int(row.argmax()) if row.size else 0
-            hit = bool(row.size and row[best] >= 0.5)
+            hit = bool(row.size and row[best] >= iou)
             right.append(hit)
             if hit:
-                overlaps[:, best] = 0.0
+                areas[:, best] = 0.0
     if not total:
         return float("nan")
     hits = np.array(right, dtype=bool)[np.argsort(-np.array(scores), kind="stable")].cumsum()
@@ -74,7 +82,7 @@ def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: 
     return float(np.mean([precision[recall >= r].max(initial=0.0) for r in wanted_recalls]))
 
 
-def _overlaps(one: Array, other: Array) -> Array:
+def overlaps(one: Array, other: Array) -> Array:
     """Intersection over union of boxes [m, 4] and [n, 4]: [m, n]."""
     one, other = one[:, None].astype(np.float64), other[None].astype(np.float64)
     sides = (np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])).clip(0)

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class OnnxPart(nn.Module):
             if self.free_batch and call.operator == "Reshape" and isinstance(inputs[0], Tensor):
                 inputs[1] = _freed(inputs[0], as_numbers(inputs[1]))
             try:
-                found = OPERATORS[call.operator](inputs, call.attributes)
+                found = self._computed(call, inputs)
             except UnsupportedError as error:
                 raise WeightsError(f"{self.file_name} uses {error}, which is not computed here.") from error
             if isinstance(found, tuple):
@@ -91,6 +91,40 @@ class OnnxPart(nn.Module):
             for name in call.frees:
                 del values[name]
         return tuple(values[name] for name in self.output_names)
+
+    def _computed(self, call: _Call, inputs: list[Any]) -> Any:
+        return OPERATORS[call.operator](inputs, call.attributes)
+
+
+class _Layer(nn.Module):
+    """One node as a module, so that whatever traces the network knows the node by its name."""
+
+    def forward(self, operator: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
+        return OPERATORS[operator](inputs, attributes)
+
+
+class _LayeredPart(OnnxPart):
+    """An OnnxPart of which each node is a module of its own, named by its first output."""
+
+    def name_layers(self) -> None:
+        self.nodes = nn.ModuleDict({_module_name(call.outputs[0]): _Layer() for call in self._calls})
+
+    def _computed(self, call: _Call, inputs: list[Any]) -> Any:
+        return self.nodes[_module_name(call.outputs[0])](call.operator, inputs, call.attributes)
+
+
+def with_named_nodes(network: nn.Module) -> nn.Module:
+    """The network, in which each node of an ONNX file is a module from now on: for tools that name layers."""
+    for module in list(network.modules()):
+        if type(module) is OnnxPart:
+            module.__class__ = _LayeredPart
+            cast(_LayeredPart, module).name_layers()
+    return network
+
+
+def _module_name(output: str) -> str:
+    name = output.strip("/").replace(".", "_").replace("/", "_") or "node"
+    return f"{name}_" if hasattr(nn.ModuleDict, name) else name  # Which a ModuleDict refuses.
 
 
 class OnnxGraph(nn.Module):

@@ -1,0 +1,64 @@
+"""Which operators each vendor's software says it has: tables in files beside this one, and how to read them.
+
+Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source in its first lines. Must
+not be taken for a measurement: a name in a table says that a kernel is registered, not that it takes every type and
+shape. `python -m backends.operator_tables.collect` writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+_FOLDER = Path(__file__).parent
+_KINDS: dict[str, Literal["kernels", "converters"]] = {"kernels": "kernels", "converters": "converters"}
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """`names`: operators with their overload, as PyTorch's dispatcher has them (`aten::add.Tensor`).
+
+    `kind`: kernels of a device, or converters of a compiler, which fuses and leaves the rest to the device.
+    `source`: where the names come from, with version and date.
+    """
+
+    name: str
+    kind: Literal["kernels", "converters"]
+    source: str
+    names: frozenset[str]
+
+    def has(self, operator: str) -> bool:
+        """Whether the table has this operator; a compiler's, in any of its forms."""
+        return operator in self.names or (self.kind == "converters" and _base(operator) in self._bases)
+
+    @property
+    def _bases(self) -> frozenset[str]:
+        return _bases(self.names)
+
+
+def tables() -> tuple[str, ...]:
+    """The names of all tables."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.txt")))
+
+
+@cache
+def table(name: str) -> OperatorTable:
+    """The table of this name. Raises KeyError, naming those that are there."""
+    path = _FOLDER / f"{name}.txt"
+    if name not in tables():
+        raise KeyError(f"there is no table of operators for {name!r}; there is {', '.join(tables())}")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
+    names = frozenset(line for line in lines if line and not line.startswith("#"))
+    return OperatorTable(name, _KINDS[head["kind"]], head["source"], names)
+
+
+@cache
+def _bases(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(map(_base, names))
+
+
+def _base(operator: str) -> str:
+    return operator.partition(".")[0]

@@ -1,0 +1,87 @@
+"""Writes a table of operators: from PyTorch's dispatcher, from a vendor's list of functions, or from converters.
+
+    python -m backends.operator_tables.collect npu --package torch_npu --key PrivateUse1 --source "torch_npu 2.13.0"
+    python -m backends.operator_tables.collect mlu --functions mlu_functions.yaml --source "torch_mlu r2.4_develop"
+    python -m backends.operator_tables.collect tensorrt --converters aten_ops_converters.py --source "…"
+
+The first must run in a Python that has the vendor's package; its driver need not be there where a stub stands in
+(tests/support/stub_drivers.py). The others read sources as text and import nothing of them.
+
+Owns: how names are found. Only names are taken: of PyTorch's own operators and torchvision's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_KEPT = ("aten::", "torchvision::")
+_FUNCTION = re.compile(r"^\s*-\s*func:\s*([\w.]+)", re.MULTILINE)
+_CONVERTER = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)(?:\.(\w+))?")
+
+
+def main() -> None:
+    """Write one table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name")
+    parser.add_argument("--package", help="a package to import first")
+    parser.add_argument("--key", help="the dispatch key whose kernels are listed")
+    parser.add_argument("--functions", type=Path, help="a YAML file with `- func:` lines")
+    parser.add_argument("--converters", type=Path, help="Python sources, a file or a folder")
+    parser.add_argument("--source", required=True, help="what the table is of: package, version, date")
+    given = parser.parse_args()
+    if given.functions:
+        kind, names = "kernels", of_functions(given.functions.read_text(encoding="utf-8"))
+    elif given.converters:
+        kind, names = "converters", of_converters(given.converters)
+    else:
+        kind, names = "kernels", of_dispatcher(given.package, given.key)
+    kept = sorted({name for name in names if name.startswith(_KEPT)})
+    text = f"# source: {given.source}\n# kind: {kind}\n" + "".join(f"{name}\n" for name in kept)
+    (_FOLDER / f"{given.name}.txt").write_text(text, encoding="utf-8")
+    print(f"{given.name}: {len(kept)} operators")
+
+
+def of_dispatcher(package: str | None, key: str) -> Iterable[str]:
+    """The operators with a kernel for a dispatch key."""
+    import torch
+
+    with contextlib.suppress(Exception):  # Its operators exist once it is imported; beside some builds it cannot be.
+        importlib.import_module("torchvision")
+    if package:
+        importlib.import_module(package)
+    names: Iterable[str] = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return names
+
+
+def of_converters(sources: Path) -> Iterable[str]:
+    """The operators of the decorators `…converter(torch.ops.…)`; those of functions that only raise are left out."""
+    for path in sorted(sources.rglob("*.py")) if sources.is_dir() else [sources]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef) or _only_raises(node):
+                continue
+            for decorator in map(ast.unparse, node.decorator_list):
+                for namespace, base, overload in _CONVERTER.findall(decorator if "converter" in decorator else ""):
+                    yield f"{namespace}::{base}" + (f".{overload}" if overload not in ("", "default") else "")
+
+
+def of_functions(text: str) -> Iterable[str]:
+    """The functions of a vendor's YAML; where it has sections, those of `aten`."""
+    sections = re.split(r"^(\w+):\s*$", text, flags=re.MULTILINE)
+    chosen = dict(zip(sections[1::2], sections[2::2], strict=True)).get("aten", text)
+    return [f"aten::{name}" for name in _FUNCTION.findall(chosen)]
+
+
+def _only_raises(function: ast.FunctionDef) -> bool:
+    body = [each for each in function.body if not isinstance(each, ast.Expr)]
+    return bool(body) and isinstance(body[0], ast.Raise)
+
+
+if __name__ == "__main__":
+    main()
