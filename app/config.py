@@ -185,6 +185,9 @@ class Settings(BaseSettings):
         description="Folder for downloaded weights, compiled engines and what the gate and the vendors' compilers keep",
         validate_default=True,
     )
+    profiles: bool = Field(
+        True, description="Take up what anychip tune has found best here; what is set otherwise stays (docs/tools.md)"
+    )
     null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from app import logs
 from app.config import Settings
@@ -27,6 +27,7 @@ from app.scheduling.batch_records import BatchRecords
 from app.scheduling.handover import Handovers
 from app.scheduling.outcome import Outcome, Pending, too_late
 from app.scheduling.plans import worker_devices, worker_plans
+from app.scheduling.profiles import Profile, of_model
 from app.scheduling.readiness import ModelState, Readiness
 from app.scheduling.releases import Releases
 from app.scheduling.scheduler import Batch, Item, Reservation, Scheduler
@@ -54,11 +55,14 @@ class Dispatcher:
         tracing: Tracing | None,
         *,
         spare_slots: int = 0,
+        profiles: Mapping[str, Profile] | None = None,
     ) -> None:
-        """`spare_slots`: beyond those of images that wait or are computed."""
+        """`spare_slots`: beyond those of images that wait or are computed. `profiles`: of models, by name."""
+        self._profiles = profiles or {}
         devices = worker_devices(settings, choice)
         # Two batches a worker, and twice as many workers while they hand over.
-        in_flight = 2 * settings.ladder[-1] * 2 * len(devices)
+        largest = max(of_model(settings, self._profiles.get(model.name))["batch_sizes"][-1] for model in models)
+        in_flight = 2 * largest * 2 * len(devices)
         slots = settings.queue_size + in_flight + spare_slots
         self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
         for served in self.models.values():
@@ -102,7 +106,7 @@ class Dispatcher:
             broken=self._replica_broken,
         )
         models = [served.model for served in self.models.values()]
-        for device, plan in worker_plans(self._settings, self._choice, models):
+        for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
         discard_prepared()

@@ -6,11 +6,12 @@ Must not know requests, nor how a worker is started.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.config import Settings, split
 from app.precision.probes import calibration, probes
-from app.workers.messages import Load
+from app.scheduling.profiles import Profile, of_model
+from app.workers.messages import Load, Tuned
 from app.workers.process import WorkerPlan
 from backends import Choice
 from models import Model
@@ -21,13 +22,21 @@ def worker_devices(settings: Settings, choice: Choice) -> list[str]:
     return [device for device in choice.devices for _ in range(settings.workers_per_device)]
 
 
-def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) -> list[tuple[str, WorkerPlan]]:
-    """The device of each worker, and its plan. Computes the probes of the precision gate."""
+def worker_plans(
+    settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
+) -> list[tuple[str, WorkerPlan]]:
+    """The device of each worker, and its plan. Computes the probes of the precision gate.
+
+    `profiles`: of models, by name, that are to be served otherwise than the settings say.
+    """
     facts = choice.backend.facts
     cache_dir = settings.cache_dir.expanduser()
     tried = tuple(probes(model) for model in models) if facts.computes else ()
-    quantised = settings.precision == "int8"
-    calibrations = tuple(calibration(model, settings.calibrate) for model in models) if quantised else ()
+    tuned = tuple(Tuned(**of_model(settings, profiles.get(model.name))) for model in models)
+    calibrations = tuple(
+        calibration(model, settings.calibrate) if how.precision == "int8" else None
+        for model, how in zip(models, tuned, strict=True)
+    )
 
     def plan(device: str) -> WorkerPlan:
         load = Load(
@@ -44,6 +53,7 @@ def worker_plans(settings: Settings, choice: Choice, models: Sequence[Model]) ->
             cache_dir=cache_dir,
             quick=True,
             ballast=bytes(facts.ballast_bytes),
+            tuned=tuned,
         )
         return WorkerPlan(
             load,

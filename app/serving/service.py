@@ -25,6 +25,7 @@ from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
 from app.observability.triton_metrics import TritonMetrics
 from app.scheduling.dispatcher import Dispatcher
+from app.scheduling.profiles import taken_up
 from app.scheduling.served_model import ServedModel
 from app.serving.admission import Admission
 from app.serving.filling import Filling
@@ -50,9 +51,10 @@ class Service:
         names = [model.name for model in models]
         if len(set(names)) < len(names):
             raise ModelError(f"two models have one name: {', '.join(sorted(names))}")
-        self.settings = settings
         self.tracing = tracing
         self.choice = _chosen(settings)
+        settings, self.profiles = taken_up(settings, self.choice, models)
+        self.settings = settings
         self.simulated = self.choice.simulated
         self.metrics = Metrics(enabled=settings.metrics)
         if settings.metrics and settings.triton_metrics:
@@ -64,7 +66,9 @@ class Service:
         decoders = settings.decoders or host.core_count()
         # A decoder may still write to the slots of images that nobody waits for any more.
         spare_slots = CREDITS * max(2, decoders)
-        self.dispatcher = Dispatcher(settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots)
+        self.dispatcher = Dispatcher(
+            settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=self.profiles
+        )
         self.models = {name: self.dispatcher.models[name] for name in names}
         self.stages = {each.name: each for each in map(parse_stages, settings.stage_specs)}
         for stages in self.stages.values():
@@ -127,6 +131,11 @@ class Service:
             known = ", ".join((*self.models, *self.stages))
             raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {known}")
         return served
+
+    def profile_of(self, name: str) -> str:
+        """What the profile that a model is served by is called; empty where there is none."""
+        profile = self.profiles.get(name)
+        return "" if profile is None else profile.name
 
     async def offload(self, function: Callable[..., _Result], *arguments: object) -> _Result:
         """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""

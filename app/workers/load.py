@@ -96,8 +96,9 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerMod
         quick=load.quick,
     )
     network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
-    sizes = model.batch_sizes(load.batch_sizes)
-    executable, report = backend.load(network, load.device.id, load.engine, load.precision, sizes, options=options)
+    how = (load.tuned[index] if load.tuned else None) or load
+    sizes = model.batch_sizes(how.batch_sizes)
+    executable, report = backend.load(network, load.device.id, how.engine, how.precision, sizes, options=options)
     # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
     rows = 2 * executable.batch_sizes[-1]
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]

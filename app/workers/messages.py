@@ -44,6 +44,15 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuned:
+    """How one model is to be served, where it has a profile of its own."""
+
+    engine: str
+    precision: str
+    batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What to serve and how. Model i (None: it is not to be loaded) reads pool i of the arena.
 
@@ -52,6 +61,7 @@ class Load:
     model's items for the gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
     int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
     seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
+    `tuned`: each model's own engine, precision and batch sizes; None or none at all: those of everybody.
     """
 
     models: tuple[Model | None, ...]
@@ -67,6 +77,7 @@ class Load:
     cache_dir: Path | None = None
     quick: bool = False
     ballast: bytes = b""
+    tuned: tuple[Tuned | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

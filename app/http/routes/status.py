@@ -37,6 +37,7 @@ class ModelStatus(BaseModel):
     classes: int
     input_shape: tuple[int, ...]
     ready: bool
+    profile: str
     served_on: list[ServedOn]
 
 
@@ -96,6 +97,7 @@ async def models(request: Request) -> Models:
                 classes=len(served.model.labels),
                 input_shape=served.model.input_shape,
                 ready=service.dispatcher.readiness.is_ready(served.model.name),
+                profile=service.profile_of(served.model.name),
                 served_on=[
                     ServedOn(
                         device=device,
