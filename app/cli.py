@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app.config import Settings, split
-from app.tools import predict
+from app.tools import bench, ops, predict, profile, tune, validate
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.doctor import CHECKS, examine
 from app.tools.verify import command as verify
@@ -28,7 +28,12 @@ from app.tools.verify import command as verify
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo --open",
+    "ops": "anychip ops yolov8n --device npu",
     "predict": "anychip predict yolov8n images/ --output found.jsonl --save drawn/",
+    "validate": "anychip validate yolov8n --precisions fp32,bf16 --plot error.svg",
+    "bench": "anychip bench resnet50 --sizes 1,4,16 --plot bench.svg",
+    "tune": "anychip tune resnet50 --budget 10m --p99-ms 50",
+    "profile": "anychip profile resnet50 --output trace.json",
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
     "verify": "anychip verify --device npu --out report/",
@@ -55,9 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if not isinstance(error, CommandError | OSError) and not _torch_works():
+            return _complain(f"torch cannot be imported here ({error}); anychip doctor says what to do")
         if not isinstance(error, _known_errors()):
             raise
         return _complain(str(error))
+
+
+def _torch_works() -> bool:
+    try:
+        import torch  # noqa: F401
+    except Exception:  # A vendor's build raises anything.
+        return False
+    return True
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
@@ -107,6 +122,22 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_arguments(
         add("predict", predict.run, "Answer for images: some in the terminal, or a hundred thousand.")
     )
+
+    ops.add_arguments(add("ops", ops.run, "Which operators of a network a device has, and what to do about others."))
+
+    validate.add_arguments(
+        add(
+            "validate",
+            validate.run,
+            "Whether a device computes what the network says, and from which layer on not.",
+        )
+    )
+
+    bench.add_arguments(add("bench", bench.run, "How fast a network is on a device, or a service under load."))
+
+    tune.add_arguments(add("tune", tune.run, "Find the best settings for a model here, and remember them for serve."))
+
+    profile.add_arguments(add("profile", profile.run, "A timeline of some batches, and where the time goes."))
 
     devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
     devices.add_argument("--json", action="store_true", help="print JSON")

@@ -26,10 +26,10 @@ from app.decoders.decoder import decode_into
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
+from app.tools.benchmark.load import ClosedLoad, drive
 from backends import choose
 from backends.host import core_count
 from benchmarks import servers
-from benchmarks.load import Load, drive
 from models import Model, Options, open_model, parse_spec
 
 
@@ -88,8 +88,8 @@ def measure(
     naive = naive and model.task == "classify"
     ceilings: list[float] = []
     parts_ms: list[float] = []
-    served: dict[int, list[Load]] = {connections: [] for connections in concurrencies}
-    naively: dict[int, list[Load]] = {connections: [] for connections in concurrencies}
+    served: dict[int, list[ClosedLoad]] = {connections: [] for connections in concurrencies}
+    naively: dict[int, list[ClosedLoad]] = {connections: [] for connections in concurrencies}
     torch.set_num_threads(1)
     with Ceiling(model, settings) as ceiling, contextlib.ExitStack() as stack:
         options = ("--weights", settings.weights, "--engine", settings.engine, "--precision", settings.precision)
@@ -123,7 +123,7 @@ def measure(
     }
 
 
-def _summary(loads: list[Load], ceiling: float) -> dict[str, Any]:
+def _summary(loads: list[ClosedLoad], ceiling: float) -> dict[str, Any]:
     rate = statistics.median(load.answers_per_s for load in loads)
     return {
         "answers_per_s": round(rate, 1),

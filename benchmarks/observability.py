@@ -23,9 +23,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from app.tools.benchmark.load import drive
 from backends.host import core_count
 from benchmarks import servers
-from benchmarks.load import drive
 from benchmarks.overhead import IMAGE_BYTES, measure_once, medians, noise_jpeg
 
 AIM = 0.97

@@ -29,9 +29,9 @@ from PIL import Image
 
 from app.decoders.decoder import decode_into
 from app.images.header import read_header
+from app.tools.benchmark.load import drive
 from backends.host import core_count
 from benchmarks import servers
-from benchmarks.load import drive
 from models import PixelModel, open_model, parse_spec
 
 AIM_ANSWERS_PER_S = 3500

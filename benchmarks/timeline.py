@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.tools.benchmark.load import drive
 from benchmarks import servers
-from benchmarks.load import drive
 
 Span = tuple[float, float]
 ROWS = ("decode", "gather", "copy", "compute")

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.config import Settings
+from app.tools import doctor_vendor
+from app.tools.remedies import IMPORT_REMEDIES
 
 Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 
@@ -35,15 +37,6 @@ _TORCH = (
     "torchvision.ops.nms(boxes, torch.ones(1), 0.5); torch.from_numpy(numpy.ones(1)).numpy(); "
     "print(f'torch {torch.__version__}, torchvision {torchvision.__version__}, numpy {numpy.__version__}')"
 )
-# What a failed import says -> what to do.
-_TORCH_REMEDIES = {
-    "galaxyhip": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
-    "hyhal": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
-    "libascend": "source CANN's set_env.sh first, and mount /usr/local/Ascend/driver into a container",
-    "libgl": "install OpenCV without a desktop: pip install --force-reinstall opencv-python-headless",
-    "numpy": "torch was built for another major version of numpy: install the one its vendor names",
-    "nms": "install the torchvision that belongs to this torch",
-}
 
 
 @dataclass(frozen=True)
@@ -254,9 +247,30 @@ def _devices(settings: Settings) -> Check:
     return Check("devices", "PASS", detail)
 
 
+def _compatibility(settings: Settings) -> Check:
+    return _of_vendor("compatibility", doctor_vendor.compatibility(settings.device))
+
+
+def _variables(settings: Settings) -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _of_vendor("variables", doctor_vendor.variables(settings.device, os.environ, cores))
+
+
+def _libraries(settings: Settings) -> Check:
+    return _of_vendor("libraries", doctor_vendor.libraries("cpu" if settings.simulate else settings.device))
+
+
+def _cards(settings: Settings) -> Check:
+    return _of_vendor("cards", doctor_vendor.cards(settings.device))
+
+
+def _of_vendor(name: str, found: tuple[Status, str, str]) -> Check:
+    return Check(name, *found)
+
+
 def _remedy(message: str) -> str:
     lowered = message.lower()
-    return next((remedy for sign, remedy in _TORCH_REMEDIES.items() if sign in lowered), "")
+    return next((remedy for sign, remedy in IMPORT_REMEDIES.items() if sign in lowered), "")
 
 
 def _line(text: str) -> str:
@@ -269,6 +283,10 @@ CHECKS: dict[str, Callable[[Settings], Check]] = {
     "python": _python,
     "packages": _packages,
     "torch": _torch,
+    "compatibility": _compatibility,
+    "variables": _variables,
+    "libraries": _libraries,
+    "cards": _cards,
     "images": _images,
     "shared-memory": _shared_memory,
     "cache": _cache,

@@ -11,7 +11,8 @@ import time
 import pytest
 from PIL import Image
 
-from benchmarks.load import OpenLoop, drive, poisson_arrivals, request_bytes
+from app.tools.benchmark.load import OpenLoop, drive, poisson_arrivals
+from app.tools.benchmark.wire import request_bytes
 from tests.support.images import encoded
 from tests.support.null_service import PREDICT, serving
 

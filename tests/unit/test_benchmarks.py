@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.load import (
+from app.tools.benchmark.load import (
     Accepted,
-    AnswerReader,
     OpenLoad,
     OpenLoop,
     closed_loop,
     open_loop,
     percentile,
     poisson_arrivals,
-    request_bytes,
 )
+from app.tools.benchmark.wire import AnswerReader, request_bytes
 
 WAIT_S = 60
 REQUEST = request_bytes("/x", b"body", "text/plain")

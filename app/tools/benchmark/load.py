@@ -1,4 +1,4 @@
-"""HTTP load on a server of this machine, over keep-alive connections.
+"""HTTP load on a server, over keep-alive connections.
 
 Closed loop (`drive`): so many connections, each sends its next request when the last is answered; finds the capacity.
 Open loop (`drive_open`): requests are sent when their time comes, whatever became of those before; shows what a server
@@ -16,9 +16,11 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
+
+from app.tools.benchmark.wire import Address, AnswerReader, Where, WireAnswer
 
 T = TypeVar("T")
 
@@ -27,37 +29,6 @@ HOST = "127.0.0.1"
 _TIMER_STEP_S = 0.001
 # uvicorn closes a connection after 5 idle seconds; a request sent at that moment would be lost for no fault of its own.
 _LONGEST_IDLE_S = 3.0
-
-
-class Answer(NamedTuple):
-    """One whole answer: its status, and whether its connection may carry another request."""
-
-    status: str
-    keeps_alive: bool
-
-
-class AnswerReader:
-    """Finds where an answer ends in the bytes of a connection that has one request under way at a time.
-
-    Needs Content-Length: an answer without it cannot be told from one that was cut off, and counts as the latter.
-    """
-
-    def __init__(self) -> None:
-        self._received = b""
-
-    def feed(self, data: bytes) -> Answer | None:
-        """Take what has arrived; the answer, once it is complete."""
-        self._received += data
-        head, separator, body = self._received.partition(b"\r\n\r\n")
-        lowered = head.lower()
-        start = lowered.find(b"\r\ncontent-length:") + 17
-        if not separator or start < 17:
-            return None
-        length = int(lowered[start:].split(b"\r\n", 1)[0])
-        if len(body) < length:
-            return None
-        self._received = body[length:]
-        return Answer(head[9:12].decode(), b"\r\nconnection: close" not in lowered)
 
 
 class _Connection(asyncio.Protocol):
@@ -74,7 +45,7 @@ class _Connection(asyncio.Protocol):
         if answer:
             self.answered(answer)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: WireAnswer) -> None:
         raise NotImplementedError
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -83,7 +54,7 @@ class _Connection(asyncio.Protocol):
 
 
 @dataclass
-class Load:
+class ClosedLoad:
     """What a closed loop saw. Latencies in seconds, of answers with status 200; `errors` by status or exception."""
 
     seconds: float = 0.0
@@ -101,7 +72,7 @@ class Load:
 
 
 class _ClosedLoopConnection(_Connection):
-    def __init__(self, request: bytes, load: Load, deadline_s: float) -> None:
+    def __init__(self, request: bytes, load: ClosedLoad, deadline_s: float) -> None:
         super().__init__()
         self._request = request
         self._load = load
@@ -116,7 +87,7 @@ class _ClosedLoopConnection(_Connection):
         self._started_s = time.perf_counter()
         self.transport.write(self._request)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: WireAnswer) -> None:
         now_s = time.perf_counter()
         if answer.status == "200":
             self._load.latencies_s.append(now_s - self._started_s)
@@ -137,17 +108,14 @@ class _ClosedLoopConnection(_Connection):
         self._load.errors[error] = self._load.errors.get(error, 0) + 1
 
 
-async def closed_loop(port: int, request: bytes, connections: int, seconds: float) -> Load:
+async def closed_loop(where: Where, request: bytes, connections: int, seconds: float) -> ClosedLoad:
     """Load a server for `seconds`; ends when every connection has its last answer."""
-    loop = asyncio.get_running_loop()
-    load = Load()
+    load = ClosedLoad()
     started_s = time.perf_counter()
     opened: list[_ClosedLoopConnection] = []
     try:
         for _ in range(connections):
-            _, connection = await loop.create_connection(
-                lambda: _ClosedLoopConnection(request, load, started_s + seconds), HOST, port
-            )
+            connection = await _connected(where, lambda: _ClosedLoopConnection(request, load, started_s + seconds))
             opened.append(connection)
         await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 60)
     finally:
@@ -157,9 +125,9 @@ async def closed_loop(port: int, request: bytes, connections: int, seconds: floa
     return load
 
 
-def drive(port: int, request: bytes, connections: int, seconds: float) -> Load:
+def drive(where: Where, request: bytes, connections: int, seconds: float) -> ClosedLoad:
     """`closed_loop`, in an event loop of its own."""
-    return _run(closed_loop(port, request, connections, seconds))
+    return _run(closed_loop(where, request, connections, seconds))
 
 
 class Accepted(NamedTuple):
@@ -213,7 +181,7 @@ class _OpenLoopConnection(_Connection):
         super().connection_made(transport)
         self._loop.connected(self)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: WireAnswer) -> None:
         self._loop.answered(self, answer)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -224,10 +192,10 @@ class _OpenLoopConnection(_Connection):
 class OpenLoop:
     """Sends each request when told to, on an idle connection or a new one; never waits for an answer."""
 
-    def __init__(self, port: int, request: bytes, timeout_s: float) -> None:
+    def __init__(self, where: Where, request: bytes, timeout_s: float) -> None:
         self.load = OpenLoad(timeout_s)
         self.started_s = time.perf_counter()
-        self._port = port
+        self._where = where
         self._request = request
         self._idle: list[_OpenLoopConnection] = []  # The one used last is at the end, and goes first.
         self._connections: set[_OpenLoopConnection] = set()
@@ -282,9 +250,7 @@ class OpenLoop:
 
     async def _connect(self, due_s: float) -> None:
         try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: _OpenLoopConnection(self, due_s), HOST, self._port
-            )
+            await _connected(self._where, lambda: _OpenLoopConnection(self, due_s))
         except OSError:
             self.load.connection_errors += 1
             self._finish()
@@ -304,7 +270,7 @@ class OpenLoop:
         assert connection.due_s is not None
         self._write(connection, connection.due_s)
 
-    def answered(self, connection: _OpenLoopConnection, answer: Answer) -> None:
+    def answered(self, connection: _OpenLoopConnection, answer: WireAnswer) -> None:
         """Count an answer; its connection is idle from now on."""
         now_s = time.perf_counter()
         if self._closing or connection.due_s is None:
@@ -333,10 +299,10 @@ class OpenLoop:
 
 
 async def open_loop(
-    port: int, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float
+    where: Where, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float
 ) -> OpenLoad:
     """Send a request at each of `due_s` (ascending, from the start), then wait `linger_s` at most for stragglers."""
-    loop = OpenLoop(port, request, timeout_s)
+    loop = OpenLoop(where, request, timeout_s)
     loop.load.seconds = seconds
     try:
         for due in (*due_s, seconds):
@@ -352,10 +318,10 @@ async def open_loop(
 
 
 def drive_open(
-    port: int, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float = 3.0
+    where: Where, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float = 3.0
 ) -> OpenLoad:
     """`open_loop`, in an event loop of its own."""
-    return _run(open_loop(port, request, due_s, seconds=seconds, timeout_s=timeout_s, linger_s=linger_s))
+    return _run(open_loop(where, request, due_s, seconds=seconds, timeout_s=timeout_s, linger_s=linger_s))
 
 
 def poisson_arrivals(rate_per_s: float, seconds: float, seed: int) -> list[float]:
@@ -375,19 +341,21 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else float("nan")
 
 
-def request_bytes(path: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> bytes:
-    """A whole HTTP/1.1 POST request."""
-    fields = {"Host": "localhost", "Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}
-    lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()))
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
 def allow_many_connections() -> None:
     """Lift this process's limit on open files, and that of what it starts: unanswered requests keep theirs open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+_C = TypeVar("_C", bound=_Connection)
+
+
+async def _connected(where: Where, factory: Callable[[], _C]) -> _C:
+    host, port, tls = where if isinstance(where, Address) else (HOST, where, None)
+    _, connection = await asyncio.get_running_loop().create_connection(factory, host, port, ssl=tls)
+    return connection
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

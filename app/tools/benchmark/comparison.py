@@ -1,0 +1,73 @@
+"""Two files of results side by side.
+
+Owns: which rows belong together, and what counts as slower. Must not measure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.tools.arguments import CommandError
+
+# What tells rows apart, and the figures that are compared: whether more is better.
+KEYS = ("engine", "precision", "batch_size", "protocol", "mode", "connections", "rate", "threads", "batch")
+FIGURES: Mapping[str, bool] = {
+    "images_per_s": True,
+    "goodput_per_s": True,
+    "p50_ms": False,
+    "p99_ms": False,
+    "joules_per_image": False,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of one row: before, after, and by how much it is better (1.1: a tenth)."""
+
+    row: str
+    figure: str
+    before: float
+    after: float
+    better: float
+
+
+def compare(before: Path, after: Path) -> tuple[list[Change], list[str]]:
+    """The changes, and what the two environments differ in. Raises CommandError."""
+    one, other = _read(before), _read(after)
+    rows = {_key(row): row for row in other["results"]}
+    changes = []
+    for row in one["results"]:
+        now = rows.get(_key(row), {})
+        for figure, more_is_better in FIGURES.items():
+            then_value, now_value = row.get(figure), now.get(figure)
+            if then_value and now_value:
+                ratio = now_value / then_value if more_is_better else then_value / now_value
+                changes.append(Change(_key(row), figure, then_value, now_value, ratio))
+    if not changes:
+        raise CommandError(f"{before} and {after} have no row in common: both must be of the same sizes and engines")
+    ours, theirs = one["environment"], other["environment"]
+    names = [name for name in (*ours, *(each for each in theirs if each not in ours)) if name != "load_average"]
+    differing = [
+        f"{name}: {ours.get(name, 'none')} / {theirs.get(name, 'none')}"
+        for name in names
+        if ours.get(name) != theirs.get(name)
+    ]
+    return changes, differing
+
+
+def _key(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in KEYS if row.get(name) not in (None, ""))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document["results"], list) or not isinstance(document["environment"], dict):
+            raise KeyError("results")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CommandError(f"{path} holds no results of anychip bench: {error}") from None
+    return document

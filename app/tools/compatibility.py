@@ -1,0 +1,173 @@
+"""Which versions belong together: PyTorch, vendors' packages, their toolkits and drivers, as data.
+
+Owns: the rules, each with its source, and how they are asked of versions. Must import nothing but the standard library:
+`anychip doctor` asks it also where torch cannot be imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["PASS", "WARN", "FAIL"]
+
+# torch_npu -> CANN. Ascend/pytorch COMPATIBILITY.en.md at 9e73e708; newer wheels were not in it yet.
+CANN_OF_TORCH_NPU: Mapping[str, str] = {
+    "2.12.0": "9.1.0",
+    "2.11.0": "9.1.0",
+    "2.10.0.post4": "9.1.0",
+    "2.9.0.post6": "9.1.0",
+    "2.7.1.post8": "9.1.0",
+    "2.9.0.post2": "9.0.0",
+    "2.8.0.post4": "9.0.0",
+    "2.7.1.post4": "9.0.0",
+    "2.9.0": "8.5.0",
+    "2.8.0.post2": "8.5.0",
+    "2.7.1.post2": "8.5.0",
+    "2.6.0.post5": "8.5.0",
+    "2.8.0": "8.3.RC1",
+    "2.7.1": "8.3.RC1",
+    "2.6.0.post3": "8.3.RC1",
+    "2.6.0": "8.2.RC1",
+    "2.5.1.post1": "8.2.RC1",
+    "2.5.1": "8.1.RC1",
+    "2.4.0.post4": "8.1.RC1",
+}
+# CUDA -> the oldest Linux driver. docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
+DRIVER_OF_CUDA: Mapping[str, str] = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
+# torch_tensorrt -> TensorRT, as the wheels of PyPI pin it.
+TENSORRT_OF_TORCH_TENSORRT: Mapping[str, str] = {"2.14": "11.1", "2.13": "11.0"}
+# DTK -> the oldest driver. flagos-ai/build-infra, runtime/hygon-dtk26.04.md; second-hand for the older one.
+DRIVER_OF_DTK: Mapping[str, str] = {"2604": "6.3.30", "2504": "6.3.8"}
+LEAKING = {"torch_npu": {"2.8.0": "leaks host memory (vllm-project/vllm-ascend#6299): use 2.8.0.post2"}}
+
+
+@dataclass(frozen=True)
+class VersionFinding:
+    """One pair that was compared. `remedy`: what to do, where it is not as it should be."""
+
+    verdict: Verdict
+    text: str
+    remedy: str = ""
+
+
+def findings(versions: Mapping[str, str]) -> list[VersionFinding]:
+    """What is known of these versions together.
+
+    `versions`: by name of packages (torch, torchvision, torch_npu, torch_mlu, torch_musa, torch_tensorrt, tensorrt),
+    and cann, driver:nvidia, driver:hygon, rocm, cuda (of torch's build); what is not here is left out.
+    """
+    found = [rule(versions) for rule in _RULES]
+    return [each for each in found if each is not None]
+
+
+def _torchvision(versions: Mapping[str, str]) -> VersionFinding | None:
+    torch, vision = (_parts(versions.get(name, ""))[:2] for name in ("torch", "torchvision"))
+    # pytorch/vision's README: 0.20 belongs to 2.5, and each to the next.
+    if len(torch) < 2 or len(vision) < 2 or torch[0] != 2:
+        return None
+    text = f"torch {versions['torch']} and torchvision {versions['torchvision']}"
+    if vision[1] == torch[1] + 15:
+        return VersionFinding("PASS", text)
+    return VersionFinding("FAIL", text, f"torch 2.{torch[1]} wants torchvision 0.{torch[1] + 15}")
+
+
+def _same_minor(package: str) -> Callable[[Mapping[str, str]], VersionFinding | None]:
+    def rule(versions: Mapping[str, str]) -> VersionFinding | None:
+        torch, theirs = versions.get("torch", ""), versions.get(package, "")
+        if not torch or not theirs:
+            return None
+        # torch_mlu names its torch behind a plus sign: 1.29.2+torch2.7.1.
+        tagged = re.search(r"\+torch([\d.]+)", theirs)
+        wanted = _parts(tagged[1] if tagged else theirs)[:2]
+        text = f"torch {torch} and {package} {theirs}"
+        if package in LEAKING and theirs in LEAKING[package]:
+            return VersionFinding("WARN", text, f"{package} {theirs} {LEAKING[package][theirs]}")
+        if _parts(torch)[:2] == wanted:
+            return VersionFinding("PASS", text)
+        number = ".".join(map(str, wanted))
+        return VersionFinding("FAIL", text, f"{package} {theirs} wants torch {number}: install the two as a pair")
+
+    return rule
+
+
+def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
+    npu, cann = versions.get("torch_npu", ""), versions.get("cann", "")
+    if not npu:
+        return None
+    wanted = CANN_OF_TORCH_NPU.get(npu)
+    text = f"torch_npu {npu} and CANN {cann or 'of unknown version'}"
+    if wanted is None:
+        return VersionFinding("WARN", text, "it is not in Ascend's table of pairs; 2.12.0 with CANN 9.1.0 is")
+    if not cann:
+        return VersionFinding("WARN", text, f"CANN {wanted} belongs to it: source its set_env.sh")
+    if _parts(cann)[:2] == _parts(wanted)[:2]:
+        return VersionFinding("PASS", text)
+    return VersionFinding("FAIL", text, f"torch_npu {npu} was made for CANN {wanted}")
+
+
+def _cuda_driver(versions: Mapping[str, str]) -> VersionFinding | None:
+    cuda, driver = versions.get("cuda", ""), versions.get("driver:nvidia", "")
+    if not cuda or not driver:
+        return None
+    least = DRIVER_OF_CUDA.get(cuda.partition(".")[0], "")
+    text = f"torch for CUDA {cuda} and driver {driver}"
+    if least and _parts(driver) < _parts(least):
+        return VersionFinding(
+            "FAIL", text, f"CUDA {cuda} wants driver {least} or newer; or use torch for an older CUDA"
+        )
+    return VersionFinding("PASS", text)
+
+
+def _tensorrt(versions: Mapping[str, str]) -> VersionFinding | None:
+    bridge, engine = versions.get("torch_tensorrt", ""), versions.get("tensorrt", "")
+    wanted = TENSORRT_OF_TORCH_TENSORRT.get(".".join(map(str, _parts(bridge)[:2])), "")
+    if not bridge or not wanted:
+        return None
+    text = f"torch_tensorrt {bridge} and TensorRT {engine or 'not installed'}"
+    if _parts(engine)[:2] == _parts(wanted):
+        return VersionFinding("PASS", text)
+    return VersionFinding("FAIL", text, f"torch_tensorrt {bridge} wants TensorRT {wanted}: pip install 'anychip[cuda]'")
+
+
+def _dtk(versions: Mapping[str, str]) -> VersionFinding | None:
+    build, driver = re.search(r"dtk(\d{4})", versions.get("torch", "")), versions.get("driver:hygon", "")
+    if not build or not driver:
+        return None
+    least = DRIVER_OF_DTK.get(build[1], "")
+    text = f"torch for DTK {build[1][:2]}.{build[1][2:]} and driver {driver}"
+    if least and _parts(driver) < _parts(least):
+        return VersionFinding("FAIL", text, f"this DTK wants driver {least} or newer")
+    return VersionFinding("PASS" if least else "WARN", text, "" if least else "this DTK is not in the table")
+
+
+def _rocm(versions: Mapping[str, str]) -> VersionFinding | None:
+    build, installed = re.search(r"rocm(\d+)\.(\d+)", versions.get("torch", "")), versions.get("rocm", "")
+    if not build or not installed:
+        return None
+    text = f"torch for ROCm {build[1]}.{build[2]} and ROCm {installed}"
+    if installed.partition(".")[0] == build[1]:
+        return VersionFinding("PASS", text)
+    return VersionFinding("WARN", text, "the wheel brings its own ROCm: use one major version for both")
+
+
+def _parts(version: str) -> list[int]:
+    """Numbers of a version up to its tags: 2.8.0.post2 is [2, 8, 0]."""
+    head = re.match(r"\d+(?:\.\d+)*", version)
+    return [int(part) for part in head[0].split(".")] if head else []
+
+
+_RULES: tuple[Callable[[Mapping[str, str]], VersionFinding | None], ...] = (
+    _torchvision,
+    _same_minor("torch_npu"),
+    _same_minor("torch_mlu"),
+    _same_minor("torch_musa"),
+    _same_minor("torch_tensorrt"),
+    _cann,
+    _cuda_driver,
+    _tensorrt,
+    _dtk,
+    _rocm,
+)

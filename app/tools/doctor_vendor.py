@@ -1,0 +1,240 @@
+"""`anychip doctor` on vendors' software: versions, variables, libraries, cards. None of it needs torch to work.
+
+Owns: these checks. Must not import torch or a vendor's package: what does not load is looked at from a child process.
+Facts are read from backends/vendors.py and backends/drivers.py by path, as importing the package would import torch.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from app.tools.compatibility import findings
+
+Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
+
+_BACKENDS = Path(__file__).resolve().parents[2] / "backends"
+_TIME_LIMIT_S = 20.0
+_PACKAGES = ("torch", "torchvision", "torch_npu", "torch_mlu", "torch_musa", "torch_supa", "torch_tensorrt", "tensorrt")
+# What each vendor's stack loads first: driver, runtime, management. docs/hardware.md names where they come from.
+LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "nvidia": ("libcuda.so.1", "libnvidia-ml.so.1"),
+    "amd": ("libamdhip64.so", "librocm_smi64.so"),
+    "hygon": ("libgalaxyhip.so", "librocm_smi64.so.2"),
+    "ascend": ("libascend_hal.so", "libascendcl.so", "libhccl.so"),
+    "cambricon": ("libcndrv.so", "libcnrt.so", "libcndev.so"),
+    "intel": ("libze_loader.so.1",),
+}
+# Vendor -> a question to its tool, and what in an answer means trouble: ill cards, and other people's processes.
+_HEALTH: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "nvidia": (
+        ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
+        r"^\d+, [1-9]\d*$",
+    ),
+    "ascend": (("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
+}
+_USERS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "nvidia": (("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"),
+    "ascend": (("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
+}
+
+
+@cache
+def facts_module(name: str) -> ModuleType:
+    """A module of backends/ that needs nothing but the standard library, without the package around it."""
+    spec = importlib.util.spec_from_file_location(f"anychip_{name}", _BACKENDS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses ask for it.
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows() -> dict[str, Any]:
+    """Every vendor's row of facts, by the name that `--device` takes."""
+    module = facts_module("vendors")
+    found = [value for value in vars(module).values() if isinstance(value, module.Facts)]
+    return {row.name: row for row in found if row.name}
+
+
+def concerned(device: str) -> list[Any]:
+    """The vendors that somebody asks for, or of which something is here: a device file, a package, a build of torch."""
+    name = device.split(",", maxsplit=1)[0].partition(":")[0]
+    every = rows()
+    named = [row for row in every.values() if name == row.name or name in row.aliases]
+    if named:
+        return named
+    torch = versions().get("torch", "")
+    return [
+        row
+        for row in every.values()
+        if any(glob.glob(pattern) for pattern in row.device_files)
+        or any(_version(package) for package in row.packages)
+        or any(tag in torch for tag in row.build_tags)
+    ]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of packages, toolkits and drivers; what is not here is left out."""
+    found = {package: _version(package) for package in _PACKAGES}
+    driver = facts_module("drivers").driver_version
+    found |= {f"driver:{vendor}": driver(vendor) for vendor in ("nvidia", "amd", "hygon", "ascend", "kunlun")}
+    found |= {toolkit: driver(toolkit) for toolkit in ("cann", "rocm", "dtk")}
+    build = re.search(r"\+cu(\d+)(\d)$", found["torch"])
+    folder = importlib.util.find_spec("torch")
+    if build:
+        found["cuda"] = f"{build[1]}.{build[2]}"
+    elif folder is not None and folder.origin:  # PyPI's builds have no tag; the file says it without an import.
+        file = Path(folder.origin).parent / "version.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        said = re.search(r"^cuda[^=\n]*= '([\d.]+)'", text, re.MULTILINE)
+        found["cuda"] = said[1] if said else ""
+    return {name: version for name, version in found.items() if version}
+
+
+def compatibility(device: str) -> tuple[Status, str, str]:
+    """Status, detail and remedy of the versions here, taken together; a named vendor's package must be here."""
+    for row in concerned(device):
+        if row.packages and not any(_version(package) for package in row.packages):
+            return "FAIL", f"{' or '.join(row.packages)} is not installed, which {row.title} needs", row.install
+    found = findings(versions())
+    verdicts: tuple[Status, ...] = ("FAIL", "WARN")
+    for verdict in verdicts:
+        wrong = [each for each in found if each.verdict == verdict]
+        if wrong:
+            return verdict, "; ".join(each.text for each in wrong), "; ".join(each.remedy for each in wrong)
+    return "PASS", "; ".join(each.text for each in found) or "nothing that has to fit", ""
+
+
+def variables(device: str, environment: Mapping[str, str], cores: int) -> tuple[Status, str, str]:
+    """Status, detail and remedy of environment variables that contradict each other or lead nowhere."""
+    found = list(_contradictions(environment, cores))
+    for row in concerned(device):
+        name = row.visibility_variable
+        if name and name in environment and not environment[name].strip():
+            found.append((f"{name} is empty, which hides every device", f"unset {name}, or name devices in it"))
+    if not found:
+        return "PASS", "none contradicts another", ""
+    return "FAIL", "; ".join(text for text, _ in found), "; ".join(remedy for _, remedy in found)
+
+
+def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tuple[str, str]]:
+    """What was found, with what to do. Sources: docs/hardware.md and the vendors' packages named there."""
+    names = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    if all(environment.get(name) for name in names):
+        yield "both PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are set: torch_npu ends the process", "unset one"
+    options = environment.get("PYTORCH_NPU_ALLOC_CONF", "")
+    if "expandable_segments:True" in options and re.search(r"max_split_size_mb|garbage_collection_threshold", options):
+        yield "PYTORCH_NPU_ALLOC_CONF mixes expandable_segments with options it excludes", "keep one of them"
+    numbers = [part.strip() for part in environment.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    if all(part.isdigit() for part in numbers) and list(map(int, numbers)) != sorted(set(map(int, numbers))):
+        yield "ASCEND_RT_VISIBLE_DEVICES is not ascending: torch_npu then sees no device", "sort it"
+    hip, cuda = (environment.get(name) for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
+    if hip is not None and cuda is not None and hip != cuda and rows_here("kfd"):
+        yield f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: ROCm obeys both", "set one"
+    for name in ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ROCM_PATH", "CUDA_HOME", "NEUWARE_HOME"):
+        if environment.get(name) and not Path(environment[name]).is_dir():
+            yield f"{name}={environment[name]} is no folder", f"unset {name}, or source the vendor's set_env.sh"
+    if environment.get("ASCEND_HOME_PATH") and not environment.get("ASCEND_OPP_PATH"):
+        yield "ASCEND_HOME_PATH is set and ASCEND_OPP_PATH is not: import torch_npu fails", "source CANN's set_env.sh"
+    for path in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")):
+        if path.startswith("/") and not Path(path).is_file():
+            yield f"LD_PRELOAD names {path}, which is not there", "unset LD_PRELOAD, or correct it"
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > cores:
+        yield f"OMP_NUM_THREADS={threads} is more than the {cores} cores of this process", "unset OMP_NUM_THREADS"
+    if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "1":
+        yield (
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=1: `import torch` fails wherever a vendor's package does",
+            "unset it: anychip imports vendors' packages itself",
+        )
+
+
+def rows_here(part: str) -> bool:
+    """Whether a device file of this name is here."""
+    return bool(glob.glob(f"/dev/{part}*"))
+
+
+def libraries(device: str) -> tuple[Status, str, str]:
+    """Status, detail and remedy of the vendors' shared libraries, of those that `concerned` names."""
+    loaded: list[str] = []
+    failed: list[str] = []
+    for row in concerned(device):
+        for name in LIBRARIES.get(row.vendor, ()):
+            reason = _load_error(name)
+            said = reason if reason.startswith(name) else f"{name}: {reason}"
+            (failed if reason else loaded).append(said if reason else name)
+    if failed:
+        remedy = (
+            "install the driver or toolkit that brings it, and mount it into the container; LD_LIBRARY_PATH finds it"
+        )
+        return "FAIL", "; ".join(failed), remedy
+    return "PASS", f"{', '.join(loaded)}: they load" if loaded else "no vendor's library is wanted here", ""
+
+
+def _load_error(name: str) -> str:
+    """Why a library does not load; empty where it does. In a child: a driver may end the process that loads it."""
+    code = f"import ctypes; ctypes.CDLL({name!r})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it does not load within {_TIME_LIMIT_S:g} s"
+    lines = done.stderr.strip().splitlines()
+    if done.returncode < 0:
+        return f"it ends the process that loads it (signal {-done.returncode})"
+    return lines[-1].partition(": ")[2][:200] if done.returncode and lines else ""
+
+
+def cards(device: str) -> tuple[Status, str, str]:
+    """Status, detail and remedy of the cards' health, and of others that use them, as the vendors' tools say it."""
+    here = [row for row in concerned(device) if row.vendor in _HEALTH and shutil.which(_HEALTH[row.vendor][0][0])]
+    said: list[str] = []
+    for row in here:
+        tool = _HEALTH[row.vendor][0][0]
+        ill = trouble(_HEALTH[row.vendor], _answer(_HEALTH[row.vendor][0]))
+        if ill:
+            return (
+                "FAIL",
+                f"{tool} says: {'; '.join(ill)}",
+                "reset or replace the card; the driver's log says more",
+            )
+        users = trouble(_USERS[row.vendor], _answer(_USERS[row.vendor][0]))
+        if users:
+            detail = f"other processes use the cards: {'; '.join(users)}"
+            return "WARN", detail, f"end them, or leave their cards out with {row.visibility_variable}"
+        said.append(f"{tool}: healthy, and used by nobody")
+    return "PASS", "; ".join(said) or "there is no tool to ask (nvidia-smi, npu-smi)", ""
+
+
+def trouble(question: tuple[tuple[str, ...], str], answer: str) -> list[str]:
+    """The lines of a tool's answer that mean trouble."""
+    pattern = re.compile(question[1], re.MULTILINE)
+    return [" ".join(found[0].replace("|", " ").split()) for found in pattern.finditer(answer)]
+
+
+def _answer(command: tuple[str, ...]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,114 @@
+"""How commands show what they found: tables in the terminal, Markdown, JSON, and the environment a figure is of.
+
+Owns: the forms. Must not know what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+Cell = str | int | float | None
+"""Numbers are shown to three digits, None as nothing."""
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    """A table for the terminal; columns of numbers are set to the right."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    for number, column in enumerate(columns):
+        numeric = any(isinstance(row[number], int | float) for row in rows)
+        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(text_of, row))
+    return made
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """The same as Markdown."""
+    lines = [columns, ["---"] * len(columns), *([text_of(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def text_of(cell: Cell) -> str:
+    """A cell as people read it."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
+    return str(cell)
+
+
+def console() -> Console:
+    """For tables on stdout. What is no terminal gets lines as long as they are, for programs to read."""
+    return Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False, highlight=False)
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Bars on stderr while something takes long; none where stderr is no terminal, or it should be `quiet`."""
+    shown = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}")
+    with Progress(
+        *columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not shown.is_terminal
+    ) as bars:
+        yield bars
+
+
+def print_json(document: Any) -> None:
+    """JSON on stdout. NaN and infinity, which JSON does not know, become null."""
+    print(json.dumps(plain(document), indent=2))
+
+
+def write_json(document: Any, path: Path) -> None:
+    """The same in a file. Raises OSError."""
+    path.write_text(json.dumps(plain(document), indent=2) + "\n", encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """What JSON knows, of mappings, sequences and numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def environment(device: str = "", device_name: str = "") -> dict[str, str | int]:
+    """What a figure depends on: versions, processor, device, date. Imports torch."""
+    import importlib.metadata
+
+    import torch
+
+    from backends import host
+
+    versions = {"torch": str(torch.__version__)}
+    for package in ("anychip", "openvino", "onnxruntime", "torch_tensorrt", "torch_npu", "torch_mlu", "tensorrt"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": host.cpu_name(),
+        "cores": host.core_count(),
+        "load_average": f"{os.getloadavg()[0]:.1f}",
+        "device": device,
+        "device_name": device_name,
+        **versions,
+    }

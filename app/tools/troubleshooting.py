@@ -1,0 +1,94 @@
+"""docs/troubleshooting.md, made of the tables that the commands use.
+
+    python -m app.tools.troubleshooting > docs/troubleshooting.md
+
+Owns: the page's form. Must not have a remedy of its own: those are in app.tools.remedies, app.tools.compatibility and
+the vendors' rows.
+"""
+
+from __future__ import annotations
+
+import re
+
+from app.tools import compatibility, doctor_vendor, remedies
+from app.tools.report import markdown_table
+
+_HEAD = """# Troubleshooting
+
+This page is made of the tables that the commands use: `python -m app.tools.troubleshooting > docs/troubleshooting.md`.
+Change the tables (`app/tools/remedies.py`, `app/tools/compatibility.py`, `backends/vendors.py`), and not this page.
+
+Begin with `anychip doctor`: it looks at all of this and says what to do. `anychip ops MODEL` says the same of
+operators, `anychip validate MODEL` of answers that differ ([tools.md](tools.md)).
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    return "\n".join((_HEAD, _imports(), _versions(), _vendors(), _operators())).rstrip() + "\n"
+
+
+def _imports() -> str:
+    rows = [(f"`{sign}`", remedy) for sign, remedy in remedies.IMPORT_REMEDIES.items()]
+    return "## A package cannot be imported\n\n" + markdown_table(("the message has", "what to do"), rows)
+
+
+def _versions() -> str:
+    rows = [
+        *((f"torch_npu {npu}", f"CANN {cann}") for npu, cann in compatibility.CANN_OF_TORCH_NPU.items()),
+        *(
+            (f"torch for CUDA {cuda}", f"driver {driver} or newer")
+            for cuda, driver in compatibility.DRIVER_OF_CUDA.items()
+        ),
+        *(
+            (f"torch_tensorrt {bridge}", f"TensorRT {engine}")
+            for bridge, engine in compatibility.TENSORRT_OF_TORCH_TENSORRT.items()
+        ),
+        *(
+            (f"torch for DTK {dtk[:2]}.{dtk[2:]}", f"driver {driver} or newer")
+            for dtk, driver in compatibility.DRIVER_OF_DTK.items()
+        ),
+        ("torch 2.N", "torchvision 0.(N+15)"),
+        ("torch_npu, torch_musa, torch_tensorrt 2.N", "torch 2.N"),
+        ("torch_mlu …+torch2.N", "torch 2.N"),
+    ]
+    said = "Sources are in `app/tools/compatibility.py`. The check `compatibility` of the doctor applies it.\n"
+    return "## Versions that belong together\n\n" + said + "\n" + markdown_table(("this", "wants"), rows)
+
+
+def _vendors() -> str:
+    rows = [
+        (row.title or row.vendor, f"`{sign}`", re.sub(r"\s+", " ", remedy))
+        for row in doctor_vendor.rows().values()
+        for sign, remedy in row.remedies.items()
+    ]
+    libraries = [
+        (row.title or row.vendor, ", ".join(f"`{name}`" for name in doctor_vendor.LIBRARIES[row.vendor]))
+        for row in doctor_vendor.rows().values()
+        if row.vendor in doctor_vendor.LIBRARIES
+    ]
+    return (
+        "## A device fails while it loads or computes\n\n"
+        + markdown_table(("vendor", "the message has", "what to do"), rows)
+        + "\nLibraries that must load before anything else does (`anychip doctor`, the check `libraries`):\n\n"
+        + markdown_table(("vendor", "libraries"), libraries)
+    )
+
+
+def _operators() -> str:
+    steps = "\n".join(f"{number}. {text}" for number, text in enumerate(remedies.STEPS.values(), 1))
+    switches = [(f"`{device}`", text) for device, text in remedies.SWITCHES.items()]
+    rewrites = [(f"`{operator}`", text) for operator, text in remedies.REWRITES.items()]
+    return (
+        "## A device lacks an operator\n\n`anychip ops MODEL` names it. What helps, in this order:\n\n"
+        f"{steps}\n\n"
+        "Switches of the vendors' software:\n\n"
+        + markdown_table(("device", "switch"), switches)
+        + "\nOther ways to write a model:\n\n"
+        + markdown_table(("operator", "write"), rewrites)
+        + f"\nAn operator of your own: {remedies.CUSTOM}.\n\nAn operator refuses the type: {remedies.TYPE_REFUSED}.\n"
+    )
+
+
+if __name__ == "__main__":
+    print(page(), end="")

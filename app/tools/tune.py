@@ -1,0 +1,226 @@
+"""`anychip tune`: finds engine, precision, batch sizes, workers and decoders by trial, and remembers them for `serve`.
+
+Owns: the options, what is tried, and how it is shown. Must not import torch at its head: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.config import Settings, split
+from app.tools import report
+from app.tools.arguments import CommandError, add_settings, read_settings
+
+if TYPE_CHECKING:
+    from app.tools.tuning.search import Candidate, Space, TuningOutcome
+    from backends import Choice
+    from models import Model
+
+_PASSED_ON = ("device", "weights", "weights_mirror", "calibrate", "cache_dir", "null", "simulate", "operator_libraries")
+_LADDERS = ((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1, 8), (1,), (1, 2, 4, 8, 16, 32, 64))
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
+    parser.add_argument("--budget", default="10m", help="time for all trials, e.g. 90s, 10m, 1h (default: %(default)s)")
+    parser.add_argument("--p99-ms", type=float, default=inf, help="latency that 99 of 100 answers must keep")
+    parser.add_argument("--goal", choices=("throughput", "energy"), default="throughput", help="what is to be best")
+    parser.add_argument("--engines", default="", help="engines to try, by commas (default: all of the device)")
+    parser.add_argument("--precisions", default="", help="precisions to try (default: all of the device)")
+    parser.add_argument("--ladders", default="", help="batch sizes to try, lists by semicolons, e.g. '1,2,4;1,8,16'")
+    parser.add_argument("--workers", default="", help="numbers of workers a device to try, e.g. 1,2")
+    parser.add_argument("--decoder-counts", default="", help="numbers of decoders to try, e.g. 2,4")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (default: %(default)g)")
+    parser.add_argument("--image", type=Path, help="the JPEG that is sent (default: one of anychip's)")
+    parser.add_argument("--dry-run", action="store_true", help="do not store the profile")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, _PASSED_ON)
+    parser.set_defaults(command=run)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Exit code 1 where nothing serves, or nothing keeps --p99-ms. Raises CommandError, ModelError, BackendError."""
+    from app.scheduling import profiles
+    from app.tools.subjects import open_device, open_named
+    from app.tools.tuning.search import Candidate, Search
+    from app.tools.tuning.trials import Trials
+    from models import PixelModel
+    from models.sample import IMAGES
+
+    budget_s = seconds_of(parsed.budget)
+    settings = read_settings(parsed)
+    model = open_named(parsed.model, settings)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors: tune is for models of images")
+    choice, _ = open_device(settings)
+    default = Candidate(
+        settings.engine, settings.precision, settings.ladder, settings.workers_per_device, settings.decoders
+    )
+    earlier = profiles.stored(settings, choice, model)
+    starts = [_candidate(earlier)] if earlier else []
+    options = ["--models", parsed.model, "--profiles", "false"]
+    for name in _PASSED_ON:
+        if value := getattr(parsed, f"setting_{name}"):
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    image: Path = parsed.image or min(IMAGES.glob("*.jpg"))
+    trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices), {})
+    with report.progress(quiet=parsed.json) as bars:
+        task = bars.add_task("the defaults", total=budget_s)
+        began_s = time.monotonic()
+
+        def evaluate(candidate: Candidate) -> Any:
+            bars.update(task, description=_words(candidate), completed=min(budget_s, time.monotonic() - began_s))
+            return trials.evaluate(candidate)
+
+        space = _space(model, choice, settings, parsed)
+        search = Search(
+            space, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms, goal=parsed.goal
+        )
+        outcome = search.run(default, starts)
+    if outcome.best.refusal:
+        raise CommandError(f"nothing serves {model.name} here: {outcome.best.refusal}")
+    path = None if parsed.dry_run else _stored(outcome, settings, choice, model)
+    document = _document(outcome, model.name, earlier is not None, path, parsed)
+    if parsed.json:
+        report.print_json(document)
+    else:
+        show(document)
+    return 0 if outcome.best.p99_ms <= parsed.p99_ms else 1
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `10m`, `1h` or a number of seconds. Raises CommandError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not found or not float(found[1]):
+        raise CommandError(f"--budget {text!r} is not like 90s, 10m or 1h")
+    return float(found[1]) * _UNITS.get(found[2], 1)
+
+
+def _space(model: Model, choice: Choice, settings: Settings, parsed: argparse.Namespace) -> Space:
+    from app.tools.tuning.search import Space
+    from backends import host
+
+    facts = choice.backend.facts
+    engines = split(parsed.engines) or (*facts.engines, *facts.by_name)
+    calibrated = bool(settings.calibrate) or model.weights == "sample"
+    precisions = split(parsed.precisions) or tuple(each for each in facts.precisions if each != "int8" or calibrated)
+    cores = host.core_count()
+    given = [tuple(_counts(text, "--ladders")) for text in parsed.ladders.split(";") if text.strip()]
+    ladders = [model.batch_sizes(ladder) for ladder in given or _LADDERS]
+    return Space(
+        [(engine, precision) for engine in engines for precision in precisions],
+        list(dict.fromkeys(ladders)),
+        _counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)],
+        _counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores}),
+    )
+
+
+def _counts(text: str, option: str) -> list[int]:
+    """Ascending whole numbers from 1 up. Raises CommandError."""
+    parts = split(text)
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise CommandError(f"{option} takes whole numbers from 1 up, by commas, not {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def _candidate(profile: Any) -> Candidate:
+    from app.tools.tuning.search import Candidate
+
+    ladder = tuple(int(size) for size in split(profile.batch_sizes))
+    return Candidate(profile.engine, profile.precision, ladder, profile.workers_per_device, profile.decoders)
+
+
+def _stored(outcome: TuningOutcome, settings: Settings, choice: Choice, model: Model) -> Path:
+    from app.scheduling import profiles
+
+    best = outcome.best
+    engine, precision = best.served
+    name = f"{model.name} on {choice.device(choice.devices[0]).name}, {time.strftime('%Y-%m-%d')}"
+    profile = profiles.Profile(
+        name,
+        engine,
+        precision,
+        ",".join(map(str, best.candidate.batch_sizes)),
+        best.candidate.decoders,
+        best.candidate.workers,
+        best.images_per_s,
+        best.p99_ms,
+        outcome.lead,
+    )
+    return profiles.store(profile, settings, choice, model)
+
+
+def _document(
+    outcome: TuningOutcome, model: str, had_profile: bool, path: Path | None, parsed: argparse.Namespace
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "goal": parsed.goal,
+        "p99_ms": parsed.p99_ms,
+        "started_from_profile": had_profile,
+        "complete": outcome.complete,
+        "confirmed": outcome.confirmed,
+        "lead": outcome.lead,
+        "best": asdict(outcome.best),
+        "default": asdict(outcome.default),
+        "trials": [asdict(each) for each in outcome.trials],
+        "profile": None if path is None else str(path),
+        "environment": report.environment(),
+    }
+
+
+def _words(candidate: Candidate) -> str:
+    ladder = ",".join(map(str, candidate.batch_sizes))
+    return f"{candidate.engine} {candidate.precision}, {ladder}, {candidate.workers} workers"
+
+
+def _row(trial: dict[str, Any], note: str) -> Sequence[report.Cell]:
+    candidate, (engine, precision) = trial["candidate"], trial["served"]
+    decoders = candidate["decoders"] or "one a core"
+    refused = trial["refusal"]
+    return (
+        engine or candidate["engine"],
+        precision or candidate["precision"],
+        ",".join(map(str, candidate["batch_sizes"])),
+        candidate["workers"],
+        str(decoders),
+        None if refused else trial["images_per_s"],
+        None if refused else trial["p99_ms"],
+        None if refused else trial["joules_per_image"],
+        note or (f"refused: {refused}"[:100] if refused else ""),
+    )
+
+
+def show(document: dict[str, Any]) -> None:
+    """The trials, the best first, and what became of them."""
+    console = report.console()
+    default, best = document["default"]["candidate"], document["best"]["candidate"]
+    trials = sorted(document["trials"], key=lambda trial: (bool(trial["refusal"]), -trial["images_per_s"]))
+    rows = []
+    for trial in trials:
+        notes = [word for word, each in (("best", best), ("defaults", default)) if trial["candidate"] == each]
+        rows.append(_row(trial, ", ".join(notes)))
+    columns = ("engine", "precision", "batch sizes", "workers", "decoders", "images/s", "p99 ms", "J/image", "")
+    used = [place for place in range(len(columns)) if any(report.text_of(row[place]) for row in rows)]
+    shown = [[row[place] for place in used] for row in rows]
+    console.print(report.table(f"{document['model']}: {len(trials)} trials", [columns[each] for each in used], shown))
+    if not document["complete"]:
+        console.print("the budget was over before everything was tried: a longer --budget may find more")
+    if document["best"]["p99_ms"] > document["p99_ms"]:
+        console.print(f"nothing keeps {document['p99_ms']:g} ms; the best is the quickest that was tried")
+    if best == default:
+        console.print("the defaults are best")
+    else:
+        how = "turn and turn about" if document["confirmed"] else "not compared again: the budget was over"
+        console.print(f"the best is {document['lead']:.2f} times as good as the defaults ({how})")
+    if document["profile"]:
+        console.print(f"stored: {document['profile']}; anychip serve takes it up by itself", soft_wrap=True)

@@ -1,0 +1,145 @@
+"""A trial: a service with a candidate's settings, in a process of its own, under load over HTTP.
+
+Owns: the service's start and end, the load, the figures. Must not decide what is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+
+import httpx
+
+from app.tools.benchmark.load import drive
+from app.tools.benchmark.wire import request_bytes
+from app.tools.tuning.search import Candidate, Trial
+
+_START_LIMIT_S = 600.0
+_STOP_LIMIT_S = 60.0
+_WARM_UP_S = 1.0
+_MOST_CONNECTIONS = 128
+_ENERGY = re.compile(r"^anychip_device_energy_joules_total\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """`options`: of every service, as `anychip serve` takes them; `seconds`: length of one measurement; `devices`."""
+
+    model: str
+    options: Sequence[str]
+    image: bytes
+    seconds: float
+    p99_ms: float
+    devices: int
+    environment: Mapping[str, str]
+
+    def evaluate(self, candidate: Candidate) -> Trial:
+        """Start, load, stop. A candidate that does not serve is a trial with its refusal."""
+        options = (
+            *self.options,
+            *("--engine", candidate.engine, "--precision", candidate.precision),
+            *("--batch-sizes", ",".join(map(str, candidate.batch_sizes))),
+            *("--workers-per-device", str(candidate.workers), "--decoders", str(candidate.decoders)),
+        )
+        try:
+            with serving(options, self.environment) as port:
+                served = self._settled(port, candidate)
+                return self._measured(port, candidate, served)
+        except ServiceStartError as error:
+            return Trial(candidate, refusal=str(error))
+
+    def _measured(self, port: int, candidate: Candidate, served: tuple[str, str]) -> Trial:
+        request = request_bytes(f"/v1/models/{self.model}:predict", self.image, "image/jpeg")
+        connections = 2 * candidate.batch_sizes[-1] * candidate.workers * self.devices
+        connections = min(_MOST_CONNECTIONS, max(8, connections))
+        drive(port, request, connections, _WARM_UP_S)
+        while True:
+            before_joules = self._joules(port)
+            load = drive(port, request, connections, self.seconds)
+            joules = self._joules(port) - before_joules
+            if load.errors or not load.latencies_s:
+                return Trial(candidate, refusal=f"requests failed: {load.errors}", served=served)
+            trial = Trial(
+                candidate,
+                load.answers_per_s,
+                load.percentile_ms(99),
+                joules / len(load.latencies_s) if joules > 0 else nan,
+                served=served,
+            )
+            if trial.p99_ms <= self.p99_ms or connections == 1:
+                return trial
+            connections = max(1, math.floor(connections * min(0.75, self.p99_ms / trial.p99_ms)))
+
+    def _settled(self, port: int, candidate: Candidate) -> tuple[str, str]:
+        """Engine and precision once the wanted engine serves, which another may have stood in for at first."""
+        limit_s = time.monotonic() + _START_LIMIT_S
+        while True:
+            models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=30, trust_env=False).json()["models"]
+            served_on = next(each for each in models if each["name"] == self.model)["served_on"]
+            served = [(each["engine"], each["precision"]) for each in served_on]
+            if served and all(candidate.engine in ("auto", engine) for engine, _ in served):
+                return served[0]
+            if time.monotonic() > limit_s:
+                raise ServiceStartError(f"{candidate.engine} was not ready within {_START_LIMIT_S:g} s")
+            time.sleep(0.5)
+
+    def _joules(self, port: int) -> float:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30, trust_env=False).text
+        found = [float(value) for value in _ENERGY.findall(text)]
+        return sum(found) if found else nan
+
+
+class ServiceStartError(Exception):
+    """A service does not start with these settings; the message is its own."""
+
+
+@contextlib.contextmanager
+def serving(options: Sequence[str], environment: Mapping[str, str]) -> Iterator[int]:
+    """`anychip serve` on a free port, ended with everything that it has started. Raises ServiceStartError."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "error", *options]
+    # A file, as a pipe that nobody reads gets full.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths},
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()  # Empty when it has ended: its own limits see to it that it does.
+            found = re.search(r":(\d+)\s*$", line)
+            if not found:
+                process.wait(_STOP_LIMIT_S)
+                said.seek(0)
+                lines = said.read().strip().splitlines() or ["it ended without a word"]
+                raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
+            yield int(found[1])
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it with everything that it has started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_LIMIT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,126 @@
+"""Accuracy on images with labels: a folder for each class, or COCO's JSON.
+
+Owns: reading labels, and the way of labelled images through an executable. Must not know engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from app.decoders.decoder import decode_into
+from app.images.header import ImageError, read_header
+from app.tools.arguments import CommandError
+from backends import Executable
+from models import Options, PixelModel, Placement
+from models.accuracy import Boxes, map50, mean_average_precision, top1
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A file and what is in it: a class's number, or Boxes in pixels of the image."""
+
+    file: Path
+    truth: Any
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files below a folder, in order. Raises CommandError where there is none."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise CommandError(f"there is no image in {folder}")
+    return files
+
+
+def by_folder(folder: Path, labels: Sequence[str]) -> list[Labelled]:
+    """Images in folders that are named by class, by its label or its number. Raises CommandError."""
+    numbers = {label.lower(): number for number, label in enumerate(labels)}
+    found = []
+    for path in images_in(folder):
+        name = path.relative_to(folder).parts[0]
+        number = numbers.get(name.lower(), int(name) if name.isdigit() and int(name) < len(labels) else None)
+        if number is None or path.parent == folder:
+            raise CommandError(f"{path} is not in a folder named by one of the {len(labels)} classes, or its number")
+        found.append(Labelled(path, number))
+    return found
+
+
+def of_coco(file: Path, folder: Path, labels: Sequence[str]) -> list[Labelled]:
+    """The images of COCO's JSON, whose files are in `folder`; categories by name. Raises CommandError."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        names = {each["id"]: each["name"].lower() for each in document["categories"]}
+        files = {each["id"]: folder / each["file_name"] for each in document["images"]}
+        annotations = document["annotations"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CommandError(f"{file} is not COCO's JSON: {type(error).__name__}: {error}") from None
+    numbers = {label.lower(): number for number, label in enumerate(labels)}
+    objects: dict[Any, list[tuple[int, list[float]]]] = {image: [] for image in files}
+    for each in annotations:
+        number = numbers.get(names.get(each["category_id"], ""))
+        if number is not None and not each.get("iscrowd") and each["image_id"] in objects:
+            x, y, width, height = each["bbox"]
+            objects[each["image_id"]].append((number, [x, y, x + width, y + height]))
+    if not any(objects.values()):
+        raise CommandError(f"{file} has no object of a class that the model knows")
+    found = []
+    for image, there in objects.items():
+        boxes = np.array([box for _, box in there], dtype=np.float32).reshape(-1, 4)
+        classes = np.array([number for number, _ in there], dtype=np.int64)
+        found.append(Labelled(files[image], Boxes(boxes, classes, np.ones(len(there), dtype=np.float32))))
+    return found
+
+
+def accuracy(
+    model: PixelModel, executable: Executable, images: Sequence[Labelled], advance: Callable[[int], object]
+) -> dict[str, float]:
+    """Top-1, or mAP at IoU 0.5 and over 0.5 to 0.95 as COCO has it. `advance`: hears how many images are done.
+
+    Images that cannot be read are left out of it. Raises BackendError.
+    """
+    detects = model.task != "classify"
+    options = Options(score_threshold=0.001) if detects else Options()
+    truth: list[Any] = []
+    answers: list[dict[str, Any]] = []
+    for labelled, pixels, placements in _batches(model, images, executable.batch_sizes[-1]):
+        outputs = executable.run(pixels)
+        for row, (each, placement) in enumerate(zip(labelled, placements, strict=True)):
+            truth.append(each.truth)
+            answers.append(model.postprocess(model.reduce(outputs, row, options), placement, options))
+        advance(len(labelled))
+    if not truth:
+        raise CommandError("none of the labelled images can be read")
+    if not detects:
+        return {"top1": top1(truth, answers), "images": float(len(truth))}
+    whole = mean_average_precision(truth, answers)
+    return {"map50": map50(truth, answers), "map50_95": whole, "images": float(len(truth))}
+
+
+def _batches(
+    model: PixelModel, images: Sequence[Labelled], size: int
+) -> Iterator[tuple[list[Labelled], npt.NDArray[np.uint8], list[Placement]]]:
+    pixels = torch.zeros((size, *model.input_shape), dtype=torch.uint8)
+    labelled: list[Labelled] = []
+    placements: list[Placement] = []
+    for each in images:
+        try:
+            encoded = each.file.read_bytes()
+            placement = decode_into(model, encoded, read_header(encoded), pixels[len(labelled)])
+        except (ImageError, OSError):
+            continue
+        labelled.append(each)
+        placements.append(placement)
+        if len(labelled) == size:
+            yield labelled, pixels.numpy(), placements
+            labelled, placements = [], []
+    if labelled:
+        yield labelled, pixels.numpy(), placements

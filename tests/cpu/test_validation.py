@@ -1,0 +1,259 @@
+"""`anychip validate`: planted faults are named by their layer, in networks and engines, also of ONNX files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from app.cli import main
+from app.tools.validation import whole
+from app.tools.validation.whole import Validation
+from backends import CompileOptions, Executable, LoadedNetwork
+from backends.cpu import CpuBackend
+from backends.engines import EagerEngine, Engine, OnnxRuntimeEngine, compile_first
+from models import Model, open_model, parse_spec
+
+WRONG = 1.5
+
+
+class Layered(nn.Module):
+    """Five convolutions of unlike names; `wrong_in`: a type in which the third computes something else."""
+
+    input_shape = (16, 16, 3)
+
+    def __init__(self, wrong_in: torch.dtype | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3), Doubtful(wrong_in), nn.Conv2d(8, 8, 3))
+        self.head = nn.Linear(8, 5)
+        self.dtype = torch.float32
+
+    def cast(self, dtype: torch.dtype) -> Layered:
+        self.to(dtype)
+        self.dtype = dtype
+        return self
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        x = (pixels.permute(0, 3, 1, 2).to(self.dtype) / 255) - 0.5
+        x = self.body(torch.relu(self.stem(x))).mean((2, 3))
+        return (self.head(x).float(),)
+
+
+class Doubtful(nn.Module):
+    def __init__(self, wrong_in: torch.dtype | None) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(8, 8, 3)
+        self.wrong_in = wrong_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.convolution.weight
+        # The same operators in every type, as of a kernel that is wrong for one of them.
+        return nn.functional.conv2d(x, weight * (WRONG if x.dtype is self.wrong_in else 1.0), self.convolution.bias)
+
+
+class Wrong(Engine):
+    """An engine that computes one operator too large: of a graph, each that follows the marked layer."""
+
+    name = "wrong"
+    precisions = ("fp32",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def compile(
+        self, network: Any, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        network = copy.deepcopy(network)
+        if isinstance(network, Layered):
+            dict(network.named_modules())[self._path].register_forward_hook(lambda _, __, output: output * WRONG)
+        else:
+            for node in list(network.core.graph.nodes):
+                stack = node.meta.get("nn_module_stack") or {}
+                if node.op == "call_function" and [e[0] for e in stack.values()][-1:] == [self._path]:
+                    with network.core.graph.inserting_after(node):
+                        larger = network.core.graph.call_function(torch.ops.aten.mul.Tensor, (node, WRONG))
+                    node.replace_all_uses_with(larger)
+                    larger.args = (node, WRONG)
+            network.core.recompile()
+        return EagerEngine(("fp32",)).compile(network, device, precision, batch_sizes, options)
+
+
+class WrongOnFiles(Engine):
+    """An engine for ONNX files that has a node's result too large, wherever the file has that node."""
+
+    name = "wrong"
+    precisions = ("fp32",)
+    forms = ("onnx",)
+
+    def __init__(self, output: str, folder: Path) -> None:
+        self._output, self._folder = output, folder
+
+    def compile(
+        self, network: Any, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        file = scaled(Path(network.file), self._output, self._folder / f"wrong-{Path(network.file).name}")
+        network.file = str(file)
+        return OnnxRuntimeEngine(1, ("fp32",)).compile(network, device, precision, batch_sizes, options)
+
+
+class OneEngine(CpuBackend):
+    """The CPU with one engine of the test's own."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(1)
+        self.engine = engine
+
+    def load(
+        self, network: Any, device: str, engine: str, precision: str, batch_sizes: Sequence[int], **options: Any
+    ) -> LoadedNetwork:
+        return compile_first([self.engine], network, "cpu:0", (precision,), batch_sizes, **options)
+
+
+def scaled(source: Path, output: str, target: Path) -> Path:
+    """A copy of an ONNX file in which one node's result is WRONG times as large."""
+    import onnx
+
+    proto = onnx.load(source)
+    for place, node in enumerate(proto.graph.node):
+        if output in node.output:
+            node.output[list(node.output).index(output)] = "right"
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(WRONG), "factor"))
+            proto.graph.node.insert(place + 1, onnx.helper.make_node("Mul", ["right", "factor"], [output]))
+            break
+    onnx.save(proto, target)
+    return target
+
+
+class Stub:
+    """As much of a model as a validation asks for."""
+
+    task = "infer"
+    name = "layered"
+    may_be_infinite = False
+    input_shape = Layered.input_shape
+    results: tuple[Any, ...] = ()
+
+    def __init__(self, wrong_in: torch.dtype | None = None) -> None:
+        self.wrong_in = wrong_in
+
+    def network(self) -> Layered:
+        return Layered(self.wrong_in).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def items() -> Any:
+    return np.random.default_rng(0).integers(0, 256, (4, *Layered.input_shape), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("onnxruntime")
+    file = tmp_path_factory.mktemp("onnx") / "net.onnx"
+
+    class Core(Layered):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return self.head(self.body(torch.relu(self.stem(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+    options: dict[str, Any] = {"dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}, "dynamo": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of the older exporter.
+        torch.onnx.export(
+            Core().eval(), (torch.zeros(2, 3, 16, 16),), file, input_names=["x"], output_names=["y"], **options
+        )
+    return file
+
+
+def validation(model: Any, engine: Engine, items: Any, folder: Path, reference: Any = None) -> Validation:
+    return Validation(model, OneEngine(engine), "cpu:0", items, folder=folder, reference=reference)
+
+
+def node_named(file: Path, part: str) -> str:
+    import onnx
+
+    return next(str(node.output[0]) for node in onnx.load(file).graph.node if part in node.output[0])
+
+
+def test_a_right_engine_agrees_and_every_layer_is_right(items: Any, tmp_path: Path) -> None:
+    tried = validation(Stub(), EagerEngine(("fp32",)), items, tmp_path)
+    found = tried.compared("auto", "fp32")
+    assert (found.verdict, found.culprit) == ("agrees", None)
+    assert found.whole is not None
+    assert found.whole.cosine == pytest.approx(1)
+    depth = tried.depth("fp32")
+    assert depth.first is None
+    assert len(depth.layers) >= 5
+    assert all(each.alone.relative < 1e-6 for each in depth.layers)
+
+
+def test_a_layer_that_is_wrong_in_one_precision_is_named(items: Any, tmp_path: Path) -> None:
+    tried = validation(Stub(torch.bfloat16), EagerEngine(("bf16",)), items, tmp_path)
+    depth = tried.depth("bf16")
+    assert depth.first is not None
+    assert depth.first.layer.path == "body.1"
+
+
+@pytest.mark.parametrize("path", ["stem", "body.1", "body.2", "head"])
+def test_an_engine_that_is_wrong_from_a_layer_on_is_found_by_halves(path: str, items: Any, tmp_path: Path) -> None:
+    found = validation(Stub(), Wrong(path), items, tmp_path).compared("auto", "fp32")
+    assert found.verdict == "differs"
+    assert found.culprit is not None
+    assert found.culprit.path == path
+
+
+def test_wrong_weights_against_a_reference_are_named_by_their_layer(items: Any, tmp_path: Path) -> None:
+    class Damaged(Stub):
+        def network(self) -> Layered:
+            network = super().network()
+            network.get_parameter("body.2.weight").data *= WRONG
+            return network
+
+    depth = validation(Damaged(), EagerEngine(("fp32",)), items, tmp_path, Stub()).depth("fp32")
+    assert depth.first is not None
+    assert depth.first.layer.path == "body.2"
+
+
+def test_an_engine_that_is_wrong_from_a_node_of_an_onnx_file_on(onnx_file: Path, tmp_path: Path) -> None:
+    model = open_model(parse_spec(str(onnx_file)), tmp_path)
+    node = node_named(onnx_file, "body/body.2")
+    tried = validation(model, WrongOnFiles(node, tmp_path), model.probes(), tmp_path)  # type: ignore[attr-defined]
+    found = tried.compared("auto", "fp32")
+    assert found.verdict == "differs"
+    assert found.culprit is not None
+    assert found.culprit.name == node
+
+
+def test_the_command_names_the_wrong_node_of_an_onnx_file(
+    onnx_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = node_named(onnx_file, "body/body.1")
+    wrong = scaled(onnx_file, node, tmp_path / "wrong.onnx")
+    plot, text = tmp_path / "error.svg", tmp_path / "report.md"
+    arguments = ["validate", str(wrong), "--reference", str(onnx_file), "--device", "cpu", "--precisions", "fp32"]
+    more = ["--engines", "onnxruntime", "--json", "--plot", str(plot), "--markdown", str(text)]
+    assert main([*arguments, *more]) == 1
+    found = json.loads(capsys.readouterr().out)
+    [layers] = found["layers"]
+    assert node in layers["first_divergent"]
+    assert [each["verdict"] for each in found["comparisons"]] == ["differs"]
+    assert node in plot.read_text()
+    assert node in text.read_text()
+
+
+def test_agreement_counts_classes_and_boxes() -> None:
+    model: Model = open_model(parse_spec("resnet50:random"), Path())
+    logits = np.zeros((2, 1000), dtype=np.float32)
+    logits[:, :5] = np.arange(5, 0, -1)
+    other = logits.copy()
+    other[1, 7] = 9
+    found = whole.agreement_of(model, [logits], [other])
+    assert found == {"top1": 0.5, "top5": pytest.approx(0.9)}

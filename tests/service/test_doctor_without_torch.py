@@ -1,0 +1,35 @@
+"""`anychip doctor` where `import torch` itself fails, for a device that is not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_doctor_works_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ImportError('libascendcl.so: cannot open shared object file')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "ASCEND_RT_VISIBLE_DEVICES": "2,0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "doctor", "--device", "npu", "--json", "--skip", "port"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert "set_env.sh" in checks["torch"]["remedy"]
+    assert "ascending" in checks["variables"]["detail"]
+    assert "libascendcl.so" in checks["libraries"]["detail"]
+    assert checks["devices"]["status"] == "SKIP"
+    assert all(check["remedy"] for check in checks.values() if check["status"] in ("FAIL", "WARN"))

@@ -1,0 +1,71 @@
+"""`anychip tune` on the null device, whose best settings are known; and a service that takes a profile up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from app.cli import main
+from app.config import Settings
+from app.scheduling.profiles import Profile, store, stored
+from app.tools.tuning.search import Candidate
+from app.tools.tuning.trials import Trials, serving
+from backends import choose, null
+from models import open_model, parse_spec
+from models.sample import IMAGES
+
+IMAGE = min(IMAGES.glob("*.jpg")).read_bytes()
+NULL = "delay_ms=30"
+OPTIONS = ("--models", "resnet18", "--weights", "random", "--device", "null", "--null", NULL)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANYCHIP_NULL", NULL)
+    settings = Settings(cache_dir=tmp_path, null=NULL)
+    null.configure(NULL)
+    return settings, choose("null"), open_model(parse_spec("resnet18:random"), tmp_path)
+
+
+def test_a_service_takes_a_profile_up_by_itself_and_names_it(here):
+    settings, choice, model = here
+    profile = Profile("found here", "null", "fp32", "1,16", 2, 2, 100.0, 50.0, 2.0)
+    store(profile, settings, choice, model)
+    with serving((*OPTIONS, "--cache-dir", str(settings.cache_dir)), {}) as port:
+        [served] = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).json()["models"]
+    assert served["profile"] == "found here"
+    assert [each["batch_sizes"] for each in served["served_on"]] == [[1, 16], [1, 16]]
+
+
+def test_a_trial_says_what_a_candidate_reaches_and_why_another_does_not_serve(here):
+    settings, _, _ = here
+    options = (*OPTIONS, "--cache-dir", str(settings.cache_dir), "--profiles", "false")
+    trials = Trials("resnet18", options, IMAGE, 1.0, 1e9, 1, {})
+    good = trials.evaluate(Candidate("auto", "auto", (1, 4), 1, 2))
+    assert good.served == ("null", "fp32")
+    assert 0 < good.images_per_s <= 1.05 * 4 / 0.030, "four images each 30 ms are the most"
+    bad = trials.evaluate(replace(good.candidate, engine="abacus"))
+    assert "abacus" in bad.refusal
+
+
+@pytest.mark.soak
+def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(here, capsys):
+    """Every batch takes 30 ms: the largest ladder is best by far."""
+    settings, choice, model = here
+    arguments = ["tune", "resnet18", *OPTIONS[2:], "--cache-dir", str(settings.cache_dir), "--json", "--seconds", "2"]
+    narrow = ["--ladders", "1;1,2,4,8,16,32;1,2", "--workers", "1", "--decoder-counts", "2", "--budget", "5m"]
+    assert main([*arguments, *narrow]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
+    assert found["confirmed"]
+    assert found["lead"] > 1.2
+    profile = stored(settings, choice, model)
+    assert profile is not None
+    assert profile.batch_sizes == "1,2,4,8,16,32"
+    assert main([*arguments, *narrow, "--dry-run"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["started_from_profile"]
+    assert again["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]

@@ -1,0 +1,101 @@
+"""The doctor on vendors' software: versions, variables, libraries and cards, without torch and without any device."""
+
+from __future__ import annotations
+
+import builtins
+
+import pytest
+
+from app.tools import doctor_vendor
+from app.tools.compatibility import findings
+from app.tools.doctor_vendor import _HEALTH, _USERS, _contradictions, concerned, rows, trouble
+
+
+@pytest.mark.parametrize(
+    ("versions", "verdict", "words"),
+    [
+        ({"torch": "2.14.1", "torchvision": "0.29.0"}, "PASS", ""),
+        ({"torch": "2.14.1", "torchvision": "0.28.0"}, "FAIL", "0.29"),
+        ({"torch": "2.13.0+cpu", "torch_npu": "2.12.0", "cann": "9.1.0"}, "FAIL", "2.12"),
+        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "9.1.0"}, "PASS", ""),
+        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1.0"),
+        ({"torch": "2.13.0", "torch_npu": "2.13.0"}, "WARN", "not in Ascend's table"),
+        ({"torch": "2.8.0", "torch_npu": "2.8.0", "cann": "8.3.RC1"}, "WARN", "leaks"),
+        ({"torch": "2.7.1+cpu", "torch_mlu": "1.29.2+torch2.7.1"}, "PASS", ""),
+        ({"torch": "2.9.0", "torch_mlu": "1.29.2+torch2.7.1"}, "FAIL", "2.7"),
+        ({"cuda": "13.0", "driver:nvidia": "570.86"}, "FAIL", "580"),
+        ({"cuda": "12.8", "driver:nvidia": "570.86"}, "PASS", ""),
+        ({"torch": "2.14.0", "torch_tensorrt": "2.14.0", "tensorrt": "11.0.1"}, "FAIL", "11.1"),
+        ({"torch": "2.9.0+das.opt1.dtk2604", "driver:hygon": "6.3.8"}, "FAIL", "6.3.30"),
+        ({"torch": "2.9.0+rocm6.4", "rocm": "7.0.1"}, "WARN", "one major version"),
+    ],
+)
+def test_versions_that_do_not_fit_are_told_with_what_does(versions, verdict, words):
+    found = findings(versions)
+    order = ("PASS", "WARN", "FAIL")
+    worst = max(found, key=lambda each: order.index(each.verdict))
+    assert worst.verdict == verdict
+    assert words in worst.remedy
+    assert bool(worst.remedy) == (verdict != "PASS")
+
+
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"PYTORCH_NPU_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:1"}, "ends the process"),
+        ({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:32"}, "excludes"),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "3,1"}, "ascending"),
+        ({"ASCEND_HOME_PATH": "/no/such/folder", "ASCEND_OPP_PATH": "/"}, "no folder"),
+        ({"LD_PRELOAD": "/no/such/library.so"}, "not there"),
+        ({"OMP_NUM_THREADS": "64"}, "OMP_NUM_THREADS"),
+        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, "AUTOLOAD"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_found(environment, word):
+    [(text, remedy)] = _contradictions(environment, cores=8)
+    assert word in text
+    assert remedy
+
+
+def test_variables_that_are_fine_are_left_alone():
+    fine = {"ASCEND_RT_VISIBLE_DEVICES": "0,1,3", "PYTORCH_ALLOC_CONF": "a:1", "OMP_NUM_THREADS": "8", "LD_PRELOAD": ""}
+    assert not list(_contradictions(fine, cores=8))
+    assert doctor_vendor.variables("cuda", {"CUDA_VISIBLE_DEVICES": ""}, 8)[0] == "FAIL"
+
+
+def test_a_device_that_is_not_here_can_be_asked_about_without_torch(monkeypatch):
+    real = builtins.__import__
+
+    def refusing(name, *arguments, **named):
+        if name.partition(".")[0] in ("torch", "torch_npu", "backends"):
+            raise ImportError(f"{name} is not to be imported here")
+        return real(name, *arguments, **named)
+
+    for cached in (doctor_vendor.facts_module, doctor_vendor.versions):
+        cached.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", refusing)
+    monkeypatch.setattr(doctor_vendor, "_load_error", lambda name: f"{name}: cannot open shared object file")
+    assert [row.vendor for row in concerned("npu:1")] == ["ascend"]
+    status, detail, remedy = doctor_vendor.libraries("npu")
+    assert (status, "libascendcl.so" in detail, bool(remedy)) == ("FAIL", True, True)
+    assert doctor_vendor.compatibility("npu")[0] in ("PASS", "WARN", "FAIL")
+
+
+def test_every_vendor_with_libraries_is_one_of_the_rows():
+    vendors = {row.vendor for row in rows().values()}
+    assert set(doctor_vendor.LIBRARIES) <= vendors
+    assert set(_HEALTH) == set(_USERS) <= vendors
+
+
+def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():
+    assert trouble(_HEALTH["nvidia"], "0, 0\n1, 7\n2, [N/A]\n") == ["1, 7"]
+    assert trouble(_USERS["nvidia"], "4711, 1024 MiB\n") == ["4711, 1024 MiB"]
+    table = (
+        "| NPU   Name      | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |\n"
+        "| 0     910B3     | OK              | 91.0         38                0    / 0              |\n"
+        "| 1     910B3     | Alarm           | 91.0         38                0    / 0              |\n"
+        "| NPU     Chip    | Process id      | Process name             | Process memory(MB)        |\n"
+        "| 0       0       | 4711            | python3                  | 1024                      |\n"
+    )
+    assert [each[:1] for each in trouble(_HEALTH["ascend"], table)] == ["1"]
+    assert len(trouble(_USERS["ascend"], table)) == 1
