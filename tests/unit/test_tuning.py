@@ -113,6 +113,21 @@ def test_what_wins_by_chance_does_not_win_the_comparison():
     assert outcome.best.candidate == DEFAULT
 
 
+def test_the_engine_that_auto_stands_for_is_no_other_choice():
+    rates = iter(range(100, 1000))  # By chance each trial is a little better than the last.
+
+    def evaluate(candidate):
+        return Trial(
+            candidate, next(rates) if candidate.batch_sizes == DEFAULT.batch_sizes else 1, 1, served=("b", "x")
+        )
+
+    clock = Clock()
+    default = replace(DEFAULT, engine="auto")
+    space = Space(ENGINES, LADDERS, (), ())
+    outcome = Search(space, evaluate, budget_s=100, clock=clock).run(default)
+    assert outcome.best.candidate == default
+
+
 def test_a_second_search_starts_from_what_was_best_before():
     optimum = Candidate("c", "bf16", (1, 2, 4, 8, 16), 4, 8)
     outcome, _ = searched(planted(optimum), budget_s=2.5, starts=(optimum,))

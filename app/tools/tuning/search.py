@@ -105,7 +105,12 @@ class Search:
 
     def best(self) -> Trial:
         """Of those tried: the best that is quick enough, else the quickest; of equals the one tried first."""
-        good = [trial for trial in self._trials.values() if not trial.refusal]
+        # What serves alike is one: `auto` and the engine that it stands for differ by chance alone.
+        alike: dict[Candidate, Trial] = {}
+        for trial in self._trials.values():
+            engine, precision = trial.served if trial.served[0] else (trial.candidate.engine, trial.candidate.precision)
+            alike.setdefault(replace(trial.candidate, engine=engine, precision=precision), trial)
+        good = [trial for trial in alike.values() if not trial.refusal]
         if not good:
             return next(iter(self._trials.values()))
         quick = [trial for trial in good if trial.p99_ms <= self._p99_ms]
