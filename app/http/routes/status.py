@@ -128,6 +128,7 @@ def _staged(service: Service, stages: Stages) -> ModelStatus:
         classes=len(second.labels),
         input_shape=first.input_shape,
         ready=is_ready(first.name) and is_ready(second.name),
+        profile="",
         served_on=[],
     )
 
