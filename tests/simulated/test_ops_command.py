@@ -116,5 +116,5 @@ def test_every_layer_is_compared_on_the_device(tmp_path: Path) -> None:
     assert found["simulated"]
     assert [each["verdict"] for each in found["comparisons"]] == ["agrees"]
     [layers] = found["layers"]
-    assert layers["count"] > 100
+    assert layers["count"] > 100, layers["note"]
     assert layers["first_divergent"] is None
