@@ -94,6 +94,7 @@ class Queue(Generic[T]):
     aged: bool = False  # Whether `oldest_s` is asked for.
     ages: list[tuple[float, int, Item[T]]] = field(default_factory=list)  # The heap's items by `enqueued_s`.
     lateness: Lateness = field(default_factory=Lateness)
+    urgent_lateness: Lateness = field(default_factory=Lateness)  # Of priorities above the normal one: they overtake.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
     def late(self, items: Iterable[Item[T]], answered_s: float) -> None:
@@ -103,17 +104,21 @@ class Queue(Generic[T]):
         others also wait for each other. What was admitted before a worker was lost, or without one, says nothing: its
         answer waited for a restart, not for the queue.
         """
-        late_s = [
-            answered_s - item.reservation.admitted_s - item.reservation.expected_s
-            for item in items
-            if item.reservation is not None
-            and item.reservation.expected_s is not None
-            and item.reservation.lost_workers == self.lost_workers
-            and not item.position
-            and not item.requeued
-        ]
-        if late_s:
-            self.lateness.learn(max(late_s))
+        late_s: dict[bool, float] = {}
+        for item in items:
+            admitted = item.reservation
+            if admitted is None or admitted.expected_s is None or admitted.lost_workers != self.lost_workers:
+                continue
+            if item.position or item.requeued:
+                continue
+            seconds, urgent = answered_s - admitted.admitted_s - admitted.expected_s, item.priority > 0
+            late_s[urgent] = max(seconds, late_s.get(urgent, seconds))
+        for urgent, seconds in late_s.items():
+            (self.urgent_lateness if urgent else self.lateness).learn(seconds)
+
+    def lateness_s(self, priority: int) -> float:
+        """What to add to an expectation at this priority: what waits elsewhere, such as to be decoded, is overtaken."""
+        return (self.urgent_lateness if priority > 0 else self.lateness).seconds
 
     def count(self, priority: int, images: int) -> None:
         """Count images that came (or, negative, went) at a priority."""

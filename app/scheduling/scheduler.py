@@ -87,7 +87,7 @@ class Scheduler(Generic[T]):
         queue = self._queues[model]
         if queue.reserved + queue.depth + images > queue.limit:
             raise QueueFullError(f"{model} has {queue.reserved + queue.depth} of {queue.limit} images waiting")
-        expected_s, least_s = self._expected_s(model, queue.ahead_of(priority), images, now)
+        expected_s, least_s = self._expected_s(model, priority, images, now)
         if least_s > (1 - WAY_BACK) * (deadline_s - now):
             raise DeadlineUnreachableError(least_s)
         return expected_s
@@ -97,7 +97,7 @@ class Scheduler(Generic[T]):
         expected_s = self.check(model, images, deadline_s, priority, now)
         queue = self._queues[model]
         if images > 1:
-            expected_s, _ = self._expected_s(model, queue.ahead_of(priority), 1, now)
+            expected_s, _ = self._expected_s(model, priority, 1, now)
         queue.reserved += images
         queue.count(priority, images)
         return Reservation(model, images, images, priority, deadline_s, now, expected_s, queue.lost_workers)
@@ -294,11 +294,12 @@ class Scheduler(Generic[T]):
             return 1
         return 1 + sum([other != model and bool(self._queues[other].ahead) for other in worker.ladders])
 
-    def _expected_s(self, model: str, ahead: int, images: int, now: float) -> tuple[float | None, float]:
-        """Seconds until the last of `images` behind `ahead` others is answered: by the queue alone (None without a
-        worker), and plus recent lateness; admission uses the second.
+    def _expected_s(self, model: str, priority: int, images: int, now: float) -> tuple[float | None, float]:
+        """Seconds until the last of `images` is answered: by the queue alone (None without a worker), and plus recent
+        lateness; admission uses the second.
         """
-        workers = self._serving[model]
+        queue, workers = self._queues[model], self._serving[model]
+        ahead = queue.ahead_of(priority)
         if not workers:
             return None, 0.0  # Nothing is known of the worker that will come: only the deadline itself can tell.
         if not ahead:
@@ -310,12 +311,11 @@ class Scheduler(Generic[T]):
                 if images > 1:
                     all_s = last_s([Lane(ladder, 0.0, 1, now) for ladder in idle], images, images)
                 return all_s, max(0.0, all_s - own_s) + min([ladder.least_s for ladder in idle])
-        queue = self._queues[model]
         expected_s = self._next_s(model, ahead + images, now)
         if expected_s is None:
             lanes = [Lane(ladder, worker.wait_s(now), self._sharing(worker, model), now) for worker, ladder in workers]
             expected_s = last_s(lanes, ahead + images, round(queue.usual))
-        return expected_s, expected_s + queue.lateness.seconds
+        return expected_s, expected_s + queue.lateness_s(priority)
 
     def _next_s(self, model: str, images: int, now: float) -> float | None:
         """Seconds until the next batch of any of the workers is done; None where `images` do not fit into it.

@@ -398,6 +398,17 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
         scheduler.check("m", 1, now + 0.06, 0, now)
     assert refusal.value.expected_s == pytest.approx(0.07, abs=0.005)
     assert scheduler.check("m", 1, now + 0.08, 0, now) == pytest.approx(0.02, abs=0.001)
+    # Where images wait to be decoded, those of a higher priority overtake, and are not refused for the others' sake.
+    urgent = scheduler.reserve("m", 1, NEVER, 1, now)
+    assert scheduler.check("m", 1, now + 0.06, 1, now) == pytest.approx(0.03, abs=0.001)
+    for _ in range(200):
+        scheduler.enqueue(urgent, None, now + 0.1)
+        now += 0.11
+        for batch in (*dispatch(scheduler, now - 0.01), *dispatch(scheduler, now)):
+            scheduler.finish("w", batch.id, now)
+        urgent = scheduler.reserve("m", 1, NEVER, 1, now)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.check("m", 1, now + 0.06, 1, now)
 
 
 def test_what_waited_for_another_worker_teaches_no_lateness():
