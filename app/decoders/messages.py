@@ -148,10 +148,9 @@ def answers_in(packet: bytes) -> Iterator[Decoded]:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What every decoder needs to know: written by the server (app.workers.plain).
+    """What every decoder needs to know: the server's own pickle, never a client's or a decoder's.
 
-    `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout;
-    `memory_bytes`: how much one image may take to decode.
+    `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout.
     """
 
     models: tuple[PixelModel | None, ...]
@@ -159,7 +158,6 @@ class DecodePlan:
     lanes: int
     lane_bytes: int
     log_style: Style
-    memory_bytes: int = 4 << 30
 
 
 _EVENT = struct.Struct("<BIi")

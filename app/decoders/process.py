@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -33,7 +34,6 @@ from app.decoders.messages import (
     pack_number,
 )
 from app.workers.arena import Arena
-from app.workers.plain import packed
 
 log = logging.getLogger("anychip.decoders")
 
@@ -60,7 +60,7 @@ class Nursery:
         written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
         try:
             with open(written, "wb", closefd=False) as file:
-                file.write(packed(plan)[0])
+                pickle.dump(plan, file)
             os.lseek(written, 0, os.SEEK_SET)
             shared = arena.descriptor()
             try:

@@ -28,7 +28,6 @@ ORDER = (
     "decoders",
     "config",
     "observability",
-    "access",
     "scheduling",
     "serving",
     "protocols",
