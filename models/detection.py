@@ -41,6 +41,7 @@ ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
 INPUT_SHAPE = (640, 640, 3)
 
 Network = TypeVar("Network", bound=YOLOv8)
+Core = TypeVar("Core", bound=nn.Module)
 
 _PAD_GREY = 114
 _AS_IT_IS = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)  # Mean and standard deviation: the network takes 0..1.
@@ -125,24 +126,13 @@ class Detector(PixelModel):
         Raises UnknownModelError, WeightsNotFoundError, WeightsError.
         """
         size = _size(self.architecture)
-        core = enlivened(lambda: YOLOv8(size, len(self.labels))) if self.weights == "random" else self._load(size)
+
+        def made() -> YOLOv8:
+            return YOLOv8(size, len(self.labels))
+
+        core = enlivened(made) if self.weights == "random" else read_core(self, class_count, made)
         network = DetectionNetwork(core.fuse(), self.input_shape)
         return network.eval().requires_grad_(False)
-
-    def _load(self, size: Size) -> YOLOv8:
-        from models.checkpoint import read
-
-        if self.weights_file is None:
-            raise WeightsError(f"{self.name} names no weights file.")
-        state = read(Path(self.weights_file)).state
-        count = class_count(self.architecture, state)
-        if count != len(self.labels):
-            raise WeightsError(f"{self.weights_file} has {count} classes, but there are {len(self.labels)} labels.")
-        with torch.device("meta"):
-            core = YOLOv8(size, count)
-        core.to_empty(device="cpu")
-        core.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
-        return core
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Six times what the network sees, for images of twice that or more; others are decoded in full.
@@ -266,6 +256,28 @@ def _size(architecture: str) -> Size:
 def _anchors(height: int, width: int) -> tuple[Array, Array]:
     centres, strides = anchors(height, width)
     return centres.numpy(), strides.numpy()
+
+
+def read_core(
+    model: PixelModel, class_count: Callable[[str, Mapping[str, Tensor]], int], made: Callable[[], Core]
+) -> Core:
+    """What `made` makes, with the weights of the model's file in float32 on the CPU.
+
+    `class_count`: of an architecture's state dict. Raises WeightsError.
+    """
+    from models.checkpoint import read
+
+    if model.weights_file is None:
+        raise WeightsError(f"{model.name} names no weights file.")
+    state = read(Path(model.weights_file)).state
+    count = class_count(model.architecture, state)
+    if count != len(model.labels):
+        raise WeightsError(f"{model.weights_file} has {count} classes, but there are {len(model.labels)} labels.")
+    with torch.device("meta"):
+        core = made()
+    core.to_empty(device="cpu")
+    core.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
+    return core
 
 
 def enlivened(made: Callable[[], Network]) -> Network:

@@ -131,20 +131,11 @@ class ProgramGraph(Graph):
                 raise WeightsError(f"{Path(file).name} calls {node.target}, which is no operator of tensors.")
         self.signature = _program_signature(program)
         self._arguments = program.call_spec.in_spec
-        try:
-            module = program.module(check_guards=False)  # type: ignore[call-arg, unused-ignore]
-        except TypeError:  # Older PyTorch has no such guards.
-            module = program.module()
-        checks = getattr(getattr(torch.ops.aten, "_assert_tensor_metadata", None), "default", None)
-        for node in list(module.graph.nodes):
-            if node.op == "call_function" and node.target is checks:
-                module.graph.erase_node(node)  # They insist on the device and the types of the export.
-            elif node.target is torch.ops.aten.sym_size.int:
+        module = unchecked_module(program)
+        for node in module.graph.nodes:
+            if node.target is torch.ops.aten.sym_size.int:
                 node.target = _length
         module.recompile()
-        # What it is called with is checked already, and its own checks cannot be traced.
-        module._forward_pre_hooks.clear()
-        module._forward_pre_hooks_with_kwargs.clear()
         self._module = module.requires_grad_(False)
 
     def cast(self, dtype: torch.dtype) -> None:
@@ -309,6 +300,25 @@ def output_names(structure: Any) -> list[str]:
 
 def _flat(answer: Any) -> tuple[Any, ...]:
     return tuple(leaf for leaf in pytree.tree_leaves(answer) if leaf is not None)
+
+
+def unchecked_module(program: Any) -> Any:
+    """The graph of an exported program as a module, without its checks of what it is called with.
+
+    The graph insists on the device and the types of the export, and what checks its arguments cannot be traced.
+    """
+    try:
+        module = program.module(check_guards=False)
+    except TypeError:  # Older PyTorch has no such guards.
+        module = program.module()
+    checks = getattr(getattr(torch.ops.aten, "_assert_tensor_metadata", None), "default", None)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is checks:
+            module.graph.erase_node(node)
+    module.recompile()
+    module._forward_pre_hooks.clear()
+    module._forward_pre_hooks_with_kwargs.clear()
+    return module
 
 
 def _program_signature(program: Any) -> GraphSignature:

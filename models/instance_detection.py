@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from models.classification import ClassificationNetwork, Classifier
 from models.coco import COCO_CLASSES
-from models.detection import check_fits, enlivened
+from models.detection import check_fits, enlivened, read_core
 from models.exported_images import Export, ExportedDetector
 from models.exported_layouts import Interpretation
-from models.model import Model, PixelModel, PixelNetwork, UnknownModelError, WeightsError
+from models.model import Model, PixelNetwork, UnknownModelError, WeightsError
 from models.yolov8 import SIZES, STRIDES, Conv, Size, size_of
 from models.yolov8_tasks import (
     MASKS,
@@ -43,8 +43,6 @@ _AERIAL = ("plane", "ship", "storage tank", "baseball diamond", "tennis court", 
            "ground track field", "harbor", "bridge", "large vehicle", "small vehicle", "helicopter", "roundabout",
            "soccer ball field", "swimming pool")  # fmt: skip
 _MOST_BATCH = 2**31 - 1
-
-Made = TypeVar("Made", bound=nn.Module)
 
 
 def default_labels(architecture: str) -> tuple[str, ...]:
@@ -112,7 +110,7 @@ class InstanceDetector(ExportedDetector):
         def made() -> InstanceYOLOv8:
             return cast(InstanceYOLOv8, _core(size, kind, len(self.labels), keypoints))
 
-        core = enlivened(made) if self.weights == "random" else _loaded(self, made)
+        core = enlivened(made) if self.weights == "random" else read_core(self, class_count, made)
         network = InstanceNetwork(cast(InstanceYOLOv8, core.fuse()), self.input_shape, *self.normalisation)
         return network.eval().requires_grad_(False)
 
@@ -128,7 +126,7 @@ class YOLOv8Classifier(Classifier):
         def made() -> ClassifierYOLOv8:
             return ClassifierYOLOv8(size, len(self.labels))
 
-        core = _untrained(made, self.input_shape[0]) if self.weights == "random" else _loaded(self, made)
+        core = _untrained(made, self.input_shape[0]) if self.weights == "random" else read_core(self, class_count, made)
         for module in core.modules():
             if isinstance(module, Conv):
                 module.fuse()
@@ -142,22 +140,6 @@ def _core(size: Size, kind: Kind, count: int, keypoints: tuple[int, int]) -> nn.
     if kind == "pose":
         return PoseYOLOv8(size, count, keypoints)
     return TurnedYOLOv8(size, count) if kind == "obb" else ClassifierYOLOv8(size, count)
-
-
-def _loaded(model: PixelModel, made: Callable[[], Made]) -> Made:
-    from models.checkpoint import read
-
-    if model.weights_file is None:
-        raise WeightsError(f"{model.name} names no weights file.")
-    state = read(Path(model.weights_file)).state
-    count = class_count(model.architecture, state)
-    if count != len(model.labels):
-        raise WeightsError(f"{model.weights_file} has {count} classes, but there are {len(model.labels)} labels.")
-    with torch.device("meta"):
-        core = made()
-    core.to_empty(device="cpu")
-    core.load_state_dict({name: tensor.float() for name, tensor in state.items()}, strict=False)
-    return core
 
 
 def _untrained(made: Callable[[], ClassifierYOLOv8], side: int) -> ClassifierYOLOv8:

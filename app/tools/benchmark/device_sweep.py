@@ -86,9 +86,9 @@ def _measured(
     buffers = [executable.buffer(size) for _ in range(max(1, executable.depth))]
     for buffer in buffers:
         buffer[:] = np.resize(items, buffer.shape)
-    _repeat(lambda: executable.run(buffers[0]), _WARM_UP_S, least=2)
+    repeated_s(lambda: executable.run(buffers[0]), _WARM_UP_S, least=2)
     before = backend.telemetry(device).energy_joules
-    times_s = _repeat(lambda: executable.run(buffers[0]), seconds / 2)
+    times_s = repeated_s(lambda: executable.run(buffers[0]), seconds / 2)
     rate, images = throughput(executable, buffers, seconds / 2)
     spent = backend.telemetry(device).energy_joules - before
     memory = backend.memory(device)
@@ -137,7 +137,7 @@ def decoding(model: PixelModel, image: bytes, threads: Sequence[int], seconds: f
         def work(_: int) -> list[float]:
             target = torch.empty(model.input_shape, dtype=torch.uint8)
             decode_into(model, image, header, target)
-            return _repeat(lambda: decode_into(model, image, header, target), seconds)
+            return repeated_s(lambda: decode_into(model, image, header, target), seconds)
 
         started_s = time.perf_counter()
         with ThreadPoolExecutor(count) as pool:
@@ -154,7 +154,8 @@ def decoding(model: PixelModel, image: bytes, threads: Sequence[int], seconds: f
     return rows
 
 
-def _repeat(run: Callable[[], object], seconds: float, least: int = _LEAST_RUNS) -> list[float]:
+def repeated_s(run: Callable[[], object], seconds: float, least: int = _LEAST_RUNS) -> list[float]:
+    """Seconds that each call of `run` took, over so many seconds."""
     times_s: list[float] = []
     end_s = time.perf_counter() + seconds
     while (now_s := time.perf_counter()) < end_s or len(times_s) < least:

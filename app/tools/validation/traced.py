@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from app.tools.validation.difference import Difference, difference
 from backends.operators import Operators
+from models.exported_networks import unchecked_module
 from models.onnx_graph import with_named_nodes
 
 Array = npt.NDArray[Any]
@@ -131,7 +132,7 @@ class TracedNetwork:
                 with warnings.catch_warnings(), torch.no_grad():
                     warnings.simplefilter("ignore")
                     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
-                    return _graph_of(program.run_decompositions({}))
+                    return cast(GraphModule, unchecked_module(program.run_decompositions({})))
             except Exception as error:  # Tracing runs anybody's code.
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         raise LayerTracingError(f"PyTorch cannot trace it: {reason}")
@@ -240,22 +241,6 @@ def moved(graph: GraphModule, device: torch.device) -> GraphModule:
         if isinstance(value, Tensor):
             setattr(placed, name, value.to(device))
     return placed
-
-
-def _graph_of(program: Any) -> GraphModule:
-    try:
-        module = program.module(check_guards=False)
-    except TypeError:  # Older PyTorch has no such guards.
-        module = program.module()
-    checks = getattr(getattr(torch.ops.aten, "_assert_tensor_metadata", None), "default", None)
-    for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target is checks:
-            module.graph.erase_node(node)  # They insist on the device and the types of the export.
-    module.recompile()
-    module._forward_pre_hooks.clear()
-    module._forward_pre_hooks_with_kwargs.clear()
-    graph: GraphModule = module
-    return graph
 
 
 def _operator_of(node: Node) -> str:

@@ -19,10 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.verify.report import Finding, Part, Status, VerifyReport
+
+if TYPE_CHECKING:
+    from app.tools.verify.engines import Sweep
 
 NOTHING_TO_VERIFY = 2
 SAMPLED = ("resnet50", "yolov8n")
@@ -148,12 +151,11 @@ def _contract(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator
 
 
 def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
-    from app.tools.verify.engines import Sweep, cases
+    from app.tools.verify.engines import cases
     from backends import choose
 
     backend = choose(device).backend
-    sizes = tuple(int(size) for size in parsed.sizes.split(","))
-    for case in cases(backend, Sweep(device, tuple(parsed.models.split(",")), sizes, parsed.seconds, Path())):
+    for case in cases(backend, _sweep(parsed, device, Path())):
         if parsed.engines and case.engine not in parsed.engines.split(","):
             continue
         if parsed.precisions and case.precision not in parsed.precisions.split(","):
@@ -210,19 +212,21 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
     elif what == "service":
         from app.tools.verify.service import run_service
 
-        yield from run_service(_service_options(parsed, device), models, 3 * parsed.seconds)
+        yield from run_service(["--device", device, *_simulation(parsed)], models, 3 * parsed.seconds)
     else:
-        from app.tools.verify.engines import Sweep, cases, run_case
+        from app.tools.verify.engines import cases, run_case
 
-        sizes = tuple(int(size) for size in parsed.sizes.split(","))
         # Compiled anew: what a cache of an earlier run holds is not what is verified.
         with tempfile.TemporaryDirectory() as folder:
-            everything = cases(choice.backend, Sweep(device, models, sizes, parsed.seconds, Path(folder)))
+            everything = cases(choice.backend, _sweep(parsed, device, Path(folder)))
             yield run_case(next(case for case in everything if case.name == what))
 
 
-def _service_options(parsed: argparse.Namespace, device: str) -> list[str]:
-    return ["--device", device, *_simulation(parsed)]
+def _sweep(parsed: argparse.Namespace, device: str, cache_dir: Path) -> Sweep:
+    from app.tools.verify.engines import Sweep
+
+    sizes = tuple(int(size) for size in parsed.sizes.split(","))
+    return Sweep(device, tuple(parsed.models.split(",")), sizes, parsed.seconds, cache_dir)
 
 
 def _shared(parsed: argparse.Namespace) -> list[str]:

@@ -200,9 +200,11 @@ NEEDS_COMPUTATION = {"small network", "batches under way", "memory", "error of a
 
 def sample_weights_answer(architecture: str, subject: Subject) -> None:
     """The sample images get the CPU's answers, to the rounding of float32."""
+    from app.precision.probes import probes
+
     model = open_model(parse_spec(f"{architecture}:sample"), Path(), allow_download=False)
     assert isinstance(model, PixelModel)
-    pixels = sample_pixels(model)
+    pixels = probes(model)
     executable, _ = subject.backend.load(model.network(), subject.device, "eager", "fp32", (len(pixels),))
     ours = [output.copy() for output in executable.run(pixels)]
     executable.close()
@@ -213,21 +215,6 @@ def sample_weights_answer(architecture: str, subject: Subject) -> None:
         else:
             equal = float((mine == theirs).mean())
             _hold(equal > 0.999, f"only {equal:.2%} of whole numbers are equal")
-
-
-def sample_pixels(model: PixelModel, count: int | None = None) -> Pixels:
-    """The sample images as the network takes them, over and over; each once by default."""
-    from app.decoders.decoder import decode_into
-    from app.images.header import read_header
-    from models.sample import IMAGES
-
-    files = sorted(IMAGES.glob("*.jpg"))
-    pixels = torch.zeros((count or len(files), *model.input_shape), dtype=torch.uint8)
-    for index, row in enumerate(pixels):
-        encoded = files[index % len(files)].read_bytes()
-        decode_into(model, encoded, read_header(encoded), row)
-    taken: Pixels = pixels.numpy()
-    return taken
 
 
 def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Finding]:

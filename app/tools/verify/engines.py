@@ -5,16 +5,16 @@ Owns: the batch sweep and the memory of 500 batches. Must not serve: the service
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from app.precision.gate import compile_options
 from app.precision.probes import calibration, probes
-from app.tools.verify.contract import sample_pixels
+from app.tools.benchmark.device_sweep import repeated_s, throughput
+from app.tools.benchmark.load import percentile
 from app.tools.verify.report import Figure, Finding
 from backends import EngineRefusedError, Executable, OutOfDeviceMemoryError, choose
 from backends.backend import Backend, Pixels
@@ -61,7 +61,8 @@ def run_case(case: Case) -> Finding:
     assert isinstance(model, PixelModel)
     choice = choose(sweep.device)
     images = calibration(model, "") if case.precision == "int8" else None
-    options = compile_options(model, probes(model), images, sweep.cache_dir)
+    items = probes(model)
+    options = compile_options(model, items, images, sweep.cache_dir)
     began_s = time.perf_counter()
     try:
         executable, report = choice.backend.load(
@@ -77,13 +78,16 @@ def run_case(case: Case) -> Finding:
         # The gate has found its answers wrong; or the engine does not offer this precision.
         wrong = any(engine == case.engine and precision == case.precision for engine, precision in report.rejected)
         return Finding(case.name, "FAIL" if wrong else "SKIP", why or f"it became {report.precision}")
-    pixels = sample_pixels(model, sizes[-1])
+    pixels = np.resize(items, (sizes[-1], *model.input_shape))
     figures: dict[str, Figure] = {"load_s": round(load_s, 1)}
     figures |= {f"error_{name}": float(f"{error:.2g}") for name, error in report.measures.items()}
-    median_ms, worst_ms = latency_ms(executable, pixels[: sizes[0]], sweep.seconds)
-    figures |= {"p50_ms": median_ms, "p99_ms": worst_ms}
+    times_s = repeated_s(lambda: executable.run(pixels[: sizes[0]]), sweep.seconds)
+    figures |= {f"p{percent}_ms": round(percentile(times_s, percent) * 1e3, 2) for percent in (50, 99)}
     for size in sizes:
-        figures[f"images_per_s_{size}"] = round(images_per_s(executable, pixels[:size], sweep.seconds), 1)
+        buffers = [executable.buffer(size) for _ in range(executable.depth)]
+        for buffer in buffers:
+            buffer[:] = pixels[:size]
+        figures[f"images_per_s_{size}"] = round(throughput(executable, buffers, sweep.seconds)[0], 1)
     soaked = soak(choice.backend, sweep.device, executable, pixels[: sizes[0]], _SOAK_SHARE * sweep.seconds)
     figures |= {"soak_batches": soaked.batches, "left_mb": soaked.left_mb, "released_mb": soaked.released_mb}
     executable.close()
@@ -92,37 +96,6 @@ def run_case(case: Case) -> Finding:
         leak = f"{soaked.batches} batches left {soaked.left_mb} MB, which a release does not give back"
         return Finding(case.name, "FAIL", leak, figures)
     return Finding(case.name, "PASS", operators, figures)
-
-
-def images_per_s(executable: Executable, pixels: Pixels, seconds: float) -> float:
-    """From memory of the executable's own, as many batches under way as it allows."""
-    buffers = [executable.buffer(len(pixels)) for _ in range(executable.depth)]
-    for buffer in buffers:
-        buffer[:] = pixels
-    under_way: deque[Any] = deque()
-    begun, done = 0, 0
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
-        under_way.append(executable.start(buffers[begun % len(buffers)]))
-        begun += 1
-        if len(under_way) == executable.depth:
-            under_way.popleft().outputs()
-            done += 1
-    while under_way:
-        under_way.popleft().outputs()
-        done += 1
-    return done * len(pixels) / (time.perf_counter() - began_s)
-
-
-def latency_ms(executable: Executable, pixels: Pixels, seconds: float) -> tuple[float, float]:
-    """p50 and p99 of one batch at a time."""
-    times: list[float] = []
-    end_s = time.perf_counter() + seconds
-    while time.perf_counter() < end_s or len(times) < 2:
-        began_s = time.perf_counter()
-        executable.run(pixels)
-        times.append((time.perf_counter() - began_s) * 1e3)
-    return round(statistics.median(times), 2), round(statistics.quantiles(times, n=100)[98], 2)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from app.tools.report import markdown_table
+
 Status = Literal["PASS", "FAIL", "SKIP"]
 Figure = float | str
 
@@ -74,8 +76,7 @@ class VerifyReport:
             f"`anychip verify`, {self.date}. {about}.",
         ]
         for part in self.parts:
-            lines += ["", f"## {part.name.capitalize()} ({part.seconds:.0f} s)", ""]
-            lines += _table(part.findings)
+            lines += ["", f"## {part.name.capitalize()} ({part.seconds:.0f} s)", "", _table(part.findings).rstrip()]
         return str(_anonymous("\n".join(lines) + "\n"))
 
     def write(self, folder: Path) -> None:
@@ -85,24 +86,19 @@ class VerifyReport:
         (folder / "anychip-report.md").write_text(self.markdown(), encoding="utf-8")
 
 
-def _table(findings: Sequence[Finding]) -> list[str]:
+def _table(findings: Sequence[Finding]) -> str:
     """Rows of one part; every figure that any of its findings has is a column."""
     names = list(dict.fromkeys(name for finding in findings for name in finding.figures))
-    head = ["", "result", *names, "says"]
     rows = [
         [
             finding.name,
             finding.status,
             *(str(finding.figures.get(name, "")) for name in names),
-            finding.detail.replace("|", "/").replace("\n", " "),
+            finding.detail.replace("\n", " "),
         ]
         for finding in findings
     ]
-    return [_cells(row) for row in (head, ["---"] * len(head), *rows)]
-
-
-def _cells(values: Sequence[str]) -> str:
-    return "| " + " | ".join(values) + " |"
+    return markdown_table(["", "result", *names, "says"], rows)
 
 
 def _anonymous(value: object) -> object:
