@@ -62,7 +62,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         async with _listening(app, settings) as server, _listening_for_rpc(app, settings):
             address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
             stopping = asyncio.create_task(stop.wait())
-            starting = asyncio.create_task(service.start())
+            starting = asyncio.create_task(_started(service, app))
             shared: asyncio.Server | None = None
             try:
                 await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -93,6 +93,11 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             await asyncio.to_thread(tracing.close)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.remove_signal_handler(number)
+
+
+async def _started(service: Service, app: FastAPI) -> None:
+    """Every model answers, and what takes a tenth of a second when it is first asked for is there."""
+    await asyncio.gather(service.start(), asyncio.to_thread(app.openapi))
 
 
 def _make_room(connections: int) -> None:

@@ -95,6 +95,11 @@ class Nursery:
         finally:
             del self._statuses[number]
 
+    def kill(self) -> None:
+        """End it now, whatever it does; its decoders end with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process, signal.SIGKILL)
+
     async def stop(self) -> None:
         """End it, and every decoder with it. Idempotent."""
         self._close()
@@ -247,14 +252,6 @@ class DecoderProcess:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-
-    def is_stopped(self) -> bool:
-        """Whether somebody has stopped the process (SIGSTOP, a debugger): then its image is not to blame."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:
-            return False
-        return fields[0] in ("T", "t")
 
     def close(self) -> None:
         """Give its socket and its inbox back; the process ends by itself. Idempotent."""

@@ -10,20 +10,25 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.decoders.image import PendingImage
 from app.decoders.messages import Decoded, DecodePlan
 from app.decoders.process import DecoderProcess, DecoderStartError, Nursery
 from app.decoders.waiting import Entry
 from app.workers.arena import Arena
+from app.workers.stopped import is_stopped
 
 log = logging.getLogger("anychip.decoders")
 
 _WATCH_INTERVAL_S = 0.25
 _STOOD_STILL_S = 1.0
 _START_TIMEOUT_S = 120.0
+_FORK_WAITS_S = (1.0,) * 5
+"""How long the nursery may take to fork, which takes it milliseconds: several short waits, because of time in which
+this process itself stood still only one of them passes."""
 _BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
 
 
@@ -140,11 +145,15 @@ class Seats:
         if self.nursery is None:
             self.nursery = Nursery(self._plan, self._arena, self._nursery_ended)
         nursery = self.nursery
-        await asyncio.wait_for(asyncio.shield(nursery.ready), _START_TIMEOUT_S)
+        try:
+            await asyncio.wait_for(asyncio.shield(nursery.ready), _START_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            nursery.kill()
+            raise
         self._numbers += 1
         decoder = DecoderProcess(self._numbers, self._plan, lambda answer: self._answered(seat, answer))
         try:
-            await decoder.start(nursery)
+            await _answered(decoder.start(nursery), nursery)
         except BaseException:
             decoder.close()
             raise
@@ -192,5 +201,22 @@ class Seats:
                 if stood_still:
                     seat.heard_s = now_s
                 elif now_s - seat.heard_s > self._timeout_s():
-                    kind = "was stopped from outside" if seat.decoder.is_stopped() else "hung"
+                    # One that somebody has stopped (SIGSTOP, a debugger) blames no image.
+                    kind = "was stopped from outside" if is_stopped(seat.decoder.pid) else "hung"
                     seat.decoder.kill(f"it {kind}: no answer for {now_s - seat.heard_s:.1f} s")
+
+
+async def _answered(starting: Coroutine[Any, Any, None], nursery: Nursery) -> None:
+    """Until the nursery has forked a decoder; one that does not answer is ended. Raises OSError."""
+    task = asyncio.ensure_future(starting)
+    try:
+        for wait_s in _FORK_WAITS_S:
+            await asyncio.wait((task,), timeout=wait_s)
+            if task.done():
+                break
+        else:
+            log.error("the process that forks decoders does not answer: it is ended")
+            nursery.kill()
+        await task
+    finally:
+        task.cancel()

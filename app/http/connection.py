@@ -30,6 +30,8 @@ _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE
 _LINGER_IDLE_S = 5.0
 _LINGER_S = 30.0
 _LINGER_BYTES = 256 * 2**20
+_STOOD_STILL_S = 0.25
+"""How late a timer is after a time in which this process was stopped: what has arrived meanwhile is read first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,9 @@ class LimitedProtocol(HttpToolsProtocol):
         cast(_OnePiece, self.transport).within.abort()
 
     def _head_timed_out(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.loop.time() - self._due_s > _STOOD_STILL_S:
+            self._arm(self.limits.head_timeout_s, self._head_timed_out)
+        elif self.cycle is not None and not self.cycle.response_complete:
             self._arm(
                 self.limits.head_timeout_s, self._head_timed_out
             )  # A head behind a request that is being answered.
@@ -320,6 +324,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _arm(self, seconds: float, function: Any) -> None:
         self._disarm()
+        self._due_s = self.loop.time() + seconds
         self._timer = self.loop.call_later(seconds, function)
 
     def _disarm(self) -> None:

@@ -131,6 +131,11 @@ class Metrics:
         )
         self.queue_limit = gauge("anychip_queue_limit", "Images that may wait, reservations included", "model")
         self.images_in_flight = gauge("anychip_images_in_flight", "Images accepted and not yet answered", "model")
+        self.slots_taken = gauge(
+            "anychip_slots_taken",
+            "Slots of shared memory in use: one an image, from its decoding to its answer",
+            "model",
+        )
         self.rejected = counter("anychip_rejected_total", "Images refused at the door", "model", "reason")
         self.cancelled = counter(
             "anychip_cancelled_total", "Images whose client left, by the stage they had reached", "model", "stage"
@@ -225,6 +230,7 @@ class ModelMetrics:
         self.queue_reserved = metrics.queue_reserved.labels(model)
         self.queue_limit = metrics.queue_limit.labels(model)
         self.images_in_flight = metrics.images_in_flight.labels(model)
+        self.slots_taken = metrics.slots_taken.labels(model)
         self.wasted = metrics.wasted.labels(model)
         self.retried = metrics.retried.labels(model)
         self.rejected = {reason: metrics.rejected.labels(model, reason) for reason in REJECTIONS}

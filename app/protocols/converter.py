@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -21,6 +22,7 @@ import orjson
 
 from app.errors import ServiceError, internal_error, invalid_request
 from app.protocols import wire
+from app.workers.stopped import is_stopped
 
 REQUEST = struct.Struct("<B3xIQ")
 """Kind, argument, bytes of the payload that follows."""
@@ -31,8 +33,15 @@ INSTANCES, TENSORS, MESSAGE, OUTPUTS = range(4)
 
 _PROCESSES = 2
 _SOCKET_BYTES = 1 << 20
+_LOOK_INTERVAL_S = 1.0
+_STOPPED_LOOKS = 4
+"""How often in a row a child may be found stopped before it is killed."""
 _ROOT = str(Path(__file__).parents[2])
 _MAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.converter_main import main; main()"
+
+
+class _KilledError(Exception):
+    """The child was killed by somebody else, or for having been stopped."""
 
 
 class Converter:
@@ -47,25 +56,38 @@ class Converter:
     async def convert(self, kind: int, argument: int, payload: wire.Buffer) -> memoryview:
         """The converted payload. Raises what the conversion raises: INVALID_REQUEST; cancelled, it ends the child."""
         async with self._free:
-            if self._closed:
-                raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
-            child = await self._one()
             try:
-                flags, answer = await child.ask(kind, argument, payload)
-            except (OSError, EOFError):
-                await self._end(child)
-                raise invalid_request("the request is too complex to be read here") from None
-            except BaseException:
-                await self._end(child)
-                raise
-            if flags & LEAVING:
-                await self._end(child)
-            else:
-                self._idle.append(child)
+                flags, answer = await self._asked(kind, argument, payload)
+            except _KilledError:
+                # By a person, or for want of memory. The request may well be innocent: once more.
+                flags, answer = await self._asked(kind, argument, payload, again=True)
         if not flags & FAILED:
             return memoryview(answer)
         error = orjson.loads(answer)
         raise internal_error() if error["code"] == "INTERNAL" else ServiceError(error["code"], error["message"])
+
+    async def _asked(
+        self, kind: int, argument: int, payload: wire.Buffer, *, again: bool = False
+    ) -> tuple[int, bytearray]:
+        """Flags and answer of a child. Raises _KilledError (not `again`), ServiceError."""
+        if self._closed:
+            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+        child = await self._one()
+        try:
+            flags, answer = await child.ask(kind, argument, payload)
+        except (OSError, EOFError):
+            await self._end(child)
+            if child.was_killed and not again:
+                raise _KilledError from None
+            raise invalid_request("the request is too complex to be read here") from None
+        except BaseException:
+            await self._end(child)
+            raise
+        if flags & LEAVING:
+            await self._end(child)
+        else:
+            self._idle.append(child)
+        return flags, answer
 
     async def close(self) -> None:
         """End every child. Idempotent."""
@@ -110,8 +132,29 @@ class _Child:
         """Whether it can be asked."""
         return self.process.poll() is None
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended because somebody wanted it to, not by what it read."""
+        return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+
     async def ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
-        """Flags and the answer. Raises OSError or EOFError when the child has died."""
+        """Flags and the answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""
+        answer = asyncio.ensure_future(self._ask(kind, argument, payload))
+        try:
+            looks = 0
+            while not answer.done():
+                await asyncio.wait((answer,), timeout=_LOOK_INTERVAL_S)
+                # In a row, as a pause of the whole service (docker pause) ends for the two of us at once.
+                looks = looks + 1 if is_stopped(self.process.pid) else 0
+                if looks == _STOPPED_LOOKS:
+                    self.process.kill()
+            return answer.result()
+        finally:
+            if not answer.done():
+                answer.cancel()
+                await asyncio.gather(answer, return_exceptions=True)
+
+    async def _ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._connection, REQUEST.pack(kind, argument, len(payload)))
         await loop.sock_sendall(self._connection, payload)

@@ -15,6 +15,8 @@ from typing import Any
 from app.errors import ServiceError
 
 _FREE_S = 5.0  # An upload may take this long at any rate.
+_STOOD_STILL_S = 0.25
+"""How late a timer is after a time in which this process was stopped: what has arrived meanwhile is read first."""
 
 
 class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
@@ -38,14 +40,17 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
     def arrived(self, size: int) -> None:
         """So much of the body is there, and there is more to come."""
         if self.least_bytes_per_s:
-            due_s = self._began_s + _FREE_S + size / self.least_bytes_per_s
             self._timer.cancel()
-            self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
+            self._arm_rate(self._began_s + _FREE_S + size / self.least_bytes_per_s)
 
     def arrived_wholly(self) -> None:
         """All of the body is there."""
         self._timer.cancel()
         self._arm(self._deadline_s, self._too_late)
+
+    def _arm_rate(self, due_s: float) -> None:
+        self._due_s = max(due_s, time.monotonic())  # What is too slow already is not late.
+        self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
 
     def _arm(self, at_s: float, function: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), function)
@@ -54,6 +59,10 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
         self._fire(ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the body had arrived"))
 
     def _too_slow(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._due_s > _STOOD_STILL_S:
+            self._arm_rate(now_s + _FREE_S)
+            return
         self._fire(ServiceError("REQUEST_TIMEOUT", "the body comes too slowly"))
 
     def _fire(self, error: ServiceError) -> None:

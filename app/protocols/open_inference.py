@@ -27,7 +27,7 @@ from app.protocols.tensors import InferenceRequest, InferenceResponse, InputTens
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
 from app.scheduling.served_model import ServedModel
-from app.serving.filling import Encoded, Frame
+from app.serving.filling import INLINE_BYTES, Encoded, Frame
 from app.serving.inference import infer
 from app.serving.prediction import Finish, predict
 from app.serving.service import Service
@@ -127,15 +127,22 @@ async def run(service: Service, served: ServedModel, work: Work) -> InferenceRes
         answer = await predict(
             service, form, work.images, work.terms, options=work.options, finish=_finisher(set(names))
         )
-        made = {name: [each[name] for each in answer.predictions] for name in names}
-        batches: Mapping[str, Array | list[bytes]] = {
-            name: rows if name == PREDICTIONS else wire.stacked(rows) for name, rows in made.items()
-        }
+        made: Mapping[str, Any] = {name: [each[name] for each in answer.predictions] for name in names}
         made_by = service.made_by(answer.computed_by)
     else:
         tensors = await infer(service, served, work.arrays, work.terms, names)
-        batches, made_by = tensors.outputs, service.made_by(tensors.computed_by)
-    return InferenceResponse([_result(output, batches[output.name], served) for output in work.outputs], made_by)
+        made, made_by = tensors.outputs, service.made_by(tensors.computed_by)
+    if sum(map(_size_bytes, made.values())) <= INLINE_BYTES:
+        outputs = _results(work.outputs, made, served)
+    else:
+        outputs = await service.offload(_results, work.outputs, made, served)
+    return InferenceResponse(outputs, made_by)
+
+
+def _size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
+    if isinstance(rows, np.ndarray):
+        return rows.nbytes
+    return sum(row.nbytes if isinstance(row, np.ndarray) else len(row) for row in rows)
 
 
 def _finisher(names: set[str]) -> Finish:
@@ -243,6 +250,16 @@ def _array(tensor: InputTensor) -> Array:
     if tensor.datatype not in DATATYPES:
         raise invalid_request(f"the input {tensor.name} cannot be {tensor.datatype!r}; there is {', '.join(DATATYPES)}")
     return wire.from_bytes(tensor.name, tensor.datatype, tensor.shape, tensor.content)
+
+
+def _results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served: ServedModel) -> list[OutputTensor]:
+    """The outputs that are sent, of batches or of their rows. May run in a thread."""
+    found = []
+    for output in outputs:
+        rows = made[output.name]
+        batch = rows if isinstance(rows, np.ndarray) or output.name == PREDICTIONS else wire.stacked(rows)
+        found.append(_result(output, batch, served))
+    return found
 
 
 def _result(output: RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> OutputTensor:

@@ -94,6 +94,7 @@ class Dispatcher:
         served.metrics.queue_reserved.set_function(lambda: sum(map(self.scheduler.reserved, served.names)))
         served.metrics.queue_limit.set(self._settings.queue_size * len(served.names))
         served.metrics.images_in_flight.set_function(lambda: served.images_under_way)
+        served.metrics.slots_taken.set_function(lambda: served.slots_taken)
 
     async def start(self) -> None:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""

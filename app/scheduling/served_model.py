@@ -47,6 +47,11 @@ class ServedModel:
         return self.images + (self.floats.images if self.floats else 0)
 
     @property
+    def slots_taken(self) -> int:
+        """Slots in use, in any form."""
+        return self.slots.taken + (self.floats.slots.taken if self.floats else 0)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of all its forms in the scheduler."""
         return (self.model.name, self.floats.model.name) if self.floats else (self.model.name,)

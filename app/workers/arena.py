@@ -113,6 +113,11 @@ class FreeSlots:
     def __len__(self) -> int:
         return len(self._free)
 
+    @property
+    def taken(self) -> int:
+        """How many are not free."""
+        return len(self._taken)
+
     def take(self) -> int:
         """A free slot's number. Raises IndexError when none is left."""
         index = self._free.pop()

@@ -12,7 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.null_service import serve
 from tests.support.service_process import ServiceProcess, free_port, running
+
+__all__ = ["client", "grpc_port", "serve", "service"]
 
 
 @pytest.fixture(scope="session")

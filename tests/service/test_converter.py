@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import ServiceError
+from app.protocols import converter as converter_module
 from app.protocols import documents, wire
 from app.protocols.converter import INSTANCES, OUTPUTS, TENSORS, Converter
+from tests.support.stall import running_loop
 
 
 @pytest.fixture
@@ -57,28 +59,52 @@ async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
     document = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [2_000_000], "data": data.tolist()}]}
     body = json.dumps(document).encode()
     await converter.convert(INSTANCES, 1, instances(b"x"))  # The process is there.
-    longest_s, loop = 0.0, asyncio.get_running_loop()
-    work = asyncio.ensure_future(converter.convert(TENSORS, 0, body))
-    while not work.done():
-        before_s = loop.time()
-        await asyncio.sleep(0)
-        longest_s = max(longest_s, loop.time() - before_s)
-    _, [content] = documents.unpack(await work)
-    assert content == data.astype(np.uint8).tobytes()
     # Reading them takes more than half a second, here or in a thread.
-    assert longest_s < 0.25
+    async with running_loop():
+        converted = await converter.convert(TENSORS, 0, body)
+    _, [content] = documents.unpack(converted)
+    assert content == data.astype(np.uint8).tobytes()
 
 
-async def test_a_child_that_dies_takes_only_its_own_request(converter):
+async def converting(converter, *signals):
+    """A conversion that has begun in a child that does not run, and then gets these signals."""
     await converter.convert(INSTANCES, 1, instances(b"x"))
     [child] = converter._children
     os.kill(child.process.pid, signal.SIGSTOP)
     waiting = asyncio.ensure_future(converter.convert(INSTANCES, 1, instances(b"y")))
     await asyncio.sleep(0)
-    os.kill(child.process.pid, signal.SIGKILL)
+    for number in signals:
+        os.kill(child.process.pid, number)
+    return waiting
+
+
+async def test_a_child_that_dies_takes_only_its_own_request(converter):
+    waiting = await converting(converter, signal.SIGSEGV, signal.SIGCONT)
     with pytest.raises(ServiceError, match="too complex"):
         await waiting
     assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGKILL,), ()])
+async def test_a_child_that_was_killed_or_stopped_by_others_takes_nothing(converter, monkeypatch, signals):
+    monkeypatch.setattr(converter_module, "_LOOK_INTERVAL_S", 0.05)
+    waiting = await converting(converter, *signals)
+    assert list(wire.split(await asyncio.wait_for(waiting, 60))) == [b"y"]
+
+
+async def test_a_request_whose_children_are_all_killed_is_refused(converter, monkeypatch):
+    killed = []
+
+    async def ask(child, *_):
+        child.process.kill()
+        killed.append(child)
+        raise EOFError
+
+    monkeypatch.setattr(converter_module._Child, "ask", ask)
+    with pytest.raises(ServiceError, match="too complex"):
+        await converter.convert(INSTANCES, 1, instances(b"y"))
+    assert len(killed) == 2
+    assert converter._children == set()
 
 
 async def test_a_child_that_died_meanwhile_is_replaced(converter):

@@ -1,7 +1,7 @@
 """Real faults against a running service under load: nothing is lost, nobody innocent is hurt, nothing is left behind.
 
 The device is null (docs/null.md): it fails, hangs, crashes or runs out of memory where a test tells it to; the service
-around it is all real.
+around it is all real, and `serve` asserts after each test that it answered throughout.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torchvision.models import resnet18
 from tests.support.images import GREEN, GREY, JPEG, RED, png
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import (
+    AS_REAL_ONES,
     MODEL,
     PREDICT,
     assert_nothing_left,
@@ -27,12 +28,13 @@ from tests.support.null_service import (
     metric,
     post,
     ready,
-    serving,
 )
 
+pytestmark = pytest.mark.alone  # Times are measured.
 
-async def test_ten_killed_workers_under_load_cost_nobody_an_answer(tmp_path):
-    with serving(tmp_path, "delay_ms=2") as service:
+
+async def test_ten_killed_workers_under_load_cost_nobody_an_answer(serve):
+    with serve("delay_ms=2") as service:
         async with Load(service.url, PREDICT, GREY, 16) as load:
             for _ in range(10):
                 await until(lambda: is_ready(service))
@@ -45,8 +47,8 @@ async def test_ten_killed_workers_under_load_cost_nobody_an_answer(tmp_path):
         assert_nothing_left(service)
 
 
-async def test_with_two_workers_one_killed_after_the_other_is_hardly_noticed(tmp_path):
-    with serving(tmp_path, "delay_ms=2", "--workers-per-device", "2") as service:
+async def test_with_two_workers_one_killed_after_the_other_is_hardly_noticed(serve):
+    with serve("delay_ms=2", "--workers-per-device", "2") as service:
         async with Load(service.url, PREDICT, GREY, 16) as load:
             for _ in range(10):
                 await load.answers(200)
@@ -58,8 +60,8 @@ async def test_with_two_workers_one_killed_after_the_other_is_hardly_noticed(tmp
         assert_nothing_left(service)
 
 
-async def test_two_devices_share_the_work_and_one_of_them_may_fail(tmp_path):
-    with serving(tmp_path, "devices=2,delay_ms=20", "--batch-sizes", "1,2") as service:
+async def test_two_devices_share_the_work_and_one_of_them_may_fail(serve):
+    with serve("devices=2,delay_ms=20", "--batch-sizes", "1,2") as service:
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(40)
             both = [metric(service, "anychip_batch_size_count", device=f"null:{index}") for index in (0, 1)]
@@ -71,18 +73,18 @@ async def test_two_devices_share_the_work_and_one_of_them_may_fail(tmp_path):
         assert [device["device"] for device in devices] == ["null:0", "null:1"]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
-    ("fault", "reason", "limits"),
+    ("serve", "fault", "reason", "limits"),
     [
-        ("crash", "died", ()),
-        ("depth=2,crash", "died", ()),
-        ("hang", "hung", ("--batch-timeout-s", "2")),
-        ("freeze", "hung", ("--heartbeat-timeout-s", "2")),
+        ("plain", "crash", "died", ()),
+        (AS_REAL_ONES, "crash", "died", ()),
+        (AS_REAL_ONES, "hang", "hung", ("--batch-timeout-s", "2")),
+        (AS_REAL_ONES, "freeze", "hung", ("--heartbeat-timeout-s", "2")),
     ],
+    indirect=["serve"],
 )
-async def test_a_poisonous_image_fails_alone(tmp_path, fault, reason, limits):
-    with serving(tmp_path, f"delay_ms=20,{fault}=#00ff00", "--batch-sizes", "1,8", *limits) as service:
+async def test_a_poisonous_image_fails_alone(serve, fault, reason, limits):
+    with serve(f"delay_ms=20,{fault}=#00ff00", "--batch-sizes", "1,8", *limits) as service:
         outcomes = await gathered(service, [GREY] * 4 + [GREEN] + [GREY] * 11)
         assert outcomes.pop(4) == (500, "INFERENCE_FAILED")
         assert set(outcomes) == {(200, "OK")}
@@ -93,8 +95,8 @@ async def test_a_poisonous_image_fails_alone(tmp_path, fault, reason, limits):
         assert_nothing_left(service)
 
 
-async def test_a_batch_that_fails_without_a_crash_is_retried_too(tmp_path):
-    with serving(tmp_path, "delay_ms=20,fail=#00ff00,nan=#ff0000", "--batch-sizes", "1,8") as service:
+async def test_a_batch_that_fails_without_a_crash_is_retried_too(serve):
+    with serve("delay_ms=20,fail=#00ff00,nan=#ff0000", "--batch-sizes", "1,8") as service:
         worker = service.worker()
         outcomes = await gathered(service, [GREY] * 6 + [GREEN, RED] + [GREY] * 8)
         assert outcomes[6:8] == [(500, "INFERENCE_FAILED")] * 2
@@ -103,8 +105,8 @@ async def test_a_batch_that_fails_without_a_crash_is_retried_too(tmp_path):
         assert_nothing_left(service)
 
 
-async def test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer(tmp_path):
-    with serving(tmp_path, "delay_ms=20,oom=>2", "--batch-sizes", "1,2,4,8") as service:
+async def test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer(serve):
+    with serve("delay_ms=20,oom=>2", "--batch-sizes", "1,2,4,8") as service:
         assert set(await gathered(service, [GREY] * 32)) == {(200, "OK")}
         cut = metric(service, "anychip_out_of_memory_total")
         assert 1 <= cut <= 3  # At most the batch that waited in front of the first one, too.
@@ -113,8 +115,8 @@ async def test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer(tmp_p
         assert_nothing_left(service)
 
 
-async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(tmp_path):
-    with serving(tmp_path, "crash=*1") as service:
+async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(serve):
+    with serve("crash=*1") as service:
         outcomes = await gathered(service, [GREY] * 6)
         assert set(outcomes) <= {(500, "INFERENCE_FAILED"), (503, "NOT_READY")}
         while is_ready(service) or "broken" not in ready(service).json()["error"]:
@@ -127,11 +129,10 @@ async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(tmp_path
         assert_nothing_left(service)
 
 
-@pytest.mark.alone
-async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
+async def test_clients_that_leave_the_queue_leave_no_work_behind(serve):
     clients = 500
     patience = ("--timeout-ms", "10000000", "--max-timeout-ms", "10000000")
-    with serving(tmp_path, "delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
+    with serve("delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
         url = httpx.URL(service.url)
         request = (
             f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(GREY)}\r\n\r\n"
@@ -154,9 +155,8 @@ async def test_clients_that_leave_the_queue_leave_no_work_behind(tmp_path):
         assert post(service) == (200, "OK")
 
 
-@pytest.mark.alone
-async def test_a_client_that_leaves_harms_nobody_in_its_batch(tmp_path):
-    with serving(tmp_path, "delay_ms=4000", "--batch-sizes", "1,8") as service:
+async def test_a_client_that_leaves_harms_nobody_in_its_batch(serve):
+    with serve("delay_ms=4000", "--batch-sizes", "1,8") as service:
         first = asyncio.create_task(gathered(service, [GREY]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)
         others = asyncio.create_task(gathered(service, [GREY] * 7))
@@ -173,7 +173,7 @@ async def test_a_client_that_leaves_harms_nobody_in_its_batch(tmp_path):
         assert_nothing_left(service)
 
 
-async def test_hand_over_under_load_loses_nothing(tmp_path):
+async def test_hand_over_under_load_loses_nothing(tmp_path, serve):
     weights = tmp_path / "dogs.safetensors"
 
     def write(classes):
@@ -181,7 +181,8 @@ async def test_hand_over_under_load_loses_nothing(tmp_path):
         (tmp_path / "dogs.labels.txt").write_text("".join(f"dog {number} of {classes}\n" for number in range(classes)))
 
     write(3)
-    with serving(tmp_path, "delay_ms=2", "--models", f"{MODEL}={MODEL}:{weights}") as service:
+    # The outputs are the model's, so that each class has its label.
+    with serve("delay_ms=2,output_mb=0", "--models", f"{MODEL}={MODEL}:{weights}") as service:
         first = service.worker()
         async with Load(service.url, PREDICT, GREY, 16) as load:
             await load.answers(50)
@@ -205,8 +206,8 @@ async def test_hand_over_under_load_loses_nothing(tmp_path):
         assert post(service) == (200, "OK")
 
 
-async def test_sigterm_under_load_loses_no_accepted_request(tmp_path):
-    with serving(tmp_path, "delay_ms=20") as service:
+async def test_sigterm_under_load_loses_no_accepted_request(serve):
+    with serve("delay_ms=20", ends=True) as service:
         children = service.children()
         async with Load(service.url, PREDICT, GREY, 32) as load:
             await load.answers(100)
@@ -220,8 +221,8 @@ async def test_sigterm_under_load_loses_no_accepted_request(tmp_path):
         assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
 
 
-async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(tmp_path):
-    with serving(tmp_path, "hang=#00ff00", "--workers-per-device", "2") as service:
+async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(serve):
+    with serve("hang=#00ff00", "--workers-per-device", "2", ends=True) as service:
         children = service.children()
         hung = asyncio.create_task(gathered(service, [GREEN]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)
@@ -232,9 +233,9 @@ async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(tmp_p
         assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
 
 
-async def test_overload_is_refused_and_memory_stays_flat(tmp_path):
+async def test_overload_is_refused_and_memory_stays_flat(serve):
     body = png(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
-    with serving(tmp_path, "delay_ms=5", "--queue-size", "16", "--batch-sizes", "1,2") as service:
+    with serve("delay_ms=5", "--queue-size", "16", "--batch-sizes", "1,2") as service:
         server = psutil.Process(service.process.pid)
         sizes = []
         for _ in range(3):
@@ -247,17 +248,16 @@ async def test_overload_is_refused_and_memory_stays_flat(tmp_path):
         assert sizes[2] - sizes[0] < 30_000_000
 
 
-def test_bodies_in_memory_are_bounded(tmp_path):
-    with serving(tmp_path, "", "--max-buffered-bytes", "100000") as service:
+def test_bodies_in_memory_are_bounded(serve):
+    with serve("", "--max-buffered-bytes", "100000") as service:
         # One client may hold three quarters.
         assert post(service, GREY + bytes(74_000)) == (200, "OK")
         assert post(service, GREY + bytes(76_000)) == (429, "QUEUE_FULL")
         assert post(service, GREY + bytes(74_000)) == (200, "OK")
 
 
-@pytest.mark.alone
-async def test_deadlines_end_to_end(tmp_path):
-    with serving(tmp_path, "delay_ms=400,hang=#00ff00", "--batch-timeout-s", "3", "--batch-sizes", "1") as service:
+async def test_deadlines_end_to_end(serve):
+    with serve("delay_ms=400,hang=#00ff00", "--batch-timeout-s", "3", "--batch-sizes", "1") as service:
         # At the door: one image takes longer than that.
         answer = httpx.post(
             service.url + PREDICT, content=GREY, headers={**JPEG, "X-Timeout-Ms": "200"}, timeout=WAIT_S
@@ -284,9 +284,8 @@ async def test_deadlines_end_to_end(tmp_path):
         assert_nothing_left(service)
 
 
-@pytest.mark.alone
-async def test_higher_priority_overtakes(tmp_path):
-    with serving(tmp_path, "delay_ms=300", "--batch-sizes", "1") as service:
+async def test_higher_priority_overtakes(serve):
+    with serve("delay_ms=300", "--batch-sizes", "1") as service:
         order = []
 
         async def ask(name, priority):
@@ -301,10 +300,9 @@ async def test_higher_priority_overtakes(tmp_path):
         assert order.index("urgent") <= 5
 
 
-@pytest.mark.alone
-async def test_a_large_image_does_not_hold_up_a_small_one(tmp_path):
+async def test_a_large_image_does_not_hold_up_a_small_one(serve):
     large = png(size=(7000, 7000))
-    with serving(tmp_path, "fail=*1000000", "--decoders", "2") as service:
+    with serve("fail=*1000000", "--decoders", "2") as service:
         first = asyncio.create_task(gathered(service, [large]))
         await until(lambda: metric(service, "anychip_images_in_flight") == 1)
         assert await gathered(service, [GREY]) == [(200, "OK")]
@@ -313,9 +311,9 @@ async def test_a_large_image_does_not_hold_up_a_small_one(tmp_path):
         assert await first == [(200, "OK")]
 
 
-def test_untrained_and_null_answers_say_so(tmp_path):
+def test_untrained_and_null_answers_say_so(serve):
     torch.manual_seed(0)
-    with serving(tmp_path) as service:
+    with serve() as service:
         answer = httpx.post(service.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S).json()
         assert (answer["device"], answer["engine"], answer["weights"]) == ("null:0", "null", "random")
         assert len(answer["predictions"][0]["classes"]) == 5

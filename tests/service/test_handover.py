@@ -10,7 +10,7 @@ from torchvision.models import resnet18
 
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S, Load, until
-from tests.support.null_service import MODEL, PREDICT, metric, serving
+from tests.support.null_service import MODEL, PREDICT, metric
 
 LOAD = f"/v2/repository/models/{MODEL}/load"
 pytestmark = pytest.mark.alone
@@ -40,9 +40,10 @@ def pids(service):
     return {worker.pid for worker in service.workers()}
 
 
-async def test_where_one_of_two_workers_cannot_start_both_serve_what_they_did(tmp_path, write):
+async def test_where_one_of_two_workers_cannot_start_both_serve_what_they_did(tmp_path, serve, write):
     model = f"{MODEL}={MODEL}:{tmp_path / 'dogs.safetensors'}"
-    with serving(tmp_path, "devices=2,delay_ms=20,import_ms=1000", "--models", model, "--batch-sizes", "1") as service:
+    # The outputs are the model's, so that each class has its label.
+    with serve("devices=2,delay_ms=20,import_ms=1000,output_mb=0", "--models", model, "--batch-sizes", "1") as service:
         old = pids(service)
         assert len(old) == 2
         async with Load(service.url, PREDICT, GREY, 8) as load:

@@ -1,7 +1,7 @@
 """What a client may cost: each of these requests is bounded, and the service answers others all the while.
 
 The device is null; the faults are real: clients that lie about sizes, stop in the middle, or send what is dear to read.
-Each test asks a service of its own from another process whether it is alive (tests/support/stall.py).
+During each test another process asks the service whether it is alive (tests/support/stall.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.support.images import GREY
-from tests.support.null_service import serving
+from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
 from tests.support.service_process import free_port
 from tests.support.stall import answering
 
@@ -38,9 +38,18 @@ def rpc_port():
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, rpc_port):
     options = ("--max-timeout-ms", "5000", "--header-timeout-s", "2", "--min-upload-bytes-per-s", "100000")
-    with serving(tmp_path_factory.mktemp("limits"), "", "--grpc-port", str(rpc_port), *options) as found:
+    # Outputs as the model has them: with 2 MB each, 64 images at once would have answers of 128 MB.
+    null = DEVICES[AS_REAL_ONES].replace("output_mb=2,", "")
+    with serving(tmp_path_factory.mktemp("limits"), null, "--grpc-port", str(rpc_port), *options) as found:
         httpx.post(found.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S)
         yield found
+
+
+@pytest.fixture(autouse=True)
+def answered_throughout(service):
+    """Every test is measured from another process."""
+    with answering(service):
+        yield
 
 
 def noise(size):
@@ -94,9 +103,8 @@ DEAR = {
 async def test_bodies_that_are_dear_to_read(service, what):
     path, body = DEAR[what]
     kind = "multipart/form-data; boundary=b" if body.startswith(b"--b") else "application/json"
-    with answering(service):
-        for answer in await gathered(service, path, [body] * 3, **{"Content-Type": kind}):
-            assert answer.status_code in (200, 400, 422, 504), answer.text[:200]
+    for answer in await gathered(service, path, [body] * 3, **{"Content-Type": kind}):
+        assert answer.status_code in (200, 400, 422, 504), answer.text[:200]
 
 
 async def test_binary_tensors_of_nothing(service):
@@ -104,23 +112,20 @@ async def test_binary_tensors_of_nothing(service):
     document = json.dumps({"inputs": [head]}).encode()
     pixels = {"name": "pixels", "datatype": "UINT8", "shape": [5_000_000, 1, 1, 3], "parameters": {"resize": True}}
     many = json.dumps({"inputs": [pixels]}).encode()
-    with answering(service):
-        for each, rest in ((document, bytes(16_000_000)), (many, bytes(15_000_000))):
-            [answer] = await gathered(
-                service, INFER, [each + rest], **{"Inference-Header-Content-Length": str(len(each))}
-            )
-            assert answer.status_code == 400
+    for each, rest in ((document, bytes(16_000_000)), (many, bytes(15_000_000))):
+        [answer] = await gathered(service, INFER, [each + rest], **{"Inference-Header-Content-Length": str(len(each))})
+        assert answer.status_code == 400
 
 
 def test_a_head_of_48_megabytes(service):
-    with answering(service), socket.create_connection(address(service)) as connection:
+    with socket.create_connection(address(service)) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 48_000_000)
         assert connection.recv(100).startswith(b"HTTP/1.1 431")
 
 
 def test_half_open_connections_are_closed(service):
-    with answering(service), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(300)]
         for number, connection in enumerate(held):
             connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n"[: number % 25])
@@ -131,7 +136,7 @@ def test_half_open_connections_are_closed(service):
 
 
 def test_an_upload_that_stops_ends_and_its_bytes_are_given_back(service):
-    with answering(service), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(25)]
         head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-type: image/jpeg\r\ncontent-length: 20000000\r\n"
         for connection in held:
@@ -186,22 +191,20 @@ def test_messages_that_are_dear_to_read(service, channel):
         "no message": b"\xff" * 1_000_000,
         "a message of another kind": b"\x0a\xff\xff\xff\xff\x0f",
     }
-    with answering(service):
-        for what, data in dear.items():
-            code = rpc(channel, "ModelInfer", data).code().name
-            assert code == ("OK" if what == "numbers" else "INVALID_ARGUMENT"), what
-        for method in ("ServerReady", "ModelReady", "ModelMetadata", "RepositoryIndex"):
-            failed = rpc(channel, method, b"\xff\xff").exception()
-            assert failed.code().name == "INVALID_ARGUMENT"
-            assert "Error" not in failed.details()
+    for what, data in dear.items():
+        code = rpc(channel, "ModelInfer", data).code().name
+        assert code == ("OK" if what == "numbers" else "INVALID_ARGUMENT"), what
+    for method in ("ServerReady", "ModelReady", "ModelMetadata", "RepositoryIndex"):
+        failed = rpc(channel, method, b"\xff\xff").exception()
+        assert failed.code().name == "INVALID_ARGUMENT"
+        assert "Error" not in failed.details()
 
 
 def test_large_messages_wait_for_room(service, channel):
     """45 calls of 18 MB: more than the budget of all requests holds at once."""
     data = infer_message(b"\x3a" + varint(18_000_000), bytes(18_000_000))
-    with answering(service, live_s=0.5):
-        calls = [rpc(channel, "ModelInfer", data) for _ in range(45)]
-        assert {call.code().name for call in calls} <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
+    calls = [rpc(channel, "ModelInfer", data) for _ in range(45)]
+    assert {call.code().name for call in calls} <= {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
 
 
 def varint(value):

@@ -13,16 +13,15 @@ import pytest
 
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
-from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric, post, serving
-from tests.support.stall import answering
+from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric, post
 
 pytestmark = pytest.mark.alone  # Times are measured.
 
-LIKE_REAL_ONES = "delay_ms=20,depth=2,probes_mb=11,output_mb=2,import_ms=3000"
+SLOW_TO_IMPORT = "delay_ms=20,import_ms=3000"
 
 
-async def test_workers_that_die_and_floods_of_releases_hold_nobody_up(tmp_path):
-    with serving(tmp_path, LIKE_REAL_ONES, "--batch-sizes", "1,4") as service, answering(service):
+async def test_workers_that_die_and_floods_of_releases_hold_nobody_up(serve):
+    with serve(SLOW_TO_IMPORT, "--batch-sizes", "1,4") as service:
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)
             service.worker().kill()
@@ -39,9 +38,9 @@ async def test_workers_that_die_and_floods_of_releases_hold_nobody_up(tmp_path):
         assert_nothing_left(service)
 
 
-async def test_a_frozen_worker_holds_nobody_up(tmp_path):
+async def test_a_frozen_worker_holds_nobody_up(serve):
     limits = ("--batch-sizes", "1,4", "--heartbeat-timeout-s", "2")
-    with serving(tmp_path, LIKE_REAL_ONES, *limits) as service, answering(service):
+    with serve(SLOW_TO_IMPORT, *limits) as service:
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)
             os.kill(service.worker().pid, signal.SIGSTOP)
@@ -52,9 +51,9 @@ async def test_a_frozen_worker_holds_nobody_up(tmp_path):
         assert_nothing_left(service)
 
 
-async def test_a_service_that_was_paused_as_a_whole_goes_on_with_its_workers(tmp_path):
+async def test_a_service_that_was_paused_as_a_whole_goes_on_with_its_workers(serve):
     limits = ("--heartbeat-timeout-s", "2", "--batch-timeout-s", "2")
-    with serving(tmp_path, "devices=2,delay_ms=100", *limits) as service:
+    with serve("devices=2,delay_ms=100", *limits) as service:
         before = {worker.pid for worker in service.workers()}
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)

@@ -29,6 +29,7 @@ from app.workers.arena import Arena, FreeSlots
 from models import open_model, parse_spec
 from tests.support.faulty_geometry import CRASHES, HANGS, SLOW, FaultyGeometry
 from tests.support.photographs import FILES
+from tests.support.stall import running_loop
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -76,14 +77,15 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def limited(self, *, queue=64, **changes):
-        """With other limits; afterwards nothing is left, and everything is up."""
+        """With other limits; afterwards nothing is left, everything is up, and the loop has never stood still."""
         before, self.decoders._limits = self.decoders._limits, dataclasses.replace(self.decoders._limits, **changes)
         self.decoders._queue._limit = queue
         self.reasons.clear()
         try:
-            yield self
-            await until(self.all_free)
-            await until(lambda: self.decoders.up == 2)
+            async with running_loop():
+                yield self
+                await until(self.all_free)
+                await until(lambda: self.decoders.up == 2)
         finally:
             self.decoders._limits = before
             self.decoders._queue._limit = 64
@@ -278,6 +280,17 @@ async def test_another_nursery_takes_the_place_of_a_dead_one(made):
         os.kill(made.decoders._seats.nursery.pid, signal.SIGKILL)
         await until(lambda: len(made.reasons) == 2)
         await made.decode(image(20))
+        await until(lambda: made.decoders.up == 2, 60)
+
+
+async def test_a_nursery_that_is_stopped_does_not_leave_the_seats_empty(made):
+    async with made.limited():
+        os.kill(made.decoders._seats.nursery.pid, signal.SIGSTOP)
+        for pid in made.decoders.pids:
+            os.kill(pid, signal.SIGKILL)
+        tasks = [asyncio.create_task(made.decode(image(20))) for _ in range(4)]
+        # It is given five seconds to fork; then there is another one.
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
         await until(lambda: made.decoders.up == 2, 60)
 
 

@@ -1,18 +1,61 @@
-"""A service on the null device (docs/null.md), which fails where a test tells it to, and what tests ask it."""
+"""A service on the null device (docs/null.md), which fails where a test tells it to, and what tests ask it.
+
+A test of faults takes the fixture `serve`, and nothing else, to start its service: it brings the null device as real
+devices are, and asserts from another process that the service answered all the while. tests/unit/test_rooms.py sees to
+that.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
 
 import httpx
+import pytest
 
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
-from tests.support.service_process import running
+from tests.support.service_process import ServiceProcess, running
+from tests.support.stall import answering
 
 MODEL = "resnet18"
 PREDICT = f"/v1/models/{MODEL}:predict"
+AS_REAL_ONES = "as real ones"
+DEVICES = {"plain": "", AS_REAL_ONES: "depth=2,probes_mb=11,output_mb=2,import_ms=500"}
+"""What `serve` makes the null device, beside what the test wants of it."""
+
+Serve: TypeAlias = Callable[..., contextlib.AbstractContextManager[ServiceProcess]]
+
+
+@pytest.fixture(params=[AS_REAL_ONES, pytest.param("plain", marks=pytest.mark.soak)])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    """`with serve("delay_ms=20", "--batch-sizes", "1,2") as service:` a service on the null device.
+
+    The null device has the probes, the outputs, the batches under way and the import of a real one (in `make soak` also
+    none of these); a test may say otherwise. At the end of the block it is asserted that /v2/health/live answered
+    within 250 ms throughout, and that the event loop never stood still for 100 ms (tests/support/stall.py). `ends`: the
+    test ends the service itself.
+    """
+
+    @contextlib.contextmanager
+    def serve(null: str = "", *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
+        behaviour = _with_defaults(null, DEVICES[request.param])
+        with serving(tmp_path, behaviour, *options) as service, answering(service, ends=ends):
+            yield service
+
+    return serve
+
+
+def _with_defaults(null: str, defaults: str) -> str:
+    """The null device's behaviour, with the defaults that it does not set itself."""
+    given = {part.partition("=")[0] for part in null.split(",")}
+    return ",".join(
+        filter(None, [null, *(part for part in defaults.split(",") if part.partition("=")[0] not in given)])
+    )
 
 
 def serving(folder, null="", *options):

@@ -17,6 +17,8 @@ from types import MappingProxyType
 import httpx
 import psutil
 
+from tests.support.stall import answering
+
 
 @dataclass
 class ServiceProcess:
@@ -116,3 +118,10 @@ def running(
         for child in left:
             child.kill()
         assert not left, f"the service left processes behind: {left}"
+
+
+@contextlib.contextmanager
+def watched(folder: Path, *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
+    """`running`, and the assertion that it answered all the while (tests/support/stall.py); `ends`: as there."""
+    with running(folder, *options) as service, answering(service, ends=ends):
+        yield service

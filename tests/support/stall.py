@@ -4,11 +4,15 @@
         service.worker().kill()
 
 The measuring process imports the standard library alone. What it, or the server, waited for a processor is subtracted:
-on a busy machine that says nothing about the service. A test that stops the server itself does so outside the block.
+on a busy machine that says nothing about the service. So is the time in which the server itself was stopped (SIGSTOP):
+nobody could answer then. Once the server is to end, as `ends` says, it may refuse to be asked.
+
+`running_loop` measures the loop that a test runs in, where there is no service.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,20 +21,25 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 LIVE_S = 0.25
 STALL_S = 0.1
 _INTERVAL_S = 0.02
+_STALL_INTERVAL_S = 0.5
+_SLOW_S = 0.01
 
 
 @dataclass
 class Answering:
-    """What was measured: times of answers in seconds, those that failed, and the loop's longest stall since its start.
+    """What was measured: times of answers in seconds, those that failed, and the loop's longest stall since its start;
+    `earlier_stall_s`: the longest of those before the block.
+    `slow`: when an answer was asked for that took some time, by time.monotonic(), and how long it took.
 
     All zero until the block ends.
     """
@@ -39,13 +48,20 @@ class Answering:
     slowest_s: float = 0.0
     failed: int = 0
     longest_stall_s: float = 0.0
+    earlier_stall_s: float = 0.0
+    slow: list[tuple[float, float]] = field(default_factory=list, repr=False)
 
 
 @contextlib.contextmanager
-def answering(service: Any, live_s: float = LIVE_S, stall_s: float = STALL_S) -> Iterator[Answering]:
-    """Measure a ServiceProcess, or whatever has `url` and `process`, for the length of the block; then assert."""
+def answering(
+    service: Any, live_s: float = LIVE_S, stall_s: float = STALL_S, *, ends: bool = False
+) -> Iterator[Answering]:
+    """Measure a ServiceProcess, or whatever has `url` and `process`, for the length of the block; then assert.
+
+    `ends`: the service comes to its end in the block; from the first time it cannot be asked any more, nobody asks.
+    """
     measured = Answering()
-    command = [sys.executable, "-I", __file__, service.url, str(service.process.pid)]
+    command = [sys.executable, "-I", __file__, service.url, str(service.process.pid), "ends" if ends else "lives"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -59,14 +75,51 @@ def answering(service: Any, live_s: float = LIVE_S, stall_s: float = STALL_S) ->
     for name, value in answer.items():
         setattr(measured, name, value)
     assert measured.asked > 0
-    assert measured.failed == 0, f"{measured.failed} of {measured.asked} got no answer: {measured}"
+    assert measured.failed == 0 or ends, f"{measured.failed} of {measured.asked} got no answer: {measured}"
     assert measured.slowest_s <= live_s, f"the service paused: {measured}"
-    assert measured.longest_stall_s <= stall_s, f"the event loop stood still: {measured}"
+    earlier = measured.longest_stall_s == measured.earlier_stall_s  # Another test's, which has failed by now.
+    assert measured.longest_stall_s <= stall_s or earlier, f"the event loop stood still: {measured}"
 
 
-def _waited_s(pid: int) -> float:
-    """What a process's first thread has waited for a processor so far."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+class LoopStall:
+    """`longest_s`: the longest time the loop stood still, in seconds, less what its thread waited for a processor."""
+
+    longest_s = 0.0
+    wanted_s = 0.0
+
+    def stand_still(self, seconds: float) -> None:
+        """Block the loop, as if this process were stopped: that does not count."""
+        began_s = time.monotonic()
+        time.sleep(seconds)
+        self.wanted_s += time.monotonic() - began_s
+
+
+@contextlib.asynccontextmanager
+async def running_loop(stall_s: float = STALL_S) -> AsyncIterator[LoopStall]:
+    """Measure the running event loop for the length of the block; then assert."""
+    measured = LoopStall()
+
+    async def tick() -> None:
+        pid, thread = os.getpid(), threading.get_native_id()
+        while True:
+            before_s, waited_s = time.monotonic(), _waited_s(pid, thread) + measured.wanted_s
+            await asyncio.sleep(_INTERVAL_S / 2)
+            waited_s = _waited_s(pid, thread) + measured.wanted_s - waited_s
+            stood_s = time.monotonic() - before_s - _INTERVAL_S / 2 - waited_s
+            measured.longest_s = max(measured.longest_s, stood_s)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield measured
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+    assert measured.longest_s <= stall_s, f"the event loop stood still for {measured.longest_s:.3f} s"
+
+
+def _waited_s(pid: int, thread: int = 0) -> float:
+    """What a thread of a process, its first one if none is named, has waited for a processor so far."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread or pid}/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0
 
@@ -98,6 +151,13 @@ class _Client:
             self._socket = None
             raise
 
+    def longest_stall_s(self) -> float:
+        """As the service itself has measured it since it was ready; 0 where it cannot be asked."""
+        with contextlib.suppress(OSError, ValueError):
+            found = re.search(rb"(?m)^anychip_event_loop_stall_seconds (\S+)", self.get("/metrics"))
+            return float(found[1]) if found else 0.0
+        return 0.0
+
     def _more(self) -> bytes:
         assert self._socket is not None
         data = self._socket.recv(1 << 20)
@@ -106,26 +166,55 @@ class _Client:
         return data
 
 
-def main(url: str, pid: int) -> None:
-    """Ask until standard input ends, then print what was measured."""
+class _Stopped(threading.Thread):
+    """Counts the time in which a process is stopped. `total_s`: so many seconds until now."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._path, self.total_s = f"/proc/{pid}/stat", 0.0
+
+    def run(self) -> None:
+        before_s, was = time.monotonic(), False
+        while True:
+            with contextlib.suppress(OSError), open(self._path) as file:
+                stopped = file.read().rpartition(")")[2].split()[0] in "Tt"
+                now_s = time.monotonic()
+                # It began and ended between two looks: both of these intervals count.
+                if stopped or was:
+                    self.total_s += now_s - before_s
+                before_s, was = now_s, stopped
+            time.sleep(_INTERVAL_S / 2)
+
+
+def main(url: str, pid: int, ends: bool) -> None:
+    """Ask until standard input ends, or until the service does, then print what was measured."""
     client = _Client(url)
     measured = Answering()
-    client.get("/v2/health/live")
+    stopped = _Stopped(pid)
+    stopped.start()
+    measured.earlier_stall_s = client.longest_stall_s()
     print("measuring", flush=True)
+    asked_stall_s = -_STALL_INTERVAL_S
     while not select.select([sys.stdin], [], [], _INTERVAL_S)[0]:
-        waited_s = _waited_s(pid) + _waited_s(os.getpid())
+        unfair_s = _waited_s(pid) + _waited_s(os.getpid()) + stopped.total_s
         asked_s = time.monotonic()
         try:
             measured.asked += 1
             client.get("/v2/health/live")
         except (OSError, ValueError):
             measured.failed += 1
-        taken_s = time.monotonic() - asked_s - (_waited_s(pid) + _waited_s(os.getpid()) - waited_s)
+            if ends:
+                break
+        taken_s = time.monotonic() - asked_s - (_waited_s(pid) + _waited_s(os.getpid()) + stopped.total_s - unfair_s)
         measured.slowest_s = max(measured.slowest_s, taken_s)
-    found = re.search(rb"(?m)^anychip_event_loop_stall_seconds (\S+)", client.get("/metrics"))
-    measured.longest_stall_s = float(found[1]) if found else 0.0
+        if taken_s > _SLOW_S:
+            measured.slow.append((asked_s, taken_s))
+        if ends and asked_s - asked_stall_s > _STALL_INTERVAL_S:
+            asked_stall_s = asked_s
+            measured.longest_stall_s = max(measured.longest_stall_s, client.longest_stall_s())
+    measured.longest_stall_s = max(measured.longest_stall_s, client.longest_stall_s())
     print(json.dumps(vars(measured)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "ends")

@@ -7,8 +7,11 @@ import contextlib
 import http.client
 import json
 import re
+import socket
+import time
 
 import pytest
+import uvloop
 
 from app.http import connection
 from app.http.connection import ConnectionLimits, _OnePiece, protocol
@@ -140,6 +143,23 @@ async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_cl
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
+
+
+def test_time_in_which_the_server_was_stopped_is_not_the_clients():
+    """uvloop, as in the service: it looks at its timers before it reads."""
+
+    async def tested():
+        loop = asyncio.get_running_loop()
+        async with listening(head_timeout_s=0.5) as port:
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n")
+                await asked(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")  # Now it has been read.
+                connection.sendall(b"\r\n")
+                time.sleep(1)  # noqa: ASYNC251 - As SIGSTOP and SIGCONT would.
+                connection.setblocking(False)
+                assert (await asyncio.wait_for(loop.sock_recv(connection, 100), 30)).startswith(b"HTTP/1.1 200")
+
+    uvloop.run(tested())
 
 
 async def test_trailers_are_dropped_and_bounded():

@@ -60,6 +60,32 @@ async def test_a_body_that_stops_is_interrupted_long_before_its_deadline(monkeyp
     assert raised.value.code == "REQUEST_TIMEOUT"
 
 
+async def test_a_body_that_could_not_be_read_while_the_server_was_stopped_is_not_too_slow(monkeypatch):
+    monkeypatch.setattr(interrupt, "_FREE_S", 0.05)
+    with interrupted_at(time.monotonic() + 1000) as limit:
+        limit.least_bytes_per_s = 1_000_000
+        limit.arrived(1000)
+        time.sleep(0.4)  # noqa: ASYNC251 - As SIGSTOP and SIGCONT would.
+        await asyncio.sleep(0.01)
+        limit.arrived_wholly()
+
+
+async def test_a_body_that_comes_on_and_on_too_slowly_is_interrupted(monkeypatch):
+    monkeypatch.setattr(interrupt, "_FREE_S", 0.01)
+    monkeypatch.setattr(interrupt, "_STOOD_STILL_S", 0.01)
+
+    async def trickle():
+        with interrupted_at(time.monotonic() + 1000) as limit:
+            limit.least_bytes_per_s = 1000
+            for size in range(1, 1000):
+                limit.arrived(size)
+                await asyncio.sleep(0.005)
+
+    with pytest.raises(ServiceError) as raised:
+        await trickle()
+    assert raised.value.code == "REQUEST_TIMEOUT"
+
+
 async def test_a_body_that_is_there_has_its_deadline(monkeypatch):
     monkeypatch.setattr(interrupt, "_FREE_S", 0.0)
 

@@ -4,6 +4,7 @@ a process."""
 import ast
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,25 @@ def imported(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_no_test_module_is_imported(path):
     assert [name for name in imported(path) if not f"{name}.".startswith(tuple(f"{one}." for one in SHARED))] == []
+
+
+STARTS_A_SERVICE = {"running", "serving"}
+OF_FAULTS = [f"service/test_{name}.py" for name in ("chaos", "faults", "handover", "limits", "stalls")]
+OF_FAULTS_WITHOUT_A_SERVICE = ["simulated/test_decoders.py", "simulated/test_worker_process.py"]
+
+
+@pytest.mark.parametrize("name", OF_FAULTS)
+def test_tests_of_faults_and_limits_measure_whether_the_service_answers(name):
+    """With the fixture `serve`, with `watched`, or with `answering` itself."""
+    text = (TESTS / name).read_text(encoding="utf-8")
+    names = {each.rpartition(".")[2] for each in imported(TESTS / name)}
+    assert names & {"answering", "watched"} or re.search(r"def test_\w+\(.*\bserve\b", text)
+    assert not names & STARTS_A_SERVICE or "answering" in names
+
+
+@pytest.mark.parametrize("name", OF_FAULTS_WITHOUT_A_SERVICE)
+def test_tests_of_faults_without_a_service_measure_their_own_loop(name):
+    assert "tests.support.stall.running_loop" in imported(TESTS / name)
 
 
 def test_every_test_module_is_in_a_room():

@@ -38,6 +38,7 @@ from app.protocols.tensors import (
     checked_id,
 )
 from app.scheduling.served_model import ServedModel
+from app.serving.filling import INLINE_BYTES
 from app.serving.terms import Terms
 from models import Model
 
@@ -209,6 +210,33 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
 async def _encoded(
     ingress: Ingress, model: str, parsed: _Parsed, response: InferenceResponse
 ) -> tuple[bytes, list[Header]]:
+    """What is large is copied and written elsewhere: 64 images may have answers of megabytes each."""
+    size = sum(each.data.nbytes for each in response.outputs if isinstance(each.data, np.ndarray))
+    if size <= INLINE_BYTES:
+        document, contents, numbers = _drafted(model, parsed, response)
+    else:
+        document, contents, numbers = await ingress.service.offload(_drafted, model, parsed, response)
+    if numbers:
+        packed = await ingress.service.offload(_packed, document, numbers)
+        head = bytes(await ingress.converter.convert(OUTPUTS, 0, packed))
+    else:
+        head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not contents:
+        return head, [(b"content-type", b"application/json")]
+    length = b"%d" % len(head)
+    headers = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, length)]
+    parts = [head, *contents]
+    return (b"".join(parts) if size <= INLINE_BYTES else await ingress.service.offload(b"".join, parts)), headers
+
+
+def _packed(document: dict[str, Any], numbers: list[bytes]) -> bytes:
+    return documents.pack(document, numbers, limited=False)
+
+
+def _drafted(
+    model: str, parsed: _Parsed, response: InferenceResponse
+) -> tuple[dict[str, Any], list[bytes], list[bytes]]:
+    """The JSON of an answer, the bytes that follow it, and the numbers that are still to be written into it."""
     outputs: list[dict[str, Any]] = []
     contents: list[bytes] = []
     numbers: list[bytes] = []  # Of outputs in JSON, where these are many.
@@ -233,15 +261,7 @@ async def _encoded(
         "parameters": response.made_by,
         "outputs": outputs,
     }
-    if numbers:
-        head = bytes(await ingress.converter.convert(OUTPUTS, 0, documents.pack(document, numbers, limited=False)))
-    else:
-        head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    if not contents:
-        return head, [(b"content-type", b"application/json")]
-    length = b"%d" % len(head)
-    headers = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, length)]
-    return b"".join([head, *contents]), headers
+    return document, contents, numbers
 
 
 def _as_json(result: OutputTensor) -> Any:

@@ -1,0 +1,163 @@
+"""What goes wrong in the chaos run with processes and models, one fault after the other.
+
+Owns: each of these faults, and how the processes of a service are told apart. Must not know clients, nor what becomes
+of requests: whoever calls a fault waits until the service has got over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import httpx
+import psutil
+
+from tests.support.load import until
+from tests.support.service_process import ServiceProcess
+
+SPARE = "spare"
+"""The model that is unloaded and loaded: nobody innocent asks for it."""
+_FROZEN_S = 2.0
+_PAUSED_S = 8.0
+"""Longer than a worker may be silent."""
+_LOAD_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a service by what they are; `nursery` is the parent of the decoders."""
+
+    server: psutil.Process
+    workers: list[psutil.Process]
+    nursery: list[psutil.Process]
+    decoders: list[psutil.Process]
+    converters: list[psutil.Process]
+    others: list[psutil.Process]
+
+
+def processes(service: ServiceProcess) -> Processes:
+    """As they are now."""
+    found = Processes(psutil.Process(service.process.pid), [], [], [], [], [])
+    own = " ".join(found.server.cmdline())
+    for child in found.server.children():
+        with contextlib.suppress(psutil.Error):  # It has just ended.
+            command = " ".join(child.cmdline())
+            if "spawn_main" in command:
+                found.workers.append(child)
+            elif "converter_main" in command:
+                found.converters.append(child)
+            elif command == own or "app.decoders.main" in command:
+                found.nursery.append(child)
+                found.decoders.extend(child.children())
+            else:
+                found.others.append(child)
+    return found
+
+
+class Faults:
+    """`all`: each by its name. None of them waits for its consequences, but for what it does itself."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self._service = service
+        self.all: dict[str, Callable[[], Awaitable[None]]] = {
+            "worker killed": self._worker_killed,
+            "worker hangs": self._worker_hangs,
+            "worker frozen": self._worker_frozen,
+            "decoder killed": self._decoder_killed,
+            "decoder frozen": self._decoder_frozen,
+            "decoders' parent killed": self._nursery_killed,
+            "decoders' parent frozen, a decoder killed": self._nursery_frozen,
+            "converter killed": self._converter_killed,
+            "converters frozen": self._converters_frozen,
+            "server frozen for 2 s": self._server_frozen,
+            "all processes paused for 8 s": self._all_paused,
+            "model reloaded": self._reloaded,
+            "reload whose new worker is killed": self._reload_fails,
+            "reload whose client leaves": self._reload_left,
+            "other model unloaded, and loaded": self._unloaded,
+            "two loads of it at once": self._loaded_at_once,
+        }
+
+    async def _worker_killed(self) -> None:
+        self._service.worker().kill()
+
+    async def _worker_hangs(self) -> None:
+        self._service.worker().send_signal(signal.SIGUSR2)
+
+    async def _worker_frozen(self) -> None:
+        self._service.worker().suspend()
+
+    async def _decoder_killed(self) -> None:
+        processes(self._service).decoders[0].kill()
+
+    async def _decoder_frozen(self) -> None:
+        processes(self._service).decoders[0].suspend()
+
+    async def _nursery_killed(self) -> None:
+        processes(self._service).nursery[0].kill()
+
+    async def _nursery_frozen(self) -> None:
+        found = processes(self._service)
+        found.nursery[0].suspend()
+        found.decoders[0].kill()
+
+    async def _converter_killed(self) -> None:
+        for converter in processes(self._service).converters[:1]:
+            converter.kill()
+
+    async def _converters_frozen(self) -> None:
+        for converter in processes(self._service).converters:
+            converter.suspend()
+
+    async def _server_frozen(self) -> None:
+        server = self._service.process
+        os.kill(server.pid, signal.SIGSTOP)
+        await asyncio.sleep(_FROZEN_S)
+        os.kill(server.pid, signal.SIGCONT)
+
+    async def _all_paused(self) -> None:
+        stopped = [psutil.Process(self._service.process.pid), *self._service.children()]
+        for process in stopped:
+            process.suspend()
+        await asyncio.sleep(_PAUSED_S)
+        for process in stopped:
+            process.resume()
+
+    async def _ask(self, path: str) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self._service.url, timeout=_LOAD_TIMEOUT_S) as client:
+            return await client.post(f"/v2/repository/models/{path}")
+
+    async def _reloaded(self) -> None:
+        answer = await self._ask("resnet50/load")
+        assert answer.status_code == 200, answer.text
+
+    async def _reload_fails(self) -> None:
+        before = {worker.pid for worker in self._service.workers()}
+        loading = asyncio.create_task(self._ask("resnet50/load"))
+        await until(lambda: len(self._service.workers()) > len(before) or loading.done())
+        for worker in self._service.workers():
+            if worker.pid not in before:
+                worker.kill()
+        answer = await loading
+        assert answer.status_code == 500, answer.text
+
+    async def _reload_left(self) -> None:
+        before = {worker.pid for worker in self._service.workers()}
+        loading = asyncio.create_task(self._ask("resnet50/load"))
+        await until(lambda: len(self._service.workers()) > len(before))
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await until(lambda: not before & {worker.pid for worker in self._service.workers()})
+
+    async def _loaded_at_once(self) -> None:
+        for answer in await asyncio.gather(*(self._ask(f"{SPARE}/load") for _ in range(2))):
+            assert answer.status_code == 200, answer.text
+
+    async def _unloaded(self) -> None:
+        for path in (f"{SPARE}/unload", f"{SPARE}/load"):
+            answer = await self._ask(path)
+            assert answer.status_code == 200, answer.text

@@ -1,0 +1,277 @@
+"""The other clients of the chaos run: they send what is bad or dear, stop in the middle, leave, or flood.
+
+Owns: what they send, and which answers they may get. Must not know what becomes of the innocent. They come from
+addresses of their own, as the limits are for each client. Each refused request has an answer that says why: 4xx, 429 or
+503; never 500, never a closed connection without a word (those that are not HTTP at all excepted).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import collections
+import contextlib
+import io
+import json
+import random
+import struct
+import zlib
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+from PIL import Image
+
+from app.grpc.messages import SERVICE, message
+from tests.support.chaos_clients import IMAGES
+
+SOURCE = "127.0.0.66"
+WAIT_S = 180.0
+_PREDICT, _INFER = "/v1/models/resnet50:predict", "/v2/models/resnet50/infer"
+_IMAGE = (IMAGES / "detect_2.jpg").read_bytes()
+
+ADMIN = [
+    ("POST", "/v1/devices/cpu:0:release"),
+    ("POST", "/v2/repository/index"),
+    *(
+        ("GET", path)
+        for path in (
+            *("/v1/models", "/v1/models/resnet50", "/v1/devices", "/v1/stats", "/metrics", "/v2", "/v2/models/stats"),
+            *(
+                "/v2/models/yolov8n",
+                "/v2/models/yolov8n/ready",
+                "/v2/models/yolov8n/config",
+                "/v2/models/yolov8n/stats",
+            ),
+            *("/v2/health/live", "/ping", "/models", "/openapi.json", "/docs", "/"),
+        )
+    ),
+]
+
+
+def _png(width: int, height: int) -> bytes:
+    """The head of a PNG that says that it is so large."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + bytes(100)
+
+
+def _webp() -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (5000, 5000), "#336699").save(stream, "WEBP")
+    return stream.getvalue()
+
+
+def _bmp_of_runs() -> bytes:
+    runs = b"\xff\x00" * 400 + b"\x00\x01"
+    head = struct.pack("<IiiHHIIiiII", 40, 7000, 7000, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 14 + 40 + 1024 + len(runs), 0, 0, 14 + 40 + 1024) + head + bytes(1024) + runs
+
+
+def _instances(content: bytes, count: int = 1) -> bytes:
+    return json.dumps({"instances": [{"b64": base64.b64encode(content).decode()}] * count}).encode()
+
+
+def _tensor(shape: list[int], data: bytes) -> bytes:
+    head = {"name": "pixels", "datatype": "UINT8", "shape": shape, "data": None}
+    return json.dumps({"inputs": [head]}).encode().replace(b"null", data)
+
+
+_J, _IMG = {"Content-Type": "application/json"}, {"Content-Type": "image/jpeg"}
+_FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+
+BAD_HTTP: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
+    "no image": lambda: (_PREDICT, b"no image at all", _IMG),
+    "half an image": lambda: (_PREDICT, _IMAGE[:20_000], _IMG),
+    "an image that says 60,000 x 60,000": lambda: (_PREDICT, _png(60_000, 60_000), _IMG),
+    "BMP of runs": lambda: (_PREDICT, _bmp_of_runs(), _IMG),
+    "WebP of 25 megapixels": lambda: (_PREDICT, _webp(), _IMG),
+    "no body": lambda: (_PREDICT, b"", _IMG),
+    "another content type": lambda: (_PREDICT, b"x", {"Content-Type": "text/html"}),
+    "no JSON": lambda: (_PREDICT, b"{" * 1000, _J),
+    "deep JSON": lambda: (_INFER, b'{"inputs":' + b"[" * 100_000, _J),
+    "one long string among many": lambda: (_INFER, _tensor([400_001], b'["' + b"x" * 10**6 + b'"' + b',"a"' * 400_000
+                                                           + b"]"), _J),
+    "base64 of 13 MB": lambda: (_PREDICT, _instances(random.Random(0).randbytes(10_000_000)), _J),
+    "500,000 instances": lambda: (_PREDICT, _instances(b"abcd", 500_000), _J),
+    "9 million numbers of a wrong shape": lambda: (_INFER, _tensor([61, 224, 224, 3], b"[" + b"7," * 9_000_000
+                                                                   + b"7]"), _J),
+    "a shape beyond int64": lambda: (_INFER, _tensor([0, 2**62, 2**62, 3], b"[]"), _J),
+    "a shape that lies": lambda: (_INFER, _tensor([64, 224, 224, 3], b"[1]"), _J),
+    "two million parts": lambda: (_PREDICT, b"--b\r\n" + b"\r\n--b\r\n" * 2_000_000, _FORM),
+    "a body of 30 MB": lambda: (_PREDICT, bytes(30_000_000), _IMG),
+    "a threshold of 0 for 8 images": lambda: (f"{_PREDICT}?score_threshold=0&max_detections=3000".replace(
+        "resnet50", "yolov8n"), _instances(_IMAGE, 8), _J),
+    "a deadline of years": lambda: (_PREDICT, b"x", {**_IMG, "X-Timeout-Ms": "1e300"}),
+    "a priority of none": lambda: (_PREDICT, b"x", {**_IMG, "X-Priority": "first"}),
+    "a version that is none": lambda: ("/metrics", b"", {"Accept": "application/openmetrics-text; version=abc"}),
+    "a model that is none": lambda: ("/v1/models/nobody:predict", b"x", _IMG),
+    "a route that is none": lambda: ("/v3/%0a%1b", b"x", _IMG),
+}  # fmt: skip
+
+_HEAD = f"POST {_PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-type: image/jpeg\r\n"
+RAW: dict[str, bytes] = {
+    "a head of 8 MB": b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 8_000_000,
+    "2,000 headers": b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 2000 + b"\r\n",
+    "trailers of 8 MB": f"{_HEAD}transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n".encode() + b"a: b\r\n" * 1_300_000,
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
+    "an offer of h2c": f"{_HEAD}connection: upgrade, close\r\nupgrade: h2c\r\ncontent-length: 4\r\n\r\nabcd".encode(),
+    "two lengths": f"{_HEAD}content-length: 4\r\ncontent-length: 5\r\n\r\nabcde".encode(),
+}
+"""What no client library would send. Each is answered, or its connection closed."""
+
+
+def bad_messages() -> dict[str, bytes]:
+    """Serialised ModelInferRequests, and what is none."""
+
+    def infer(rest: bytes = b"") -> bytes:
+        return bytes(message("ModelInferRequest")(model_name="resnet50").SerializeToString()) + rest
+
+    numbers = message("ModelInferRequest")(model_name="resnet50")
+    numbers.inputs.add(name="pixels", datatype="UINT8", shape=[8, 224, 224, 3])
+    numbers.inputs[0].contents.uint_contents.extend([7] * 1000)
+    return {
+        "400,000 inputs": infer(b"\x2a\x00" * 400_000),
+        "400,000 raw contents": infer(b"\x3a\x00" * 400_000),
+        "numbers that are too few": bytes(numbers.SerializeToString()),
+        "18 MB of nothing": infer(b"\x3a" + _varint(18_000_000) + bytes(18_000_000)),
+        "no message": b"\xff" * 100_000,
+    }
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value >= 0x80:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+class Offenders:
+    """`answers`: of each kind of request, how often it had which answer. `unfair`: those that should not have been."""
+
+    def __init__(self, url: str, grpc_address: str, seed: int) -> None:
+        self.answers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.unfair: list[str] = []
+        self._url, self._grpc = url, grpc_address
+        parts = urlsplit(url)
+        self._address = parts.hostname, parts.port
+        self._chance = random.Random(seed)
+        self.all: dict[str, Callable[[], Awaitable[None]]] = {
+            "bad input over HTTP": self.bad_http,
+            "bad input, no client library's": self.raw,
+            "bad input over gRPC": self.bad_grpc,
+            "clients leave": self.leaving,
+            "slow uploads": self.slow_uploads,
+            "heads that stop": self.half_open,
+            "flood of admin routes": self.admin_flood,
+        }
+
+    def _client(self, connections: int = 100) -> httpx.AsyncClient:
+        transport = httpx.AsyncHTTPTransport(
+            local_address=SOURCE, limits=httpx.Limits(max_connections=connections), retries=0
+        )
+        return httpx.AsyncClient(base_url=self._url, transport=transport, timeout=WAIT_S)
+
+    def _count(self, what: str, answer: str, *fair: str) -> None:
+        self.answers[what][answer] += 1
+        if not answer.startswith(fair):
+            self.unfair.append(f"{what}: {answer}")
+
+    async def bad_http(self) -> None:
+        """Each kind once, one after the other, in any order."""
+        async with self._client() as client:
+            for what in self._chance.sample(list(BAD_HTTP), len(BAD_HTTP)):
+                path, body, headers = await asyncio.to_thread(BAD_HTTP[what])
+                method = "GET" if path == "/metrics" else "POST"
+                try:
+                    answer = await client.request(method, path, content=body, headers=headers)
+                    found = f"{answer.status_code} {answer.json()['code']}" if answer.status_code != 200 else "200"
+                except httpx.HTTPError as error:
+                    found = type(error).__name__
+                self._count(what, found, "4", "200", "503", "504")
+
+    async def raw(self) -> None:
+        """Each kind once."""
+        for what, data in RAW.items():
+            reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
+            found = "closed"
+            try:
+                with contextlib.suppress(OSError):
+                    writer.write(data)
+                    await asyncio.wait_for(writer.drain(), WAIT_S)
+                with contextlib.suppress(OSError):
+                    line = await asyncio.wait_for(reader.readline(), WAIT_S)
+                    found = line.decode("latin-1").split(" ")[1] if line else "closed"
+            finally:
+                writer.transport.abort()
+            self._count(what, found, "4", "closed")
+
+    async def bad_grpc(self) -> None:
+        """Each kind three times at once, one kind after the other."""
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(self._grpc, options) as channel:
+            infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            for what, data in (await asyncio.to_thread(bad_messages)).items():
+                calls = [infer(data, timeout=WAIT_S) for _ in range(3)]
+                for code in await asyncio.gather(*(call.code() for call in calls)):
+                    self._count(f"gRPC: {what}", code.name, "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
+
+    async def leaving(self) -> None:
+        """Clients that send all, or a part, and are gone at any moment."""
+
+        async def one(leave_s: float, part: float) -> None:
+            body = _IMAGE[: int(len(_IMAGE) * part)]
+            _, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
+            writer.write(f"{_HEAD}content-length: {len(_IMAGE)}\r\n\r\n".encode() + body)
+            await asyncio.sleep(leave_s)
+            writer.transport.abort()
+
+        chance = self._chance
+        await asyncio.gather(*(one(chance.random() * 0.3, chance.choice((0.5, 1.0, 1.0))) for _ in range(20)))
+        self.answers["clients that left"]["-"] += 20
+
+    async def slow_uploads(self) -> None:
+        """Uploads of a few bytes a second: refused for their rate."""
+
+        async def one() -> None:
+            reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
+            writer.write(f"{_HEAD}content-length: 1000000\r\n\r\n".encode())
+            answer = asyncio.create_task(reader.readline())
+            while not answer.done():
+                with contextlib.suppress(OSError):
+                    writer.write(b"x" * 10)
+                await asyncio.wait((answer,), timeout=0.5)
+            writer.transport.abort()
+            found = "closed" if answer.exception() else answer.result().decode("latin-1").split(" ")[1]
+            self._count("slow uploads", found, "408")
+
+        await asyncio.gather(*(one() for _ in range(10)))
+
+    async def half_open(self) -> None:
+        """Connections whose head never ends."""
+
+        async def one(size: int) -> None:
+            reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n"[:size])
+            line = await asyncio.wait_for(reader.readline(), WAIT_S)
+            writer.transport.abort()
+            self._count("heads that stop", line.decode("latin-1").split(" ")[1] if line else "closed", "408", "closed")
+
+        await asyncio.gather(*(one(size % 25) for size in range(50)))
+
+    async def admin_flood(self) -> None:
+        """Every route beside inference, twenty times each, all at once."""
+        async with self._client(200) as client:
+
+            async def one(method: str, path: str) -> None:
+                try:
+                    found = str((await client.request(method, path)).status_code)
+                except httpx.HTTPError as error:
+                    found = type(error).__name__
+                # While its worker is away a model is not ready, and its device is not there.
+                self._count(f"{method} {path}", found, "200", "503", "404")
+
+            await asyncio.gather(*(one(*route) for route in ADMIN * 20))

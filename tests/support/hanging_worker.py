@@ -1,0 +1,17 @@
+"""A plugin for workers (`--plugins`): SIGUSR2 makes one hang, as in a driver call that never returns.
+
+The thread that owns the device waits for ever; the one that says that the process lives goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+def _hang(_number: int, _frame: FrameType | None) -> None:
+    threading.Event().wait()
+
+
+signal.signal(signal.SIGUSR2, _hang)
