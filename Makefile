@@ -8,6 +8,7 @@ VENV := .venv
 NPU_VENV := .venv-npu
 TRITON_VENV := .venv-triton
 DEPLOY_VENV := .venv-deploy
+AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
@@ -16,7 +17,7 @@ NO_TESTS := 5
 PATHS = $(filter tests/%,$(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test soak test-deploy lint format npu-environment triton-environment deploy-environment bench clean
+.PHONY: help demo serve install check test soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment sbom audit bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -50,6 +51,11 @@ test: lint  ## everything that a change must pass, e.g. make test ARGS="-k sched
 soak: lint  ## the long tests: leaks and load for an hour
 	$(PYTEST) -m soak $(ARGS)
 
+fuzz: $(VENV)/.developer $(AUDIT_VENV)/.installed  ## readers of strangers' bytes for as long as ANYCHIP_TEST_FUZZ_EXAMPLES says (default 20000 each)
+	ANYCHIP_TEST_FUZZ_EXAMPLES=$${ANYCHIP_TEST_FUZZ_EXAMPLES:-20000} $(PYTEST) $(PARALLEL) tests/unit/test_fuzz.py $(ARGS)
+	$(PYTEST) -m soak tests/unit/test_checkpoint_fuzz.py $(ARGS)
+	$(PYTEST) -m soak tests/service/test_described_api.py $(ARGS)
+
 test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for real; apt-get install buildah debootstrap for images
 	$(DEPLOY_VENV)/bin/python -m pytest -m deploy $(ARGS)
 
@@ -71,11 +77,18 @@ deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray an
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder
 	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
 
+sbom: $(VENV)/.installed $(AUDIT_VENV)/.installed  ## write sbom.cdx.json: what .venv holds, as CycloneDX
+	$(AUDIT_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file sbom.cdx.json $(ARGS) $(BIN)/python
+
+# Without a network: a copy of the advisories that speaks OSV's interface, ARGS="-s osv --osv-url http://mirror/v1/query".
+audit: $(VENV)/.installed $(AUDIT_VENV)/.installed  ## known vulnerabilities of what .venv holds; needs a network or a mirror
+	$(AUDIT_VENV)/bin/pip-audit --progress-spinner off --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(ARGS)
+
 bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, because a demo should not wait for what only the tests need.
@@ -94,6 +107,11 @@ $(NPU_VENV)/.installed: tests/environments/npu_environment.py $(SETUP)
 
 $(TRITON_VENV)/.installed: tests/environments/triton_environment.py
 	$(PYTHON) tests/environments/triton_environment.py $(TRITON_VENV)
+	@touch $@
+
+$(AUDIT_VENV)/.installed:
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/pip install --quiet --disable-pip-version-check 'cyclonedx-bom>=7.5' 'pip-audit>=2.10' 'schemathesis>=4.30'
 	@touch $@
 
 $(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py

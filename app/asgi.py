@@ -34,7 +34,15 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
     specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
     return Hosted(
         settings,
-        [open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None) for spec in specs],
+        [
+            open_model(
+                spec,
+                settings.weights_dir,
+                mirror=settings.weights_mirror or None,
+                trust_exported=settings.trust_exported,
+            )
+            for spec in specs
+        ],
         held,
     )
 
@@ -68,7 +76,7 @@ class Hosted:
         service = Service(self._settings, self._models, tracing)
         try:
             await service.start()
-            self._app = create_app(service)
+            self._app = create_app(service, hosted=True)
             await send({"type": "lifespan.startup.complete"})
             await receive()  # lifespan.shutdown
             await drain(service, self._settings, asyncio.Event())

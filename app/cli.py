@@ -39,6 +39,7 @@ _EXAMPLES = {
     "verify": "anychip verify --device npu --out report/",
     "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
+    "keys": "anychip keys add camera-7 --role infer --file keys.txt",
     "weights list": "anychip weights list",
     "weights fetch": "anychip weights fetch resnet50 yolov8n",
     "weights verify": "anychip weights verify resnet50",
@@ -76,6 +77,7 @@ def _torch_works() -> bool:
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
+    from app.access.keys import KeysError
     from app.images.header import ImageError
     from app.observability.tracing import TracingError
     from app.precision.probes import CalibrationError
@@ -87,6 +89,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     return (
         CommandError,
         CalibrationError,
+        KeysError,
         TopError,
         TracingError,
         WorkerStartError,
@@ -153,9 +156,18 @@ def _parser() -> argparse.ArgumentParser:
 
     top = add("top", _top, "Devices, queues and rates of a running service, live.")
     top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
+    top.add_argument("--key", default=os.environ.get("ANYCHIP_KEY", ""), help="API key for it (default: $ANYCHIP_KEY)")
     top.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)")
     top.add_argument("--once", action="store_true", help="print what one interval shows, and end")
     top.add_argument("--json", action="store_true", help="print what the service says now as JSON, and end")
+
+    keys = add("keys", _keys_add, "API keys.")
+    key_actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
+    text = "Make a key, print it once, and append its hash to the file."
+    adding = key_actions.add_parser("add", help=text, description=text, epilog=f"example: {_EXAMPLES['keys']}")
+    adding.add_argument("name", metavar="NAME", help="what the key is called in the audit")
+    adding.add_argument("--role", choices=("infer", "admin"), default="infer", help="what it opens (default: infer)")
+    adding.add_argument("--file", type=Path, required=True, metavar="KEYS", help="as given to serve --api-keys-file")
 
     weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
     actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -233,7 +245,9 @@ def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
     logs.configure(settings.log_level, settings.log_format)
     mirror = settings.weights_mirror or None
     specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-    models = [open_model(spec, settings.weights_dir, mirror=mirror) for spec in specs]
+    models = [
+        open_model(spec, settings.weights_dir, mirror=mirror, trust_exported=settings.trust_exported) for spec in specs
+    ]
     serving = serve(settings, models, announce)
     try:
         import uvloop
@@ -277,17 +291,21 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 
 def _top(parsed: argparse.Namespace) -> None:
-    import httpx
-
     from app.tools import top
 
     if not parsed.interval_s > 0:
         raise CommandError("--interval-s must be more than 0")
     if parsed.json:
-        with httpx.Client(base_url=parsed.url) as client:
+        with top.connected(parsed.url, parsed.key) as client:
             print(json.dumps(top.fetch_stats(client), indent=2))
     else:
-        top.watch(parsed.url, parsed.interval_s, once=parsed.once)
+        top.watch(parsed.url, parsed.interval_s, once=parsed.once, key=parsed.key)
+
+
+def _keys_add(parsed: argparse.Namespace) -> None:
+    from app.access import keys
+
+    print(keys.add(parsed.file, parsed.name, parsed.role))
 
 
 def _weights(parsed: argparse.Namespace) -> int:

@@ -70,11 +70,16 @@ class Settings(BaseSettings):
     models: CommaSeparated = Field(
         "resnet50,yolov8n",
         description="Models to serve: names, or name=architecture:weights (official, sample, random or a path), "
-        "or name=file.onnx, .pt2, .ts, or 'name=detector > classifier'",
+        "or name=file.onnx, .pt2, .ts, or 'name=detector > classifier'; @sha256:… behind a file: that one and no other",
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
     weights_mirror: str = Field(
         "", description="Address that official weights are fetched from, in place of their publishers'; checksums stay"
+    )
+    trust_exported: bool = Field(
+        False,
+        description="Whether .pt2 and .ts files, which are programs, are read though --models does not name their "
+        "SHA-256 (name=file.pt2@sha256:…)",
     )
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
@@ -91,6 +96,48 @@ class Settings(BaseSettings):
         ge=0,
         le=65535,
         description="Port that several services of this machine share, beside their own --port (SO_REUSEPORT); 0: none",
+    )
+    admin: Literal["off", "loopback", "port"] = Field(
+        "loopback",
+        description="Where models are loaded and unloaded and memory is released: off; loopback, on a port of its own "
+        "that this machine alone reaches; port, on the public one as well (docs/security.md)",
+    )
+    admin_port: int = Field(
+        0, ge=0, le=65535, description="Port of --admin loopback; 0: two above --port, a free one where that is 0"
+    )
+    admin_grpc_port: int = Field(
+        0, ge=0, le=65535, description="Its gRPC port, where there is gRPC; 0: two above --grpc-port"
+    )
+    api_keys_file: str = Field(
+        "", description="File of API keys, written by anychip keys add; with it all but health wants a key"
+    )
+    insecure_keys: bool = Field(
+        False, description="Whether keys may be sent over plain HTTP from other machines, e.g. behind a proxy with TLS"
+    )
+    tls_cert: str = Field("", description="Certificate (PEM, with what leads to its authority) for HTTPS and gRPC")
+    tls_key: str = Field("", description="Its private key (PEM); both files are read again when they change")
+    tls_client_ca: str = Field("", description="Authority (PEM) whose certificates clients need to have: mTLS")
+    metrics_without_key: bool = Field(False, description="Whether /metrics is answered without a key")
+    allowed_hosts: str = Field(
+        "",
+        description="Names in the Host header that are answered, e.g. api.example.com,*.example.org, or *; where none "
+        "is given and --host is loopback, localhost and addresses, else all",
+    )
+    client_requests: int = Field(
+        0, ge=0, description="Requests at a time of one client (a key, else an address), before 429; 0: no such limit"
+    )
+    client_bytes: int = Field(0, ge=0, description="Bytes of requests held at once of one client; 0: no such limit")
+    client_pixels: int = Field(
+        0, ge=0, description="Pixels of images under way of one client, read from their headers; 0: no such limit"
+    )
+    client_images_per_s: float = Field(
+        0, ge=0, description="Images a second of one client, a second's worth at once; 0: no such limit"
+    )
+    cors_origins: str = Field(
+        "", description="Web pages that may ask from a browser, by origin, e.g. https://app.example.com; none if empty"
+    )
+    changes_per_minute: int = Field(
+        12, ge=1, le=10_000, description="Loads and unloads of models that are begun in a minute, before 429"
     )
     batch_sizes: Ladder = Field("1,2,4,8", description="Batch sizes the engines are compiled for, ascending")
     max_wait_ms: float = Field(
@@ -245,6 +292,16 @@ class Settings(BaseSettings):
     def takes_floats(self) -> bool:
         """Whether image models take normalised tensors, asked for by itself or for a client that sends them."""
         return self.float_input or "ultralytics" in split(self.compat)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The entries of `allowed_hosts`."""
+        return split(self.allowed_hosts)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The entries of `cors_origins`."""
+        return split(self.cors_origins)
 
     @property
     def guard_limits(self) -> LeakLimits:

@@ -14,6 +14,7 @@ from typing import Literal
 Code = Literal[
     "INVALID_REQUEST",
     "UNAUTHORIZED",
+    "FORBIDDEN",
     "MODEL_NOT_FOUND",
     "NOT_FOUND",
     "METHOD_NOT_ALLOWED",
@@ -35,6 +36,7 @@ Code = Literal[
 STATUS: dict[Code, int] = {
     "INVALID_REQUEST": 400,
     "UNAUTHORIZED": 401,
+    "FORBIDDEN": 403,
     "MODEL_NOT_FOUND": 404,
     "NOT_FOUND": 404,
     "METHOD_NOT_ALLOWED": 405,
@@ -56,6 +58,7 @@ STATUS: dict[Code, int] = {
 MEANINGS: dict[Code, str] = {
     "INVALID_REQUEST": "The JSON, tensor, parameter or form cannot be read as it is.",
     "UNAUTHORIZED": "API keys are on, and none that fits was sent.",
+    "FORBIDDEN": "This may not be asked here, with this key, or by a web page.",
     "MODEL_NOT_FOUND": "No model of this name is served.",
     "NOT_FOUND": "There is nothing at this address.",
     "METHOD_NOT_ALLOWED": "This address takes another method.",
@@ -78,6 +81,7 @@ MEANINGS: dict[Code, str] = {
 GRPC_STATUS: dict[Code, str] = {
     "INVALID_REQUEST": "INVALID_ARGUMENT",
     "UNAUTHORIZED": "UNAUTHENTICATED",
+    "FORBIDDEN": "PERMISSION_DENIED",
     "MODEL_NOT_FOUND": "NOT_FOUND",
     "NOT_FOUND": "NOT_FOUND",
     "METHOD_NOT_ALLOWED": "UNIMPLEMENTED",

@@ -21,6 +21,9 @@ Format = Literal["auto", "json", "text"]
 Style = tuple[str, Format]
 """Level and form."""
 
+AUDIT = "anychip.audit"
+"""The logger of app.access.audit."""
+
 request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
 """The request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
 trace_id: ContextVar[str] = ContextVar("anychip_trace_id", default="")
@@ -35,6 +38,15 @@ def configure(level: str, form: Format) -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    # It has a warning for each strange byte that a client sends; the client is told, and the log is not the client's.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    # Whatever people read, the audit is for machines, and no level silences it.
+    audit = logging.getLogger(AUDIT)
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(JsonFormatter())
+    audit.handlers[:] = [lines]
+    audit.propagate = False
+    audit.setLevel(logging.INFO)
 
 
 def _marks(record: logging.LogRecord) -> dict[str, str]:
@@ -67,6 +79,11 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
+def printable(text: str) -> str:
+    """With what ends a line or moves a terminal's cursor written out: clients choose paths and names of files."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 class TextFormatter(logging.Formatter):
     """Time, level, logger, message, and in brackets what the line is about."""
 
@@ -77,4 +94,4 @@ class TextFormatter(logging.Formatter):
         """As `logging.Formatter.formatMessage`."""
         marks = {**_marks(record), **getattr(record, "fields", {})}
         about = " ".join(f"{name}={mark}" for name, mark in marks.items())
-        return super().formatMessage(record) + (f" [{about}]" if about else "")
+        return printable(super().formatMessage(record) + (f" [{about}]" if about else ""))

@@ -16,14 +16,19 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from app.access.access import check_exposure
+from app.access.rules import Bind
+from app.access.tls import Tls
 from app.config import Settings
-from app.http.application import create_app
+from app.http.application import AdminFront, create_app
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.protocols.budget import Budget
+from app.protocols.ingress import Ingress
 from app.serving.service import Service
 from app.workers.process import WorkerStartError
 from models import Model
@@ -31,6 +36,9 @@ from models import Model
 log = logging.getLogger("anychip")
 
 _OTHER_DESCRIPTORS = 256
+LOOPBACK = "127.0.0.1"
+ADMIN_PORT_DISTANCE = 2
+"""Ports between a public one and the administration's, where that is not named: 8002 beside 8000, 8003 beside 8001."""
 
 
 class Server(uvicorn.Server):
@@ -58,9 +66,16 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
+        check_exposure(settings)
+        tls = Tls.of(settings)
         app = create_app(service)
-        async with _listening(app, settings) as server, _listening_for_rpc(app, settings):
-            address = f"http://{settings.host}:{server.servers[0].sockets[0].getsockname()[1]}"
+        async with (
+            _listening(app, app.state.ingress, settings.host, settings.port, tls=tls) as server,
+            _listening_for_rpc(app, settings, tls),
+            _listening_for_administration(app, settings, port_of(server)),
+        ):
+            address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
+            renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
             stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(_started(service, app))
             shared: asyncio.Server | None = None
@@ -82,6 +97,8 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                 stopping.cancel()
                 starting.cancel()
                 await asyncio.gather(starting, stopping, return_exceptions=True)
+                if renewing is not None:
+                    renewing.cancel()
             stop.clear()
             if shared is not None:
                 shared.close()  # From now on the others get all new connections.
@@ -130,9 +147,18 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
         log.warning("%d images were cut off by the shutdown", cut)
 
 
+def port_of(server: Server) -> int:
+    """The port that a server listens on."""
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    return port
+
+
 @contextlib.asynccontextmanager
-async def _listening(app: FastAPI, settings: Settings) -> AsyncIterator[Server]:
+async def _listening(
+    app: ASGIApp, ingress: Ingress, host: str, port: int, bind: Bind = "public", *, tls: Tls | None = None
+) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed."""
+    settings = ingress.service.settings
     limits = ConnectionLimits(
         Budget(settings.max_connections, "connections"),
         head_bytes=settings.max_header_bytes,
@@ -140,9 +166,9 @@ async def _listening(app: FastAPI, settings: Settings) -> AsyncIterator[Server]:
     )
     config = uvicorn.Config(
         app,
-        http=cast(Any, protocol(limits, app.state.ingress)),  # uvicorn's types name only the unbuffered kind.
-        host=settings.host,
-        port=settings.port,
+        http=cast(Any, protocol(limits, ingress, bind)),  # uvicorn's types name only the unbuffered kind.
+        host=host,
+        port=port,
         log_config=None,  # Its lines are ours to form.
         log_level="warning",
         access_log=False,
@@ -152,8 +178,10 @@ async def _listening(app: FastAPI, settings: Settings) -> AsyncIterator[Server]:
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=5,
     )
+    config.load()
+    config.ssl = tls.context if tls else None
     server = Server(config)
-    serving = asyncio.create_task(_serve_or_raise(server, settings))
+    serving = asyncio.create_task(_serve_or_raise(server))
     try:
         while not server.started and not serving.done():
             await asyncio.wait((serving,), timeout=0.01)
@@ -181,7 +209,7 @@ async def _sharing(server: Server, settings: Settings) -> asyncio.Server | None:
 
     try:
         listener = await asyncio.get_running_loop().create_server(
-            connection, settings.host, settings.reuse_port, reuse_port=True, backlog=config.backlog
+            connection, settings.host, settings.reuse_port, reuse_port=True, backlog=config.backlog, ssl=config.ssl
         )
     except OSError:
         message = f"cannot share {settings.host}:{settings.reuse_port}; somebody has it alone, or is another user"
@@ -192,7 +220,7 @@ async def _sharing(server: Server, settings: Settings) -> asyncio.Server | None:
 
 
 @contextlib.asynccontextmanager
-async def _listening_for_rpc(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def _listening_for_rpc(app: FastAPI, settings: Settings, tls: Tls | None) -> AsyncIterator[None]:
     """gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
     if not settings.grpc_port:
         yield
@@ -203,16 +231,52 @@ async def _listening_for_rpc(app: FastAPI, settings: Settings) -> AsyncIterator[
         raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
     state = app.state
     served = methods.Methods(state.ingress, state.repository)
-    async with server.listening(served, state.ingress, settings) as address:
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(
+            server.listening(served, state.ingress, settings.host, settings.grpc_port, tls=tls)
+        )
         log.info("gRPC at %s", address)
+        if settings.admin == "loopback":
+            port = settings.admin_grpc_port or settings.grpc_port + ADMIN_PORT_DISTANCE
+            try:
+                listening = server.listening(served, state.ingress, LOOPBACK, port, "admin")
+                log.info("administration by gRPC at %s", await stack.enter_async_context(listening))
+            except OSError as error:
+                if settings.admin_grpc_port:
+                    raise
+                log.warning("%s; administration by gRPC is off until --admin-grpc-port names a port", error)
         yield
 
 
-async def _serve_or_raise(server: Server, settings: Settings) -> None:
+@contextlib.asynccontextmanager
+async def _listening_for_administration(app: FastAPI, settings: Settings, public_port: int) -> AsyncIterator[None]:
+    """On this machine alone, where that is wanted. Raises OSError when a port that was asked for is taken."""
+    if settings.admin != "loopback":
+        yield
+        return
+    port = settings.admin_port or (settings.port and public_port + ADMIN_PORT_DISTANCE)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            server = await stack.enter_async_context(
+                _listening(AdminFront(app), app.state.ingress, LOOPBACK, port, "admin")
+            )
+        except OSError as error:
+            if settings.admin_port:
+                raise
+            # Another service has it, perhaps a second one of ours: that is no reason to serve nothing.
+            log.warning("%s; administration is off here until --admin-port names a port", error)
+        else:
+            log.info("administration at http://%s:%d", LOOPBACK, port_of(server))
+        yield
+
+
+async def _serve_or_raise(server: Server) -> None:
     try:
         await server.serve()
     except SystemExit:  # uvicorn's way of saying that the port cannot be had; it has logged the reason.
-        raise OSError(f"cannot listen on {settings.host}:{settings.port}; is another service there?") from None
+        raise OSError(
+            f"cannot listen on {server.config.host}:{server.config.port}; is another service there?"
+        ) from None
 
 
 __all__ = ["Server", "WorkerStartError", "serve"]

@@ -1,23 +1,31 @@
 """Compiled networks on disk: each whole or not there, checked before it is used, and bounded together.
 
-Owns: names, integrity and size of the entries. Must not know what is in them.
+Owns: names, authenticity and size of the entries, and which folders compilers may keep things in. Must not know what is
+in them.
+
+What is loaded from here is machine code and pickles, so whoever could put something here would run it. Entries are
+therefore signed (HMAC-SHA256) with a key that only this user can read, and folders that others may write to are not
+used for what compilers keep by themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 LIMIT_BYTES = 8 << 30
 _MANIFEST = "manifest.json"
+_KEY = ".key"
+_KEY_BYTES = 32
 _BLOCK = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -37,7 +45,8 @@ class EngineCache:
         entry = self._entry(parts)
         try:
             manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
-            whole = all(_checksum(entry / name) == wanted for name, wanted in manifest["files"].items())
+            signed = hmac.compare_digest(str(manifest["signature"]), self._signature(entry.name, manifest["files"]))
+            whole = signed and _digests(entry) == manifest["files"]
         except FileNotFoundError:
             if not entry.exists():
                 return None
@@ -45,7 +54,7 @@ class EngineCache:
         except (OSError, ValueError, KeyError, TypeError):
             whole = False
         if not whole:
-            log.warning("a compiled network in the cache is damaged and made again: %s", entry.name)
+            log.warning("a compiled network in the cache is damaged or somebody else's, and made again: %s", entry.name)
             shutil.rmtree(entry, ignore_errors=True)
             return None
         with contextlib.suppress(OSError):  # A read-only cache serves, too.
@@ -66,8 +75,12 @@ class EngineCache:
             return None
         try:
             write(own)
-            files = {str(path.relative_to(own)): _checksum(path) for path in sorted(own.rglob("*")) if path.is_file()}
-            described = {"files": files, "parts": {name: str(part) for name, part in parts.items()}}
+            files = _digests(own)
+            described = {
+                "files": files,
+                "parts": {name: str(part) for name, part in parts.items()},
+                "signature": self._signature(entry.name, files),
+            }
             (own / _MANIFEST).write_text(json.dumps(described, indent=1), encoding="utf-8")
             own.rename(entry)
         except OSError as error:
@@ -78,6 +91,11 @@ class EngineCache:
             shutil.rmtree(own, ignore_errors=True)
         self._bound(entry)
         return entry
+
+    def _signature(self, name: str, files: Mapping[str, str]) -> str:
+        """Of an entry's name and what is in it. Raises OSError."""
+        text = json.dumps([name, sorted(files.items())])
+        return hmac.new(_host_key(self._folder), text.encode(), hashlib.sha256).hexdigest()
 
     def _entry(self, parts: dict[str, object]) -> Path:
         text = json.dumps({name: str(part) for name, part in parts.items()}, sort_keys=True)
@@ -100,10 +118,58 @@ class EngineCache:
                 total -= size
 
 
-def _checksum(path: Path) -> str:
-    """Against damage, not against malice."""
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            value = zlib.crc32(block, value)
-    return f"{path.stat().st_size}-{value:08x}"
+def _digests(entry: Path) -> dict[str, str]:
+    """SHA-256 of every file of an entry but its manifest: what was added makes a difference, too."""
+    found = {}
+    for path in sorted(entry.rglob("*")):
+        if path.is_symlink() or (path.is_file() and path.name != _MANIFEST):
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+            found[str(path.relative_to(entry))] = digest.hexdigest()
+    return found
+
+
+def private_folder(path: Path) -> Path | None:
+    """A folder that nobody else may write to, made if need be; None where there is none and others may.
+
+    For compilers that keep what they make in their own way, and load it without asking who made it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        log.warning("nothing compiled is kept in %s: %s", path, error)
+        return None
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        log.warning("nothing compiled is kept in %s: others may write to it; chmod go-w, or remove it", path)
+        return None
+    return path
+
+
+def _host_key(folder: Path) -> bytes:
+    """Of this user on this host: made when it is first needed, and anew where somebody else could have put it there.
+
+    Raises OSError.
+    """
+    path = folder / _KEY
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            trusted = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o077
+            if trusted and len(key := path.read_bytes()) == _KEY_BYTES:
+                return key
+        descriptor, own = tempfile.mkstemp(prefix=".key-", dir=folder)  # 0600
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(os.urandom(_KEY_BYTES))
+        try:
+            if path.exists():
+                os.replace(own, path)
+            else:
+                os.link(own, path)  # Of several processes that begin at once, one key stays.
+        except FileExistsError:
+            pass
+        finally:
+            Path(own).unlink(missing_ok=True)
+    raise OSError(f"{path} cannot be made")

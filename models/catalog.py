@@ -10,14 +10,15 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from models import classification, detection, exported, instance_detection, weights
 from models.checkpoint import SUFFIXES, read_header
-from models.model import Model, ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
+from models.digest import sha256_of
+from models.model import PROGRAMS, Model, ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ ARCHITECTURES: tuple[str, ...] = (
     *instance_detection.ARCHITECTURES,
 )
 
+_PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
 
 
@@ -34,12 +36,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a m
 class ModelSpec:
     """A model to serve: `weights` is `official`, `sample`, `random` or a path.
 
-    Of a file that carries its own graph, `architecture` is its suffix without the dot.
+    Of a file that carries its own graph, `architecture` is its suffix without the dot. `sha256`: of the only file that
+    will do; "": any.
     """
 
     name: str
     architecture: str
     weights: str
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,36 +67,51 @@ _INSTANCES = _Family(instance_detection.class_count, instance_detection.default_
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
     """`[name=]architecture[:weights]` or `[name=]file.onnx` (.pt2, .ts) -> what to open.
 
-    Raises UnknownModelError, ModelError.
+    Either may end with `@sha256:` and the digest that the file must have. Raises UnknownModelError, ModelError.
     """
-    head, _, chosen = text.strip().partition(":")  # a path may hold both signs
+    text = text.strip()
+    sha256 = ""
+    if pinned := _PINNED.fullmatch(text):
+        text, sha256 = pinned[1], pinned[2].lower()
+    head, _, chosen = text.partition(":")  # a path may hold both signs
     name, equals, architecture = head.rpartition("=")
-    if text.strip().endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
-        name, equals, file = text.strip().partition("=")
+    if text.endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
+        name, equals, file = text.partition("=")
         path = Path(file if equals else name)
-        spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path))
+        spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256)
     else:
         _family(architecture)
-        spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights)
+        spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights, sha256)
+    if sha256 and spec.weights == "random":
+        raise ModelError(f"{spec.name} has random weights: there is no file whose SHA-256 could be checked.")
     if not _NAME.fullmatch(spec.name):
         raise ModelError(f"{spec.name!r} cannot name a model: use up to 64 letters, digits, dots, dashes, underscores.")
     return spec
 
 
-def open_model(spec: ModelSpec, cache_directory: Path, allow_download: bool = True, mirror: str | None = None) -> Model:
+def open_model(
+    spec: ModelSpec,
+    cache_directory: Path,
+    allow_download: bool = True,
+    mirror: str | None = None,
+    *,
+    trust_exported: bool = True,
+) -> Model:
     """Find the weights, downloading published ones if need be, and say what the model is.
 
     The number of classes comes from the weights. Labels come from a file beside them or their own metadata, else they
     are those of the architecture's published weights if the number fits, else "class 0", "class 1", ….
+    `trust_exported`: whether files that are programs (.pt2, .ts) may be read though their SHA-256 is not named.
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
     if f".{spec.architecture}" in exported.SUFFIXES:
-        return exported.open_exported(spec.name, Path(spec.weights).expanduser())
+        return _exported(spec, trust_exported)
     family = _family(spec.architecture)
     default_labels = family.default_labels(spec.architecture)
     if spec.weights == "random":
         return family.model(spec.name, spec.architecture, default_labels, "random", None)
     file = _weights_file(spec, cache_directory, allow_download, mirror)
+    digest = _checked(file, spec)
     header = read_header(file)
     try:
         count = family.class_count(spec.architecture, header.state)
@@ -110,7 +129,30 @@ def open_model(spec: ModelSpec, cache_directory: Path, allow_download: bool = Tr
             *(file, count, file.stem),
         )
     kind = spec.weights if spec.weights in ("official", "sample") else file.name
-    return family.model(spec.name, spec.architecture, labels, kind, str(file.absolute()))
+    model = family.model(spec.name, spec.architecture, labels, kind, str(file.absolute()))
+    return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+
+
+def _exported(spec: ModelSpec, trusted: bool) -> Model:
+    file = Path(spec.weights).expanduser()
+    if not file.is_file():
+        raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
+    digest = _checked(file, spec)
+    if file.suffix in PROGRAMS and not (trusted or spec.sha256):
+        raise WeightsError(
+            f"{file.name} is a program, and whoever wrote it would run it here: name the file you trust as "
+            f"{spec.name}={spec.weights}@sha256:{digest}, or trust all of them with --trust-exported true."
+        )
+    model = exported.open_exported(spec.name, file)
+    return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+
+
+def _checked(file: Path, spec: ModelSpec) -> str:
+    """The file's SHA-256. Raises WeightsError where another was wanted."""
+    digest = sha256_of(file)
+    if spec.sha256 and digest != spec.sha256:
+        raise WeightsError(f"{file.name} has SHA-256 {digest}, not {spec.sha256} as --models says.")
+    return digest
 
 
 def _family(architecture: str) -> _Family:

@@ -8,6 +8,7 @@ anything a file contains.
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ MAX_NAME_LENGTH = 512
 MAX_MODULES = 100_000
 MAX_ENTRIES = 200_000  # Of all modules together; YOLOv8x, the largest official file, has 2,000.
 
+_SAFE_LOAD = (2, 10)
 _STATE_KEYS = ("ema", "model", "state_dict", "model_state_dict", "model_ema")
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
@@ -142,7 +144,16 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
 
 
 def _read_legacy(path: Path) -> Checkpoint:
-    """The format of torch.save before 1.6, which some torchvision files still have."""
+    """The format of torch.save before 1.6, which some torchvision files still have.
+
+    It is the one that torch itself unpickles. Before 2.6 and 2.10 a file could make that run code though `weights_only`
+    was asked for (CVE-2025-32434, CVE-2026-24747), so an older torch reads none.
+    """
+    if _torch_version() < _SAFE_LOAD:
+        raise RefusedError(
+            f"is of the format before torch 1.6, which torch {torch.__version__} cannot read safely: convert it with "
+            f"torch {'.'.join(map(str, _SAFE_LOAD))} or newer (anychip weights convert)"
+        )
     root = torch.load(path, map_location="cpu", weights_only=True)
     tensors = {name: value for name, value in _state(root).items() if isinstance(value, Tensor)}
     size = path.stat().st_size
@@ -150,6 +161,11 @@ def _read_legacy(path: Path) -> Checkpoint:
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
     return Checkpoint(_unwrapped(state), _labels(root), _metadata(root))
+
+
+def _torch_version() -> tuple[int, ...]:
+    """Vendors' builds have more behind it: 2.9.0a0+git1234."""
+    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 
 
 def _meta(record: StoredTensor) -> Tensor:

@@ -39,6 +39,14 @@ PLATFORMS = {
     "torchscript": "pytorch_torchscript",
 }
 TIME_LIMIT_S = 600.0
+_PASSED_ON = (
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+)
 _CHILD = Path(__file__).with_name("exported_child.py")
 _PROBES = 8
 
@@ -224,12 +232,13 @@ def _spec(found: Mapping[str, Any]) -> TensorSpec:
 
 def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
     """What models.exported_trial says of a file. Raises WeightsError."""
-    environment = {
-        **os.environ,
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
+        # Nothing of ours but where libraries are: what the environment holds may be secret.
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder),
+        }
         answer = Path(folder) / "answer.json"
         given = str(file.absolute()), _form(str(file)), json.dumps(declared), str(answer)
         command = [sys.executable, str(_CHILD), *given]

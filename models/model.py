@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -32,6 +33,10 @@ OBJECT_TASKS: tuple[Task, ...] = ("detect", "segment", "pose", "obb")
 MaskForm = Literal["polygon", "rle", "png", "none"]
 MASK_FORMS: tuple[MaskForm, ...] = ("polygon", "rle", "png", "none")
 Array = npt.NDArray[Any]
+
+
+PROGRAMS = (".pt2", ".ts", ".torchscript")
+"""Files that may run whatever their writer liked; a .onnx is a description, and weights are weights."""
 
 
 class ModelError(Exception):
@@ -139,7 +144,8 @@ class Model(ABC):
 
     `weights` is what answers say: `official`, `sample`, `random` or the name of a file. `input_shape`: what one item of
     a batch is, in bytes: the batch is uint8 [n, *input_shape]. `may_be_infinite`: whether NaN and infinity among the
-    outputs are an answer, and not a failure.
+    outputs are an answer, and not a failure. `weights_sha256`: of the file, "" where there is none; `weights_pinned`:
+    whether only this file will do.
     """
 
     may_be_infinite: ClassVar[bool] = False
@@ -150,6 +156,20 @@ class Model(ABC):
     weights: str
     weights_file: str | None
     input_shape: tuple[int, ...]
+    weights_sha256: str = field(default="", kw_only=True)
+    weights_pinned: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_program(self) -> bool:
+        """Whether its file may run what its writer liked."""
+        return self.weights_file is not None and Path(self.weights_file).suffix in PROGRAMS
+
+    def check_weights(self) -> None:
+        """Where its owner has said which file it is: that it still is. Raises WeightsError."""
+        if self.weights_pinned and self.weights_file is not None:
+            from models.digest import check_sha256
+
+            check_sha256(Path(self.weights_file), self.weights_sha256)
 
     @property
     @abstractmethod

@@ -84,6 +84,8 @@ class NormalisedModel(Model):
             image_model.weights_file,
             (size,),
             image_model,
+            weights_sha256=image_model.weights_sha256,
+            weights_pinned=image_model.weights_pinned,
         )
 
     @property

@@ -11,7 +11,6 @@ the assets of the publisher's release v8.3.0; their sizes and SHA-256 are those 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -26,6 +25,7 @@ from safetensors.torch import save_file
 
 from models import classification, detection, model_archive
 from models.checkpoint import labels_beside, read
+from models.digest import sha256_of
 from models.model import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.vision import torchvision
 
@@ -43,7 +43,6 @@ _YOLOV8_FILES = {  # bytes, SHA-256
     "yolov8l": (87_792_836, "64c9115303f6a25575f82200d1b22ec409fa6bd7d08d0313884fc20d919478cd"),
     "yolov8x": (136_890_692, "3df4ada6b4dad6d657868f2fdf7faecfb34dcfccf3a25c4b82079064718524c8"),
 }
-_CHUNK_BYTES = 1 << 20
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 
@@ -106,6 +105,7 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
     source = official_source(architecture, mirror)
     path = cache_directory / source.file_name
     if path.is_file():
+        _check(path, source)  # Whoever may write to the cache may have changed it since it came.
         return path
     if not allow_download:
         raise WeightsNotFoundError(f"{path} is not there and downloads are off; {_remedy(source, cache_directory)}")
@@ -254,13 +254,10 @@ def _check(path: Path, source: WeightsSource) -> None:
     size_bytes = path.stat().st_size
     if source.size_bytes is not None and size_bytes != source.size_bytes:
         raise WeightsError(f"{path.name} has {size_bytes} bytes, not the {source.size_bytes} that were published.")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    if not digest.hexdigest().startswith(source.sha256):
+    digest = sha256_of(path)
+    if not digest.startswith(source.sha256):
         raise WeightsError(
-            f"{path.name} has SHA-256 {digest.hexdigest()}, not {source.sha256} as published; delete it and try again."
+            f"{path.name} has SHA-256 {digest}, not {source.sha256} as published; delete it and try again."
         )
 
 

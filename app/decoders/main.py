@@ -6,7 +6,8 @@
 
 Owns: the nursery's and the decoders' main loops. Must not import a device's package or touch a device. The nursery has
 one thread and never sees a client's byte, so that a decoder forked from it is ready within milliseconds and shares its
-memory. A decoder holds no descriptor but its socket, its inbox and the arena, and ends when the server's end closes.
+memory. A decoder holds no descriptor but its socket, its inbox and the arena, can open nothing else
+(models.confinement), and ends when the server's end closes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import ctypes
 import gc
 import logging
 import os
-import pickle
 import select
 import signal
 import socket
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from app import logs
 from app.decoders.messages import ENDED, FORKED, READY, DecodePlan, Event, number_in, pack_event
+from app.workers.plain import unpacked
 
 if TYPE_CHECKING:
     from app.decoders.inbox import Inbox
@@ -41,7 +42,7 @@ log = logging.getLogger("anychip.decoders")
 def main(control_descriptor: int, parent: int) -> None:
     """The nursery: forks a decoder for each number it is sent, until the server's end closes.
 
-    The first packet brings the descriptors of the plan (a pickle) and of the arena. `parent`: the server's process id.
+    The first packet brings the descriptors of the plan and of the arena. `parent`: the server's process id.
     """
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # The server hears them and ends us in order.
@@ -53,8 +54,9 @@ def main(control_descriptor: int, parent: int) -> None:
         return
     plan_descriptor, arena_descriptor = descriptors
     with open(plan_descriptor, "rb") as file:
-        plan: DecodePlan = pickle.load(file)
+        plan: DecodePlan = unpacked(file.read(), ())
     logs.configure(*plan.log_style)
+    warm_up(plan)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
     wake, woken = socket.socketpair()
     for end in (wake, woken):
@@ -140,6 +142,23 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
+def warm_up(plan: DecodePlan) -> None:
+    """Decode an image of each format for each model: what libraries load when they are first used is there then.
+
+    A decoder can open no file, so it could not load it itself.
+    """
+    import torch
+
+    from app.decoders.decoder import decode_into
+    from app.images.decoding import sample_images
+    from app.images.header import read_header
+
+    for model in filter(None, plan.models):
+        target = torch.empty(model.input_shape, dtype=torch.uint8)
+        for encoded in sample_images():
+            decode_into(model, encoded, read_header(encoded), target)
+
+
 def _import_libraries() -> None:
     import cv2
     import torch
@@ -149,6 +168,15 @@ def _import_libraries() -> None:
     from app.images import jpeg
 
     jpeg.library()  # Found out once, for all decoders.
+
+
+def _keep_stderr_for_logs(plan: DecodePlan) -> None:
+    """libjpeg and others write a line to stderr for each strange image, in no form and with no request: dropped."""
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    logs.configure(*plan.log_style)
 
 
 def _decoder(
@@ -161,10 +189,15 @@ def _decoder(
         _die_with(parent)
         from app.decoders.inbox import Inbox
         from app.workers.arena import Arena
+        from models.confinement import confine_decoder
 
         connection = socket.socket(fileno=connection_descriptor)
         arena = Arena.opened(plan.pools, arena_descriptor)
-        decode_forever(plan, connection, Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor), arena)
+        inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
+        _keep_stderr_for_logs(plan)
+        # From here on it reads what strangers have sent, and needs nothing that it does not have.
+        confine_decoder(plan.memory_bytes)
+        decode_forever(plan, connection, inbox, arena)
         status = 0
     except (EOFError, ConnectionError):
         status = 0  # The server is gone.

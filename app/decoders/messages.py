@@ -148,9 +148,10 @@ def answers_in(packet: bytes) -> Iterator[Decoded]:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What every decoder needs to know: the server's own pickle, never a client's or a decoder's.
+    """What every decoder needs to know: written by the server (app.workers.plain).
 
-    `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout.
+    `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout;
+    `memory_bytes`: how much one image may take to decode.
     """
 
     models: tuple[PixelModel | None, ...]
@@ -158,6 +159,7 @@ class DecodePlan:
     lanes: int
     lane_bytes: int
     log_style: Style
+    memory_bytes: int = 4 << 30
 
 
 _EVENT = struct.Struct("<BIi")

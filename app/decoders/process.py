@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -34,6 +33,7 @@ from app.decoders.messages import (
     pack_number,
 )
 from app.workers.arena import Arena
+from app.workers.plain import packed
 
 log = logging.getLogger("anychip.decoders")
 
@@ -60,7 +60,7 @@ class Nursery:
         written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
         try:
             with open(written, "wb", closefd=False) as file:
-                pickle.dump(plan, file)
+                file.write(packed(plan)[0])
             os.lseek(written, 0, os.SEEK_SET)
             shared = arena.descriptor()
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from app.config import Settings
@@ -119,3 +119,16 @@ def response_message(request: Message, answered: InferenceResponse) -> Message:
 def peer(call: CallContext) -> str:
     """The client's address without its port: gRPC says "ipv4:127.0.0.1:1234", "ipv6:%5B::1%5D:1234" or "unix:"."""
     return str(call.peer()).rpartition(":")[0]
+
+
+def headers(call: CallContext) -> list[tuple[bytes, bytes]]:
+    """A call's metadata, as HTTP has its headers."""
+    return metadata_headers(call.invocation_metadata())
+
+
+def metadata_headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tuple[bytes, bytes]]:
+    """Metadata in the form of headers, names in lower case as gRPC has them."""
+    return [
+        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
+        for key, value in metadata or ()
+    ]

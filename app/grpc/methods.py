@@ -14,8 +14,10 @@ import grpc
 from google.protobuf import json_format
 
 from app import logs
+from app.access import audit
+from app.access.access import caller
 from app.errors import GRPC_STATUS, ServiceError
-from app.grpc.call import CallContext, GrpcInferCall, Message, peer, response_message
+from app.grpc.call import CallContext, GrpcInferCall, Message, headers, peer, response_message
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
 from app.protocols import signatures, triton
@@ -75,6 +77,7 @@ class Methods:
         """Load again."""
         triton.check_parameters(request.parameters)
         await self._repository.load(request.model_name)
+        audit.weights_sha256.set(self._service.find(request.model_name).model.weights_sha256)
         return message("RepositoryModelLoadResponse")()
 
     async def repository_model_unload(self, request: Message, _call: CallContext) -> Message:
@@ -85,8 +88,9 @@ class Methods:
 
     async def model_infer(self, request: RawRequest, call: CallContext) -> Message:
         """Outputs of a model for one of its inputs. Raises ServiceError; cancelled, it gives everything back."""
-        scope = {"type": "http", "method": "POST", "path": _INFER, "headers": _headers(call), "client": (peer(call), 0)}
+        scope = {"type": "http", "method": "POST", "path": _INFER, "headers": headers(call), "client": (peer(call), 0)}
         context = begin_request(self._service, scope)
+        context.caller = caller.get()
         context.route = _INFER
         status, code = 500, "INTERNAL"
         try:
@@ -126,17 +130,10 @@ class Methods:
 
 async def refuse(call: CallContext, error: ServiceError) -> None:
     """End a call with an error's status, its sentence, and its code beside it."""
-    trailing = [("x-request-id", logs.request_id.get() or request_id(_headers(call))), ("code", error.code)]
+    trailing = [("x-request-id", logs.request_id.get() or request_id(headers(call))), ("code", error.code)]
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))
     await call.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, tuple(trailing))
-
-
-def _headers(call: CallContext) -> list[tuple[bytes, bytes]]:
-    return [
-        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
-        for key, value in call.invocation_metadata() or ()
-    ]
 
 
 def _filled(name: str, document: Mapping[str, Any]) -> Message:

@@ -15,8 +15,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from app.access.access import Caller
 from app.errors import ServiceError, invalid_request
-from app.grpc.call import CallContext, Message, peer
+from app.grpc.call import Message
 from app.grpc.contents import RawRequest, parsed, split
 from app.protocols import wire
 from app.protocols.budget import Share
@@ -38,10 +39,9 @@ class Receiver:
         self._ingress = ingress
         self._largest_bytes = ingress.service.settings.max_body_bytes + OVERHEAD_BYTES
 
-    def shares(self, call: CallContext) -> tuple[Share, Share]:
-        """What the client of this call holds of the calls and of the bytes; context managers."""
-        client = peer(call)
-        return self._ingress.calls.share(client), self._ingress.bodies.share(client)
+    def shares(self, caller: Caller) -> tuple[Share, Share]:
+        """What the caller holds of the calls and of the bytes; context managers."""
+        return self._ingress.calls.share(caller.name), self._ingress.bodies.share(caller.name)
 
     async def one(self, requests: AsyncIterator[bytes], share: Share, kind: Any) -> Message:
         """The only message of a call. Raises ServiceError."""

@@ -16,8 +16,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from app.config import Settings
+from app.access.rules import Bind
+from app.access.tls import Tls
 from app.errors import ServiceError, internal_error
+from app.grpc.entrance import Door, Entrance, Interceptor
 from app.grpc.messages import METHODS, POOL, SERVICE, message_of
 from app.grpc.methods import Methods, refuse
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
@@ -32,10 +34,14 @@ _STREAMS_A_CONNECTION = 256
 
 
 @contextlib.asynccontextmanager
-async def listening(methods: Methods, ingress: Ingress, settings: Settings) -> AsyncIterator[str]:
-    """A server on `settings.grpc_port`; yields its address. Raises OSError when the port is taken."""
+async def listening(
+    methods: Methods, ingress: Ingress, host: str, port: int, bind: Bind = "public", *, tls: Tls | None = None
+) -> AsyncIterator[str]:
+    """A server on a port; yields its address. `bind`: which of the two it is. Raises OSError when the port is taken."""
+    settings = ingress.service.settings
     largest = settings.max_body_bytes + OVERHEAD_BYTES
     server = grpc.aio.server(
+        interceptors=(Interceptor(ingress.access, bind),),
         options=[
             ("grpc.max_receive_message_length", largest),
             ("grpc.max_send_message_length", -1),
@@ -45,16 +51,18 @@ async def listening(methods: Methods, ingress: Ingress, settings: Settings) -> A
         ],
         maximum_concurrent_rpcs=settings.max_connections,
     )
-    server.add_generic_rpc_handlers((_handlers(methods, Receiver(ingress)),))
+    server.add_generic_rpc_handlers((_handlers(methods, Receiver(ingress), Entrance(ingress.access, bind)),))
     health_pb2_grpc.add_HealthServicer_to_server(_Health(ingress.service), server)
     names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
     for module in (health_pb2, reflection_pb2):
         POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
     reflection.enable_server_reflection(names, server, pool=POOL)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"{host}:{settings.grpc_port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        server.add_insecure_port(address)
+        if tls is not None:
+            server.add_secure_port(address, tls.grpc_credentials())
+        else:
+            server.add_insecure_port(address)
     except RuntimeError:
         raise OSError(f"cannot listen on {address} for gRPC; is another service there?") from None
     await server.start()
@@ -64,7 +72,7 @@ async def listening(methods: Methods, ingress: Ingress, settings: Settings) -> A
         await server.stop(_GRACE_S)
 
 
-def _handlers(methods: Methods, receiver: Receiver) -> Any:
+def _handlers(methods: Methods, receiver: Receiver, entrance: Entrance) -> Any:
     """Requests come as bytes, and those of calls with one message as a stream of one: `receiver` reads them."""
     handlers = {}
     for name, descriptor in METHODS.items():
@@ -72,23 +80,28 @@ def _handlers(methods: Methods, receiver: Receiver) -> Any:
         kind = message_of(descriptor.input_type)
         serializer = message_of(descriptor.output_type).SerializeToString
         if descriptor.client_streaming:
-            behaviour = _streaming(method, receiver, kind)
+            behaviour = _streaming(method, receiver, entrance.of(name), kind)
             handlers[name] = grpc.stream_stream_rpc_method_handler(behaviour, response_serializer=serializer)
         else:
-            behaviour = _answering(method, receiver, kind)
+            behaviour = _answering(method, receiver, entrance.of(name), kind)
             handlers[name] = grpc.stream_unary_rpc_method_handler(behaviour, response_serializer=serializer)
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _answering(method: Callable[[Any, Any], Any], receiver: Receiver, kind: type[Any]) -> Callable[[Any, Any], Any]:
+def _answering(
+    method: Callable[[Any, Any], Any], receiver: Receiver, door: Door, kind: type[Any]
+) -> Callable[[Any, Any], Any]:
     """The method with its errors as statuses."""
 
     async def answer(requests: Any, call: Any) -> Any:
-        calls, share = receiver.shares(call)
         try:
-            with calls, share:
-                calls.take(1)
-                return await method(await receiver.one(requests, share, kind), call)
+            with door.recorded(call) as entry:
+                calls, share = receiver.shares(entry.caller)
+                with calls, share:
+                    calls.take(1)
+                    request = await receiver.one(requests, share, kind)
+                    entry.about(request)
+                    return await method(request, call)
         except ServiceError as error:
             failure = error
         except Exception:
@@ -99,13 +112,17 @@ def _answering(method: Callable[[Any, Any], Any], receiver: Receiver, kind: type
     return answer
 
 
-def _streaming(method: Callable[[Any, Any], Any], receiver: Receiver, kind: type[Any]) -> Callable[[Any, Any], Any]:
+def _streaming(
+    method: Callable[[Any, Any], Any], receiver: Receiver, door: Door, kind: type[Any]
+) -> Callable[[Any, Any], Any]:
     async def answer(requests: Any, call: Any) -> AsyncIterator[Any]:
-        calls, share = receiver.shares(call)
         try:
+            calls, share = receiver.shares(door.admit(call))
             with calls, share:
                 calls.take(1)
-                async for response in method(receiver.each(requests, share, kind), call):
+                # Whoever may begin a stream may not go on when its key is gone.
+                still_admitted = door.admitted_each(receiver.each(requests, share, kind), call)
+                async for response in method(still_admitted, call):
                     yield response
             return
         except ServiceError as error:

@@ -12,11 +12,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from app.access.rules import ROUTES
 from app.errors import MEANINGS, STATUS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 
 ADDRESS = "http://127.0.0.1:8000"
 """Where `anychip demo` listens."""
+ADMIN_ADDRESS = "http://127.0.0.1:8002"
+"""And for its administration."""
 
 _IMAGES = "models/sample/images"
 _JPEG = f"-H 'Content-Type: image/jpeg' --data-binary @{_IMAGES}"
@@ -67,10 +70,11 @@ def example(method: str, path: str) -> str:
     known = EXAMPLES.get((method, path))
     if known is not None:
         return known
+    address = ADMIN_ADDRESS if ROUTES.get(path, {}).get(method.upper()) == "admin" else ADDRESS
     for name, value in _VALUES.items():
         path = path.replace(name, value)
     request = "" if method == "get" else f"-X {method.upper()} "
-    return f"curl {request}{ADDRESS}{path}"
+    return f"curl {request}{address}{path}"
 
 
 def _described(app: FastAPI) -> dict[str, Any]:

@@ -7,17 +7,20 @@ the service starts and stops. The hot routes are here as well: app.http.hot take
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
+from app.access.access import Access
 from app.config import split
 from app.errors import Code, ServiceError, invalid_request
 from app.http.api_description import describe_api
 from app.http.docs_page import mount_docs
-from app.http.edge import Edge
+from app.http.edge import BIND, Edge
 from app.http.playground import mount_playground
 from app.http.routes import deepstack, devices, infer, predict, repository, stats_stream, status, torchserve, v2
 from app.observability.tracing import Tracing, untraced
@@ -53,35 +56,50 @@ def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
     return {"telemetry": {"tracer_provider": tracing.provider, "metrics": False, "logs": False, "exclude": untraced}}
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application over a service that somebody else starts and stops."""
+def create_app(service: Service, *, hosted: bool = False) -> FastAPI:
+    """The application over a service that somebody else starts and stops; `hosted`: others listen for it.
+
+    Raises KeysError.
+    """
     app = FastAPI(
         title="anychip",
         **_telemetry(service.tracing),
         summary="Classifies and detects in images, on any accelerator PyTorch reaches",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
     app.state.repository = Repository(service)
-    app.state.ingress = ingress = Ingress(service)
+    app.state.ingress = ingress = Ingress(service, Access(service.settings, hosted=hosted))
     service.on_stop.append(ingress.close)
     app.state.stats_feed = stats_stream.StatsFeed(service)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.include_router(predict.router)
-    app.include_router(status.router)
-    app.include_router(v2.router)
-    app.include_router(infer.router)
-    app.include_router(repository.router)
-    app.include_router(devices.router)
-    app.include_router(torchserve.router)
-    app.include_router(stats_stream.router)
-    if "deepstack" in split(service.settings.compat):
+    add_routes(app, playground=service.settings.playground, compat=split(service.settings.compat))
+    app.add_middleware(Edge, ingress=ingress)
+    return app
+
+
+def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None:
+    """Add everything there is. Each route needs a rule in app.access.rules, or nobody reaches it."""
+    for each in (predict, status, v2, infer, repository, devices, torchserve, stats_stream):
+        app.include_router(each.router)
+    if "deepstack" in compat:
         app.include_router(deepstack.router)
     describe_api(app)
     mount_docs(app)
-    if service.settings.playground:
+    if playground:
         mount_playground(app)
-    app.add_middleware(Edge, service=service)
-    return app
+
+
+class AdminFront:
+    """What the administration's own port serves: everything, and what changes something nowhere else."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        scope[BIND] = "admin"
+        await self._app(scope, receive, send)

@@ -6,11 +6,11 @@ scheduling. Tensors are not spoken here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from urllib.parse import parse_qsl
 
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
@@ -109,7 +109,7 @@ async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence
     single = _single_part(content_type, body)
     if single is not None:
         return [single]
-    async with _closing(await _parsed_form(content_type, body, max_images + 1)) as parts:
+    async with _form(content_type, body, max_images + 1) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
         if not files:
             raise invalid_request("the multipart body holds no complete file; send one with -F file=@cat.jpg")
@@ -125,14 +125,15 @@ async def read_form(headers: Fields, body: Body) -> tuple[dict[str, str], dict[s
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise ServiceError("UNSUPPORTED_MEDIA_TYPE", "send multipart/form-data")
-    async with _closing(await _parsed_form(content_type, body, _MOST_FILES)) as parts:
+    async with _form(content_type, body, _MOST_FILES) as parts:
         fields = {name: part for name, part in parts if isinstance(part, str)}
         files = {name: await part.read() for name, part in parts if isinstance(part, UploadFile)}
     return fields, files
 
 
-async def _parsed_form(content_type: str, body: Body, max_files: int) -> FormData:
-    """Raises INVALID_REQUEST."""
+@contextlib.asynccontextmanager
+async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[list[tuple[str, UploadFile | str]]]:
+    """The parts of a form, open as long as the context. Raises INVALID_REQUEST."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield bytes(body)
@@ -142,11 +143,17 @@ async def _parsed_form(content_type: str, body: Body, max_files: int) -> FormDat
     # All of the body is in memory already: a second copy in a temporary file would be slower and could fail.
     parser.spool_max_size = len(body) + 1
     try:
-        return await parser.parse()
-    except MultiPartException as error:
-        raise invalid_request(f"the multipart body is malformed: {error.message}") from None
-    except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
-        raise invalid_request("the multipart body is malformed: no readable boundary") from None
+        try:
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise invalid_request(f"the multipart body is malformed: {error.message}") from None
+        except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
+            raise invalid_request("the multipart body is malformed: no readable boundary") from None
+        yield form.multi_items()
+    finally:
+        # All of them: a part that has no end is in no form, and would stay open.
+        for begun in parser._files_to_close_on_error:
+            begun.close()
 
 
 def _single_part(content_type: str, body: Body) -> memoryview | None:
@@ -168,17 +175,6 @@ def _single_part(content_type: str, body: Body) -> memoryview | None:
     if b"filename=" not in head or b"content-transfer-encoding" in head or body.find(b"\r\n" + opening, head_end) >= 0:
         return None
     return memoryview(body)[head_end + 4 : last]
-
-
-class _closing:  # noqa: N801  (reads as contextlib.aclosing, which wants aclose)
-    def __init__(self, form: Any) -> None:
-        self._form = form
-
-    async def __aenter__(self) -> list[tuple[str, Any]]:
-        return list(self._form.multi_items())
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._form.close()
 
 
 async def _instances(body: Body, max_images: int, converter: Converter, share: Share) -> Sequence[Encoded]:

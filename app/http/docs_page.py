@@ -65,7 +65,13 @@ def mount_docs(app: FastAPI) -> None:
             "openapi": html.escape(root_path + openapi_url),
             "script": script,
         }
-        return HTMLResponse(page, headers={"Content-Security-Policy": _policy(script)})
+        headers = {
+            "Content-Security-Policy": _policy(script),
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+        return HTMLResponse(page, headers=headers)
 
     with as_file(files("fastapi_offline") / "static") as assets:
         app.mount(_ASSETS, StaticFiles(directory=assets), name="docs-assets")

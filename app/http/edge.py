@@ -1,27 +1,35 @@
 """The edge of the service around FastAPI: every answer gets its headers, every failure its body.
 
-Owns: what is done around a route of FastAPI's; app.http.hot does the same around those that it answers. What is counted
-and traced is app.protocols.context's. Must not know what a route does.
+Owns: what is done around a route of FastAPI's; app.http.hot does the same around those that it answers. Nothing is
+asked that app.access has not admitted. What is counted and traced is app.protocols.context's. Must not know what a
+route does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.access import audit
+from app.access.access import Caller, KeyForbiddenError
+from app.access.rules import Bind, Need, administered, check_spelling, need_of
 from app.errors import ClientLeftError, ServiceError, internal_error
 from app.http.answer import common_headers, error_content
+from app.http.cors import Cors
 from app.http.turns import Turns
-from app.protocols.context import RequestContext, begin_request, end_request
-from app.serving.service import Service
+from app.protocols.context import NOBODY, RequestContext, begin_request, end_request
+from app.protocols.ingress import Ingress
 
 log = logging.getLogger("anychip")
 
+BIND = "anychip.bind"
+"""In a scope: where the request came in; without it, the public port."""
 _IN_A_TURN = 4
 """Requests that begin in one turn of the event loop: FastAPI takes some milliseconds for each."""
 _AT_ONCE = ("/v2/health/", "/ping")
@@ -33,10 +41,11 @@ class Edge:
     Pure ASGI: starlette's BaseHTTPMiddleware costs more than a whole route.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, ingress: Ingress) -> None:
         self._app = app
-        self._service = service
+        self._service, self._access = ingress.service, ingress.access
         self._turns = Turns(_IN_A_TURN)
+        self._cors = Cors(ingress.service.settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; what is no HTTP request passes through."""
@@ -47,6 +56,8 @@ class Edge:
             await self._turns.take()
         scope["anychip"] = context = begin_request(self._service, scope)
         status, code = 0, "OK"
+        need: Need = "infer"
+        cors = self._cors.on and scope.get(BIND) != "admin"
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -54,9 +65,18 @@ class Edge:
                 status = message["status"]
                 context.route = context.route or getattr(scope.get("route"), "path", "")
                 message["headers"] = [*message["headers"], *common_headers(self._service, context, code)]
+                if cors:
+                    message["headers"] += self._cors.headers(scope["headers"])
             await send(message)
 
         try:
+            if cors and (said := self._cors.preflight(scope["method"], scope["headers"])) is not None:
+                await send({"type": "http.response.start", "status": 204, "headers": said})
+                await send({"type": "http.response.body"})
+                status = 204
+                return
+            need = need_of(scope["method"], scope["path"])
+            self._admit(need, scope, context)
             await self._app(scope, receive, answer)
         except (ClientLeftError, ClientDisconnect):
             code = "CANCELLED"
@@ -74,6 +94,30 @@ class Edge:
             await _send_error(answer, context, internal_error())
         finally:
             end_request(self._service, scope, context, status, code)
+            if need == "admin":
+                self._record(scope, context, code)
+
+    def _admit(self, need: Need, scope: Scope, context: RequestContext) -> None:
+        """Raises NOT_FOUND, FORBIDDEN, UNAUTHORIZED."""
+        check_spelling(scope.get("raw_path") or b"")
+        bind: Bind = scope.get(BIND, "public")
+        try:
+            context.caller = self._access.admit(need, bind, scope["headers"], context.address)
+        except KeyForbiddenError as error:
+            context.caller = Caller("", NOBODY.limits, error.key)
+            raise
+
+    def _record(self, scope: Scope, context: RequestContext, code: str) -> None:
+        action, subject = administered(scope["path"])
+        audit.record(
+            action,
+            subject,
+            key=context.caller.key,
+            address=context.address,
+            weights_sha256=context.weights_sha256,
+            outcome=code,
+            seconds=time.monotonic() - context.started_s,
+        )
 
 
 async def _send_error(send: Callable[[Message], Any], context: RequestContext, error: ServiceError) -> None:

@@ -24,12 +24,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
+from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError, internal_error
 from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
 from app.http.body import Body, Fields
 from app.http.call import HttpRequest
 from app.http.connection import ConnectionLimits, LimitedProtocol
+from app.http.cors import Cors
 from app.http.routes import infer, predict, torchserve
 from app.protocols.budget import Share
 from app.protocols.context import begin_request, end_request
@@ -166,6 +168,8 @@ class HotProtocol(asyncio.BufferedProtocol):
 
     general: type[LimitedProtocol]
     ingress: Ingress
+    bind: Bind
+    cors: Cors
 
     def __init__(
         self,
@@ -280,7 +284,10 @@ class HotProtocol(asyncio.BufferedProtocol):
             answered, code, content = await self._answer(request, handler, names)
             if not self._transport.is_closing():
                 status = answered
-                self._write(request, status, content, common_headers(service, context, code))
+                common = common_headers(service, context, code)
+                if self.cors.on and self.bind == "public":
+                    common += self.cors.headers(scope["headers"])
+                self._write(request, status, content, common)
                 if self._general.flow.write_paused:
                     await self._general.flow.drain()
         except ClientLeftError:
@@ -293,7 +300,9 @@ class HotProtocol(asyncio.BufferedProtocol):
 
     async def _answer(self, request: HotRequest, handler: Handler, names: Sequence[str]) -> tuple[int, str, Content]:
         """Status, code and content. Raises ClientLeftError."""
+        context = request.scope["anychip"]
         try:
+            context.caller = self.ingress.access.admit("infer", self.bind, request.scope["headers"], context.address)
             return 200, "OK", await handler(self.ingress, request, *names)
         except ServiceError as error:
             failed = error
@@ -302,7 +311,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         except Exception:
             log.exception("the request failed")
             failed = internal_error()
-        return failed.status, failed.code, error_content(failed, request.scope["anychip"])
+        return failed.status, failed.code, error_content(failed, context)
 
     def _write(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> None:
         body, described = content
@@ -327,6 +336,8 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._received(memoryview(held))
 
 
-def protocol(limits: ConnectionLimits, ingress: Ingress) -> type[HotProtocol]:
-    """The class of connections with these limits, whose hot routes lead into `ingress`."""
-    return type("Protocol", (HotProtocol,), {"general": connection.protocol(limits), "ingress": ingress})
+def protocol(limits: ConnectionLimits, ingress: Ingress, bind: Bind = "public") -> type[HotProtocol]:
+    """The class of connections with these limits, whose hot routes lead into `ingress`; `bind`: where they come in."""
+    cors = Cors(ingress.service.settings.origins)
+    known = {"general": connection.protocol(limits), "ingress": ingress, "bind": bind, "cors": cors}
+    return type("Protocol", (HotProtocol,), known)

@@ -12,6 +12,7 @@ JPEG here: its PNG decoder (0.29.2) ends the process at a wrong checksum, its We
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import zlib
@@ -19,7 +20,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ImageFile
+from PIL import Image, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -105,6 +106,17 @@ _FILES: dict[Format, type[ImageFile.ImageFile]] = {
     "BMP": BmpImageFile,
     "GIF": GifImageFile,
 }
+
+
+def sample_images() -> list[bytes]:
+    """A small image of each format that this build of Pillow writes, and a JPEG large enough to be decoded smaller."""
+    images = []
+    for kind, side, options in (("JPEG", 8, {}), ("JPEG", 64, {"progressive": True}), *((k, 8, {}) for k in _FILES)):
+        stream = io.BytesIO()
+        with contextlib.suppress(OSError, KeyError):
+            Image.new("RGB", (side, side)).save(stream, kind.upper() if kind == "WebP" else kind, **options)
+            images.append(stream.getvalue())
+    return images
 
 
 def _pixel_chunks(encoded: Encoded) -> bytes:

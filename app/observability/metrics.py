@@ -41,7 +41,7 @@ TELEMETRY = {
     "temperature_celsius": "Temperature of the device",
 }
 CODES = ("OK", "CANCELLED", *get_args(Code))
-MODELLESS: tuple[Code, ...] = ("UNAUTHORIZED", "MODEL_NOT_FOUND", "NOT_FOUND", "METHOD_NOT_ALLOWED")
+MODELLESS: tuple[Code, ...] = ("UNAUTHORIZED", "FORBIDDEN", "MODEL_NOT_FOUND", "NOT_FOUND", "METHOD_NOT_ALLOWED")
 """Outcomes of requests that named no model, or none that exists: their `model` is empty."""
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from types import TracebackType
 
+from app.access.shares import Portion
 from app.errors import ServiceError
 
 _SHARE = 3
@@ -30,9 +31,9 @@ class Budget:
         """What one client can hold when it is alone."""
         return self.limit * _SHARE // (_SHARE + 1)
 
-    def share(self, client: str) -> Share:
-        """What a request of this client (its address) holds; a context manager that gives it back."""
-        return Share(self, client)
+    def share(self, client: str, portion: Portion | None = None) -> Share:
+        """What a request of this client holds; a context manager that gives it back. `portion`: counts it, too."""
+        return Share(self, client, portion)
 
     def take(self, client: str, size: int) -> None:
         """Raises QUEUE_FULL."""
@@ -87,14 +88,17 @@ class Budget:
 class Share:
     """What one request holds of a budget, until its context ends."""
 
-    __slots__ = ("_budget", "_client", "_held_bytes")
+    __slots__ = ("_budget", "_client", "_held_bytes", "_portion")
 
-    def __init__(self, budget: Budget, client: str) -> None:
+    def __init__(self, budget: Budget, client: str, portion: Portion | None) -> None:
         self._budget, self._client, self._held_bytes = budget, client, 0
+        self._portion = portion
 
     def take(self, size: int) -> None:
         """Hold so many bytes more. Raises QUEUE_FULL."""
         if size:
+            if self._portion is not None:
+                self._portion.hold_bytes(size)
             self._budget.take(self._client, size)
             self._held_bytes += size
 

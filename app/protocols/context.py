@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app import logs
+from app.access.access import Caller
+from app.access.keys import CallerLimits
 from app.observability.metrics import MODELLESS
 from app.observability.tracing import TRACEPARENT, RequestTrace
 from app.serving.recorder import Recorder
@@ -25,22 +27,27 @@ Scope = MutableMapping[str, Any]
 """Of ASGI's scope `method`, `path`, `headers` and `client` matter here: a gRPC call has them, too."""
 
 _RANDOM = random.Random()  # An id need not be hard to guess, and the system's randomness costs ten times as much.
+NOBODY = Caller("", CallerLimits())
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """`started_s` is `time.monotonic()` at the request's first byte; `client` is the address it came from; `model` is
-    set once it is known to exist; `route` is the path with names for its parts; `traceparent`: what goes on from here.
+    """`started_s` is `time.monotonic()` at the request's first byte; `address` is where it came from; `caller` is set
+    once it has been admitted, `model` once it is known to exist; `route` is the path with names for its parts;
+    `traceparent`: what goes on from here; `weights_sha256`: of what a load has loaded.
     """
 
     request_id: str
     started_s: float
-    client: str = ""
+    address: str = ""
+    caller: Caller = NOBODY
     model: str = ""
     route: str = ""
     recorder: Recorder = field(default_factory=Recorder)
     traceparent: bytes = b""
+    weights_sha256: str = ""
 
     def follow(self, headers: Iterable[tuple[bytes, bytes]], trace: RequestTrace | None) -> None:
         """Go on with our own trace, else with the client's: its id still finds the request in its own traces."""

@@ -2,8 +2,8 @@
 
     find ─► admission ─► body, within the budget ─► what it asks ─► run, until the client leaves
 
-Owns: this order, and what all transports share: the models' service and the budget of bodies. A transport brings a
-`Call`: how its terms, its body and its request are read. Must not know what is asked.
+Owns: this order, and what all transports share: the models' service, who may ask it, and the budget of bodies. A
+transport brings a `Call`: how its terms, its body and its request are read. Must not know what is asked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from app.access.access import Access
+from app.access.shares import Shares
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError
 from app.protocols import signatures
@@ -56,10 +58,11 @@ Run = Callable[[], Awaitable[Answer]]
 class Ingress:
     """Into one service."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, service: Service, access: Access) -> None:
+        self.service, self.access = service, access
         self.converter = Converter()
         self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests")
+        self.shares = Shares()
         self.calls = Budget(service.settings.max_connections, "calls")
 
     async def close(self) -> None:
@@ -72,9 +75,11 @@ class Ingress:
         served = signatures.find(self.service, call.model, call.version)
         context.model = call.model
         terms = call.terms(self.service.settings)
-        terms.client = context.client
+        terms.client = context.caller.name
         self.service.admission.check(served, terms)
-        with self.bodies.share(context.client) as share:
+        with self.shares.request(context.caller) as portion, self.bodies.share(context.caller.name, portion) as share:
+            portion.check_priority(terms.priority)
+            terms.portion = portion
             try:
                 with interrupted_at(terms.deadline_s) as limit:
                     await call.read(share, limit)

@@ -110,6 +110,8 @@ def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
         for device, loaded in service.dispatcher.loaded(served)
     ]
     parameters = {"task": model.task, "architecture": model.architecture, "weights": model.weights}
+    if model.weights_sha256:
+        parameters["weights_sha256"] = model.weights_sha256
     return {
         "name": name,
         "versions": [VERSION],

@@ -7,6 +7,7 @@ seconds, the clock is a parameter.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -34,6 +35,8 @@ class Reservation:
 
     `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
     included; None where the model had no worker. `lost_workers`: how many the model had lost until then.
+    `client`: whose request it is, "": nobody's in particular; `behind`: how many requests it had under way;
+    `first_s`: the rank of the first image that came into the queue.
     """
 
     model: str
@@ -44,6 +47,9 @@ class Reservation:
     admitted_s: float
     expected_s: float | None
     lost_workers: int = 0
+    client: str = ""
+    behind: int = 0
+    first_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +99,7 @@ class Queue(Generic[T]):
     heap: list[tuple[float, int, Item[T]]] = field(default_factory=list)
     aged: bool = False  # Whether `oldest_s` is asked for.
     ages: list[tuple[float, int, Item[T]]] = field(default_factory=list)  # The heap's items by `enqueued_s`.
+    clients: dict[str, tuple[int, float]] = field(default_factory=dict)  # Requests under way, the last one's rank.
     lateness: Lateness = field(default_factory=Lateness)
     urgent_lateness: Lateness = field(default_factory=Lateness)  # Of priorities above the normal one: they overtake.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
@@ -131,6 +138,41 @@ class Queue(Generic[T]):
     def ahead_of(self, priority: int) -> int:
         """Images waiting or reserved that go before new ones of this priority."""
         return sum([images for other, images in self.ahead.items() if other >= priority])
+
+    def begin(self, reservation: Reservation) -> None:
+        """Keep room for its images; count a request of its client, and how many of that client's it is behind."""
+        self.reserved += reservation.left
+        self.count(reservation.priority, reservation.left)
+        if client := reservation.client:
+            reservation.behind, last_s = self.clients.get(client, (0, -math.inf))
+            self.clients[client] = (reservation.behind + 1, last_s)
+
+    def end(self, reservation: Reservation) -> None:
+        """The request of a reservation has ended: give back what is left of it. Idempotent."""
+        if reservation.left:
+            self.reserved -= reservation.left
+            self.count(reservation.priority, -reservation.left)
+            reservation.left = 0
+        client, reservation.client = reservation.client, ""
+        if client:
+            requests, last_s = self.clients[client]
+            if requests > 1:
+                self.clients[client] = (requests - 1, last_s)
+            else:
+                del self.clients[client]  # Addresses are the clients': what asks nothing must not stay.
+
+    def rank_s(self, reservation: Reservation, now: float, position: int, seconds_an_image: float) -> float:
+        """The rank of an image of a request, its priority not included.
+
+        The requests that a client has under way count against its next one: whoever asks little goes before all but
+        the first requests of somebody who asks much. The requests of one client keep their order.
+        """
+        client = reservation.client
+        if client and reservation.first_s is None:
+            requests, last_s = self.clients[client]
+            reservation.first_s = max(now + reservation.behind * seconds_an_image, last_s)
+            self.clients[client] = (requests, reservation.first_s)
+        return max(now, reservation.first_s or now) + position * seconds_an_image
 
     def push(self, item: Item[T], order: int) -> None:
         """Let an item wait; `order` decides between equal ranks."""

@@ -46,7 +46,8 @@ PRIORITY_WORTH_S = 1.0
 
 REQUEST_SHARE = 0.25
 """The images of one request queue as if they came one by one, at this share of what the workers can do: a request of
-64 images leaves room for those that come after it, and on a device with nothing else to do it loses nothing."""
+64 images leaves room for those that come after it, and on a device with nothing else to do it loses nothing. So do
+the requests of one client, for those of others."""
 
 WAY_BACK = 0.04
 """Share of the time a request has that is left for its answer to reach the client: nobody here sees that part."""
@@ -92,23 +93,22 @@ class Scheduler(Generic[T]):
             raise DeadlineUnreachableError(least_s)
         return expected_s
 
-    def reserve(self, model: str, images: int, deadline_s: float, priority: int, now: float) -> Reservation:
-        """Reserve room for `images`, all or none. Raises QueueFullError, DeadlineUnreachableError."""
+    def reserve(
+        self, model: str, images: int, deadline_s: float, priority: int, now: float, *, client: str = ""
+    ) -> Reservation:
+        """Reserve room for `images` of a client, all or none. Raises QueueFullError, DeadlineUnreachableError."""
         expected_s = self.check(model, images, deadline_s, priority, now)
         queue = self._queues[model]
         if images > 1:
             expected_s, _ = self._expected_s(model, priority, 1, now)
-        queue.reserved += images
-        queue.count(priority, images)
-        return Reservation(model, images, images, priority, deadline_s, now, expected_s, queue.lost_workers)
+        lost = queue.lost_workers
+        reservation = Reservation(model, images, images, priority, deadline_s, now, expected_s, lost, client)
+        queue.begin(reservation)
+        return reservation
 
     def release(self, reservation: Reservation) -> None:
-        """Give back what was reserved and not filled. Idempotent."""
-        if reservation.left:
-            queue = self._queues[reservation.model]
-            queue.reserved -= reservation.left
-            queue.count(reservation.priority, -reservation.left)
-            reservation.left = 0
+        """The request has ended: give back what was reserved and not filled. Idempotent."""
+        self._queues[reservation.model].end(reservation)
 
     def enqueue(self, reservation: Reservation, payload: T, now: float, position: int = 0) -> Item[T]:
         """Turn one image of a reservation into a waiting item. Raises ValueError when nothing is left of it."""
@@ -120,9 +120,9 @@ class Scheduler(Generic[T]):
         queue.reserved -= 1
         queue.count(priority, -1)
         item = Item(model, payload, reservation.deadline_s, priority, position, reservation=reservation, enqueued_s=now)
-        rate = self._rate(model) if position else 0.0
-        behind_s = position / (REQUEST_SHARE * rate) if rate else 0.0
-        item.rank_s = now + behind_s - priority * PRIORITY_WORTH_S
+        rate = self._rate(model) if position or reservation.behind else 0.0
+        rank_s = queue.rank_s(reservation, now, position, 1 / (REQUEST_SHARE * rate) if rate else 0.0)
+        item.rank_s = rank_s - priority * PRIORITY_WORTH_S
         queue.push(item, next(self._order))
         return item
 

@@ -51,9 +51,13 @@ class Admission:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
         self._dispatcher.refuse_unless_served(served.model.name)
+        if terms.portion is not None:
+            terms.portion.admit_images(count)
         scheduler = self._dispatcher.scheduler
         try:
-            reservation = scheduler.reserve(served.model.name, count, terms.deadline_s, terms.priority, now_s)
+            reservation = scheduler.reserve(
+                served.model.name, count, terms.deadline_s, terms.priority, now_s, client=terms.client
+            )
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
         served.images += count

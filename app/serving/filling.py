@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from app.access.shares import Portion
 from app.decoders.image import DecodeExpiredError, DecodeFailedError
 from app.decoders.messages import Region, pack_regions
 from app.decoders.pool import Decoders
@@ -73,6 +74,8 @@ class Filling:
         with _as_clients_hear(served):
             if isinstance(image, Frame) and (image.placed or not self._reads_pixels):
                 return self._copied(served, image, slot)
+            if terms.portion is not None and terms.portion.counts_pixels and not isinstance(image, Frame):
+                self._count_pixels(terms.portion, served, image, slot)
             if self._decoders is None or not self._reads_pixels:
                 return self._measured(served, image, slot)
             return await self._decoded(served, terms, image, slot, position)
@@ -162,6 +165,12 @@ class Filling:
                 target = self._arena.slot(served.index, slot)
                 target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
         return Placement(frame.width, frame.height)
+
+    def _count_pixels(self, portion: Portion, served: ServedModel, image: Encoded, slot: int) -> None:
+        with _given_back(served, slot):
+            header = read_header(image)
+            check_pixels(header, self._max_image_pixels)
+            portion.hold_pixels(header.width * header.height)
 
     def _measured(self, served: ServedModel, image: Encoded | Frame, slot: int) -> Placement:
         """The size of an image whose pixels nobody looks at."""

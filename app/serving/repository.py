@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+import math
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from app.access.pace import Pace
 from app.errors import ServiceError, invalid_request
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
@@ -29,8 +32,10 @@ class Repository:
     """The models of a service."""
 
     def __init__(self, service: Service) -> None:
+        """`Settings.changes_per_minute` limits how often anything is changed."""
         self._service = service
         self._lock = asyncio.Lock()
+        self._pace = Pace(service.settings.changes_per_minute)
         self._changes: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str) -> None:
@@ -42,7 +47,7 @@ class Repository:
         await self._finished(self._load(self._service.find(name)))
 
     async def _load(self, served: ServedModel) -> None:
-        async with self._lock:
+        async with self._begun():
             model = await self._read(served)
             await self._hand_over({served.model.name: model}, "load")
             served.unloaded = False
@@ -55,8 +60,22 @@ class Repository:
         """
         await self._finished(self._unload(self._service.find(name)))
 
-    async def _unload(self, served: ServedModel) -> None:
+    @contextlib.asynccontextmanager
+    async def _begun(self) -> AsyncIterator[None]:
+        """One change at a time, and not too often: none waits for another. Raises QUEUE_FULL."""
+        if self._lock.locked():
+            raise ServiceError("QUEUE_FULL", "another model is being loaded or unloaded; try again", retry_after_s=5)
+        now_s = time.monotonic()
+        wait_s = self._pace.wait_s(now_s)
+        if wait_s > 0:
+            message = f"models are loaded and unloaded {self._pace.per_minute} times a minute at most; try again"
+            raise ServiceError("QUEUE_FULL", message, retry_after_s=math.ceil(wait_s))
+        self._pace.take(now_s)
         async with self._lock:
+            yield
+
+    async def _unload(self, served: ServedModel) -> None:
+        async with self._begun():
             if served.unloaded:
                 return
             served.unloaded = True
@@ -85,10 +104,13 @@ class Repository:
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
         spec = next(spec for spec in specs if spec.name == old.name)
         try:
-            model = await asyncio.to_thread(open_model, spec, settings.weights_dir)
+            model = await asyncio.to_thread(
+                open_model, spec, settings.weights_dir, trust_exported=settings.trust_exported
+            )
         except ModelError as error:
             raise invalid_request(f"{old.name} cannot be loaded: {error}") from None
-        if replace(model, labels=old.labels, weights=old.weights, weights_file=old.weights_file) != old:
+        same = {name: getattr(old, name) for name in ("labels", "weights", "weights_file", "weights_sha256")}
+        if replace(model, **same) != old:
             message = f"{old.name} now wants other inputs than before; restart the service"
             raise invalid_request(message)
         return model

@@ -39,6 +39,10 @@ from models import Model, ModelError, NormalisedModel, PixelModel
 log = logging.getLogger("anychip.service")
 
 _OFFLOAD_THREADS = 2
+_BYTES_A_PIXEL = 40
+"""While an image is decoded: 16 of WebP at its worst, and as much again for copies and what allocators keep."""
+_DECODER_BYTES = 1 << 30
+"""A decoder's address space beside its images."""
 
 _Result = TypeVar("_Result")
 
@@ -113,7 +117,8 @@ class Service:
             return None
         settings, arena = self.settings, self.dispatcher.arena
         style = settings.log_level, settings.log_format
-        plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style)
+        memory_bytes = _DECODER_BYTES + _BYTES_A_PIXEL * settings.max_image_pixels
+        plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style, memory_bytes)
         limits = ImageLimits(settings.decode_queue_size, settings.max_image_pixels, timeout_s=settings.decode_timeout_s)
         decoders = Decoders(plan, arena, count, limits, restarted=self._decoder_restarted)
         self.metrics.decoders_up.set_function(lambda: decoders.up)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from app.access.shares import Portion
 from app.serving.recorder import Recorder
 
 
 @dataclass(slots=True)
 class Terms:
-    """`deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher ones go first. Clients share."""
+    """`deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher ones go first. Clients share;
+    `portion`: of the client's share, None where nobody counts it.
+    """
 
     deadline_s: float
     priority: int = 0
     recorder: Recorder = field(default_factory=Recorder)
     client: str = ""
+    portion: Portion | None = None

@@ -109,6 +109,22 @@ def _torch(_: Settings) -> Check:
     return Check("torch", "FAIL", reason, _remedy(asked.stderr) or "install the torch that the device's vendor names")
 
 
+def _kernel(_: Settings) -> Check:
+    """What confines decoders, and the process that tries a file which is a program."""
+    from models.confinement import what_there_is
+
+    there = what_there_is()
+    landlock = f"Landlock {there.landlock}" if there.landlock else "no Landlock"
+    detail = f"{platform.release()}: {landlock}, {'seccomp' if there.seccomp else 'no seccomp'}"
+    if there.landlock and there.seccomp:
+        return Check("kernel", "PASS", f"{detail}; decoders can open no file, no socket and no process")
+    remedy = (
+        "images of strangers are decoded with fewer bounds here: a kernel from 5.13 on, and a container runtime that "
+    )
+    remedy += "lets processes confine themselves, have both"
+    return Check("kernel", "WARN", detail, remedy)
+
+
 def _images(_: Settings) -> Check:
     from app.images import jpeg
     from app.images.decoding import decode
@@ -165,7 +181,7 @@ def _weights(settings: Settings) -> Check:
         try:
             spec = parse_spec(text, settings.weights)
             official = spec.weights == "official"
-            model = open_model(spec, settings.weights_dir, allow_download=False)
+            model = open_model(spec, settings.weights_dir, allow_download=False, trust_exported=settings.trust_exported)
         except ModelError as error:
             if official and isinstance(error, WeightsNotFoundError):
                 detail = f"the official file of {spec.architecture} is not in {settings.weights_dir}"
@@ -287,6 +303,7 @@ CHECKS: dict[str, Callable[[Settings], Check]] = {
     "variables": _variables,
     "libraries": _libraries,
     "cards": _cards,
+    "kernel": _kernel,
     "images": _images,
     "shared-memory": _shared_memory,
     "cache": _cache,
@@ -296,4 +313,4 @@ CHECKS: dict[str, Callable[[Settings], Check]] = {
     "device-files": _device_files,
     "devices": _devices,
 }
-_NEEDS_TORCH = ("images", "weights", "limits", "device-files", "devices")
+_NEEDS_TORCH = ("kernel", "images", "weights", "limits", "device-files", "devices")

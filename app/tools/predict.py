@@ -24,6 +24,7 @@ from app.tools.tables import FORMATS, Format, check_format, convert
 
 _SETTINGS = (
     "weights",
+    "trust_exported",
     "weights_mirror",
     "device",
     "engine",
@@ -132,7 +133,9 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
     if settings.null:
         null.configure(settings.null)
     spec = parse_spec(parsed.model, settings.weights)
-    model = open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
+    model = open_model(
+        spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported
+    )
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
     batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size

@@ -38,9 +38,17 @@ def fetch_stats(client: httpx.Client) -> Stats:
     return stats
 
 
-def run(url: str, interval_s: float, *, once: bool, console: Console, pause: Callable[[float], None]) -> None:
+def connected(url: str, key: str = "") -> httpx.Client:
+    """A client of the service; `key`: its API key, where it wants one."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=url, timeout=_TIMEOUT_S, headers=headers)
+
+
+def run(
+    url: str, interval_s: float, *, once: bool, console: Console, pause: Callable[[float], None], key: str = ""
+) -> None:
     """Show it until Ctrl-C, or once, after one interval. Raises TopError when the service does not answer at first."""
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+    with connected(url, key) as client:
         before = fetch_stats(client)
         if once:
             pause(interval_s)
@@ -203,6 +211,6 @@ def _duration(seconds: float) -> str:
     return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
-def watch(url: str, interval_s: float, *, once: bool) -> None:
+def watch(url: str, interval_s: float, *, once: bool, key: str = "") -> None:
     """`run` on this terminal."""
-    run(url, interval_s, once=once, console=Console(), pause=time.sleep)
+    run(url, interval_s, once=once, console=Console(), pause=time.sleep, key=key)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import os
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +75,8 @@ def load_device(load: Load) -> LoadedDevice:
         importlib.import_module(plugin)
     register_operator_libraries(load.operator_libraries)
     backend = open_backend(load.device)
+    if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
+        _confine(load)
     models: dict[int, WorkerModel] = {}
     for index, model in enumerate(load.models):
         if model is not None:
@@ -80,6 +85,20 @@ def load_device(load: Load) -> LoadedDevice:
     staged = any(each.report.staged for each in models.values())
     ready = Ready(load.device.id, load.device.name, reports, staged)
     return LoadedDevice(backend, load.device.id, models, ready)
+
+
+def _confine(load: Load) -> None:
+    """Before a file that is a program is read: no other program, no connection; files are read, and the cache written.
+
+    On the CPU alone: what drivers and compilers of other devices need, nobody can list for every vendor.
+    """
+    from models.confinement import confine_program
+
+    writable = [Path(tempfile.gettempdir()), Path("/dev/shm"), Path(os.devnull)]
+    if load.cache_dir is not None:
+        load.cache_dir.mkdir(parents=True, exist_ok=True)
+        writable.append(load.cache_dir)
+    confine_program([Path("/")], writable, memory_bytes=None)
 
 
 def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:
@@ -95,6 +114,7 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerMod
         load.cache_dir,
         quick=load.quick,
     )
+    model.check_weights()
     network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
     how = (load.tuned[index] if load.tuned else None) or load
     sizes = model.batch_sizes(how.batch_sizes)

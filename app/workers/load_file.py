@@ -1,17 +1,17 @@
 """What a worker is to load, in memory of its own (a memfd): megabytes that must not go through a channel.
 
-Owns: the file's form. A pickle, whose arrays lie behind it as they are, so that neither end copies them while it holds
-the interpreter's lock. Only the server writes one, and only its workers read it.
+Owns: the file's form: data (app.workers.plain), whose arrays lie behind it as they are, so that neither end copies them
+while it holds the interpreter's lock. Only the server writes one, and only its workers read it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import struct
 
 from app.workers.messages import Load
+from app.workers.plain import packed, unpacked
 
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
@@ -20,9 +20,8 @@ _ALIGNMENT_BYTES = 64
 
 def write_load(load: Load) -> int:
     """A descriptor of the file, the caller's to close. May take a moment: not for the event loop. Raises OSError."""
-    buffers: list[pickle.PickleBuffer] = []
-    content = pickle.dumps(load, protocol=5, buffer_callback=buffers.append)
-    parts = [memoryview(content), *(buffer.raw() for buffer in buffers)]
+    content, buffers = packed(load)
+    parts = [memoryview(content), *buffers]
     descriptor = os.memfd_create("anychip-load", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb", buffering=0) as file:
         lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
@@ -44,7 +43,7 @@ def read_load(descriptor: int) -> Load:
     content, *buffers = (
         memory[start : start + length] for start, length in zip(_starts(lengths), lengths, strict=True)
     )
-    load: Load = pickle.loads(content, buffers=buffers)
+    load: Load = unpacked(content, buffers)
     return load
 
 

@@ -6,17 +6,15 @@ is to be loaded comes in memory of its own.
     server ─► Begin (with two descriptors: the arena's and the Load's), Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
-A worker reads pickles: it trusts the server. The server reads MessagePack, as these types and nothing else: what has
-taken over a worker, by a driver or by a file it loads, can send wrong answers and cannot make the server run anything.
+Both read MessagePack, as these types and nothing else: what has taken over a worker, by a driver or by a file it loads,
+can send wrong answers and cannot make the server run anything.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -33,12 +31,11 @@ if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
     from models import Model, Options, TensorOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """To the process, before all else: what it should know before it loads any library."""
 
     name: str
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     log_style: Style
     pools: tuple[Pool, ...]
 
@@ -80,26 +77,37 @@ class Load:
     tuned: tuple[Tuned | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`."""
+class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
+
+    `options`: Options or TensorOptions of each, or one for all; what arrives is their fields, and `asked` makes them
+    again.
+    """
 
     batch_id: int
     model: int
     slots: tuple[int, ...]
-    options: tuple[Options | TensorOptions, ...]
+    options: tuple[Any, ...]
     batch_size: int
 
+    def asked(self) -> list[Options | TensorOptions]:
+        """The options of each item, in the worker: as they were given to the server's end."""
+        from models import Options, TensorOptions
 
-@dataclass(frozen=True, slots=True)
-class Release:
+        made = [
+            msgspec.convert(each, TensorOptions) if "outputs" in each else msgspec.convert(each, Options)
+            for each in self.options
+        ]
+        return made * len(self.slots) if len(made) == 1 else made
+
+
+class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Give cached memory back now; answered with a Released of the same `request`, after what came before it."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Finish and end."""
 
 
@@ -216,16 +224,21 @@ FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromWorker).decode
+_decode_in_worker = msgspec.msgpack.Decoder(ToWorker).decode
 
 
 def to_worker(message: ToWorker) -> bytes:
     """For `from_server` at the other end."""
-    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    if isinstance(message, Run) and len(message.options) > 1:
+        first = message.options[0]
+        if all(each is first for each in message.options):  # What nobody has asked anything special of.
+            message = msgspec.structs.replace(message, options=(first,))
+    return _encode(message)
 
 
 def from_server(data: bytes) -> ToWorker:
-    """What the server has sent; a worker trusts it."""
-    message: ToWorker = pickle.loads(data)
+    """What the server has sent. Raises ValueError for anything that is not one of these messages."""
+    message: ToWorker = _decode_in_worker(data)
     return message
 
 

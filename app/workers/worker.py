@@ -247,7 +247,7 @@ class Worker:
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
         return [
             model.reduce(outputs, row, options) if model.may_be_infinite or _finite(outputs, row) else None
-            for row, options in enumerate(run.options[first : first + size])
+            for row, options in enumerate(run.asked()[first : first + size])
         ]
 
     def _outputs(self, executable: Executable, pixels: Pixels) -> Outputs | None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
+from backends.engine_cache import private_folder
 from backends.engines import quantised
 from backends.engines.eager import torch_executable
 from backends.engines.engine import DTYPES, Engine, cache_of, calibration_of
@@ -60,8 +61,8 @@ class InductorEngine(Engine):
             return self._int8(network, device, batch_sizes, options)
         # Sorted out by `_fingerprint`: the same directory serves every network, device and version.
         with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
-            directory = options.cache_dir / "inductor" if options.cache_dir else Path(temporary)
-            directory.mkdir(parents=True, exist_ok=True)
+            kept = private_folder(options.cache_dir / "inductor") if options.cache_dir else None
+            directory = kept or Path(temporary)
             compiled = {
                 size: _compiled(module, device, (size, *network.input_shape), directory) for size in batch_sizes
             }

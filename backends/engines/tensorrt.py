@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.backend import CompileOptions, EngineRefusedError, Executable, Network
+from backends.engine_cache import private_folder
 from backends.engines.compiled import Dispatched, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine, calibration_of
@@ -87,11 +88,12 @@ class TensorRTEngine(Engine):
                         )
                 return engines
 
-            if options.cache_dir and not in_int8:
+            kept = private_folder(options.cache_dir / "tensorrt") if options.cache_dir else None
+            if kept and not in_int8:
                 versions = f"{torch.__version__} {getattr(torch_tensorrt, '__version__', '')} {_tensorrt_version()}"
                 machine = f"{versions} {_gpu(device)}"
                 key = f"{options.key or _weights(module)} {network.input_shape} {precision}"
-                engines = _with_cache(options.cache_dir / "tensorrt", key, machine, build)
+                engines = _with_cache(kept, key, machine, build)
             else:
                 engines = build({})
         # What it has taken is in modules of this name; without any it has left everything to PyTorch.

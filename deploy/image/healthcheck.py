@@ -2,11 +2,18 @@
 """Exit 0 while the service in this container is ready; the standard library only, as it runs every few seconds."""
 
 import os
+import ssl
 import sys
 import urllib.request
 
-address = f"http://127.0.0.1:{os.environ.get('ANYCHIP_PORT', '8000')}/v2/health/ready"
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+port = int(os.environ.get("ANYCHIP_PORT", "8000"))
+secure = bool(os.environ.get("ANYCHIP_TLS_CERT"))
+if os.environ.get("ANYCHIP_TLS_CLIENT_CA"):  # We have no certificate to show: the administration's port asks for none.
+    port, secure = int(os.environ.get("ANYCHIP_ADMIN_PORT") or port + 2), False
+address = f"http{'s' if secure else ''}://127.0.0.1:{port}/v2/health/ready"
+# Whether the certificate is for 127.0.0.1 says nothing of the service's health.
+handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+opener = urllib.request.build_opener(*handlers)
 try:
     opener.open(address, timeout=4).close()
 except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.http.api_description import ADDRESS
+from app.http.api_description import ADDRESS, ADMIN_ADDRESS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 from models.sample import IMAGES
 from tests.support.service_process import running
@@ -46,9 +46,9 @@ def failures(service, listed, folder):
     (folder / "models").symlink_to(ROOT / "models")
     failed = {}
     for method, path, command in listed:
-        assert ADDRESS in command
+        assert ADDRESS in command or ADMIN_ADDRESS in command
         script = f'curl() {{ command curl --fail --silent --show-error "$@"; }}\n{command}\n'
-        script = script.replace(ADDRESS, service.url)
+        script = script.replace(ADDRESS, service.url).replace(ADMIN_ADDRESS, service.admin_url)
         ended = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, timeout=120, check=False)
         output = ended.stdout or b"".join(path.read_bytes() for path in folder.glob("answer.bin"))
         if ended.returncode or not output:

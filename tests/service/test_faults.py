@@ -187,7 +187,7 @@ async def test_hand_over_under_load_loses_nothing(tmp_path, serve):
         async with Load(service.url, PREDICT, GREY, 16) as load:
             await load.answers(50)
             write(4)
-            url = f"{service.url}/v2/repository/models/{MODEL}/load"
+            url = f"{service.admin_url}/v2/repository/models/{MODEL}/load"
             loaded = await asyncio.to_thread(httpx.post, url, timeout=WAIT_S)
             assert loaded.status_code == 200, loaded.text
             await load.answers(50)

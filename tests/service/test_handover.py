@@ -49,7 +49,7 @@ async def test_where_one_of_two_workers_cannot_start_both_serve_what_they_did(tm
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)
             write(4)
-            loading = asyncio.create_task(asyncio.to_thread(httpx.post, service.url + LOAD, timeout=WAIT_S))
+            loading = asyncio.create_task(asyncio.to_thread(httpx.post, service.admin_url + LOAD, timeout=WAIT_S))
             await until(lambda: len(service.workers()) == 4)
             max(service.workers(), key=psutil.Process.create_time).kill()
             answer = await loading
@@ -60,6 +60,6 @@ async def test_where_one_of_two_workers_cannot_start_both_serve_what_they_did(tm
         assert labels(service) == {"3"}
         assert metric(service, "anychip_handovers_total", reason="load") == 0
         # And the next one is as good as ever.
-        assert httpx.post(service.url + LOAD, timeout=WAIT_S).status_code == 200
+        assert httpx.post(service.admin_url + LOAD, timeout=WAIT_S).status_code == 200
         assert labels(service) == {"4"}
         assert not pids(service) & old

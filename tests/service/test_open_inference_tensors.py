@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from app.grpc.messages import message
+from models.confinement import what_there_is
+from models.digest import sha256_of
 from tests.support.answers import assert_error, binary
 from tests.support.exported_files import INPUTS, OUTPUTS, example, exported, question_answering
 from tests.support.grpc_client import arrays_of, infer
@@ -27,8 +30,9 @@ def port():
 @pytest.fixture(scope="module")
 def client(tmp_path_factory, port):
     file = exported(tmp_path_factory.mktemp("files"), ".pt2")
-    options = ("--models", f"qa={file}", "--batch-sizes", "1,2", "--grpc-port", str(port))
+    options = ("--models", f"qa={file}@sha256:{sha256_of(file)}", "--batch-sizes", "1,2", "--grpc-port", str(port))
     with running(tmp_path_factory.mktemp("service"), *options) as service, service.client() as client:
+        client.service = service
         yield client
 
 
@@ -106,3 +110,11 @@ def test_requests_that_make_no_sense(client, given):
     assert "raw request" in assert_error(raw, 400, "INVALID_REQUEST")
     image = client.post("/v1/models/qa:predict", content=GREY, headers={"Content-Type": "image/jpeg"})
     assert "tensors" in assert_error(image, 400, "INVALID_REQUEST")
+
+
+def test_the_worker_that_runs_a_program_is_confined(client):
+    if not what_there_is().seccomp:
+        pytest.skip("this kernel has no seccomp")
+    status = Path(f"/proc/{client.service.worker().pid}/status").read_text()
+    assert "Seccomp:\t2" in status
+    assert "NoNewPrivs:\t1" in status

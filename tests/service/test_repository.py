@@ -26,8 +26,8 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(service):
-    with service.client() as client:
-        client.timeout = 240
+    """Of the administration, which answers everything else, too."""
+    with service.admin_client() as client:
         yield client
 
 

@@ -27,7 +27,8 @@ from app.images.decoding import decode
 from app.images.header import ImageTooLargeError, InvalidImageError, read_header
 from app.workers.arena import Arena, FreeSlots
 from models import open_model, parse_spec
-from tests.support.faulty_geometry import CRASHES, HANGS, SLOW, FaultyGeometry
+from models.confinement import what_there_is
+from tests.support.faulty_geometry import CRASHES, ESCAPES, HANGS, SLOW, FaultyGeometry
 from tests.support.photographs import FILES
 from tests.support.stall import running_loop
 
@@ -305,3 +306,12 @@ async def test_decoders_hold_none_of_each_others_descriptors(made):
             assert sum(name.startswith("socket:") for name, _ in named) == 1
             inboxes += [number for name, number in named if "anychip-inbox" in name]
         assert len(set(inboxes)) == 2
+
+
+async def test_a_decoder_that_is_taken_over_gets_nowhere(made):
+    """It tries to open files and sockets, to start processes, and to reach its parent."""
+    there = what_there_is()
+    if not (there.seccomp and there.landlock):
+        pytest.skip("this kernel has no seccomp or no Landlock")
+    placement, _ = await made.decode(image(ESCAPES), FAULTY)
+    assert placement.width == ESCAPES

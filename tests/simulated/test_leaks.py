@@ -156,12 +156,12 @@ async def test_memory_is_released_when_asked_for(tmp_path):
     ) as service:
         for _ in range(4):
             assert post(service) == (200, "OK")
-        answer = httpx.post(f"{service.url}/v1/devices/null:0:release", timeout=WAIT_S)
+        answer = httpx.post(f"{service.admin_url}/v1/devices/null:0:release", timeout=WAIT_S)
         assert answer.status_code == 200
         assert answer.json()["device"] == "null:0"
         [worker] = answer.json()["workers"]
         assert worker["returned_bytes"]["2"] == 12 * MIB + 12345
-        assert httpx.post(f"{service.url}/v1/devices/null:7:release", timeout=WAIT_S).status_code == 404
+        assert httpx.post(f"{service.admin_url}/v1/devices/null:7:release", timeout=WAIT_S).status_code == 404
         post(service)
         service.process.send_signal(signal.SIGUSR1)
         await until(lambda: metric(service, "anychip_cache_releases_total", rung="2", trigger="request") == 2)
@@ -190,5 +190,5 @@ def test_hooks_are_called_once_each_and_cannot_hurt(monkeypatch, caplog):
 async def test_a_release_is_of_one_device(tmp_path):
     with serving(tmp_path, "devices=2,memory_mb=64") as service:
         for device in ("null:0", "null:1"):
-            answer = httpx.post(f"{service.url}/v1/devices/{device}:release", timeout=WAIT_S).json()
+            answer = httpx.post(f"{service.admin_url}/v1/devices/{device}:release", timeout=WAIT_S).json()
             assert [each["worker"].partition("#")[0] for each in answer["workers"]] == [device]

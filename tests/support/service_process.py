@@ -28,6 +28,17 @@ class ServiceProcess:
     url: str
     log: Path
 
+    @property
+    def admin_url(self) -> str:
+        """The administration's, as the log has it."""
+        found = re.findall(r"administration at (http://[\w.:]+)", self.log.read_text())
+        assert found, "the service has no administration"
+        return str(found[-1])
+
+    def admin_client(self) -> httpx.Client:
+        """As `client`, of the administration's port."""
+        return httpx.Client(base_url=self.admin_url, timeout=240)
+
     def client(self) -> httpx.Client:
         """A client that waits long enough for a busy machine."""
         return httpx.Client(base_url=self.url, timeout=60)
@@ -106,7 +117,7 @@ def running(
     children: list[psutil.Process] = []
     try:
         line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
+        found = re.search(r"https?://\S+", line)
         assert found, f"the service did not start: {line!r} {log.read_text()}"
         service = ServiceProcess(process, found.group(), log)
         children = service.children()

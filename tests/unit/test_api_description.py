@@ -7,7 +7,7 @@ import json
 from fastapi import FastAPI
 
 from app.errors import STATUS
-from app.http.api_description import ADDRESS, describe_api
+from app.http.api_description import ADDRESS, ADMIN_ADDRESS, describe_api
 from app.http.routes import devices, infer, predict, repository, stats_stream, status, torchserve, v2
 
 
@@ -21,7 +21,7 @@ def test_every_route_has_an_example_and_the_error_form() -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             assert "curl" in operation["description"]
-            assert ADDRESS in operation["description"]
+            assert ADDRESS in operation["description"] or ADMIN_ADDRESS in operation["description"]
             error = operation["responses"]["default"]
             assert all(code in error["description"] for code in STATUS)
     assert "422" not in document["paths"]["/v1/models/{model}:predict"]["post"]["responses"]

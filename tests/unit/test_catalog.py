@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from models import weights as weights_module
 from models.classification import Classifier
 from models.coco import COCO_CLASSES
 from models.detection import Detector
+from models.digest import sha256_of
 from models.yolov8 import YOLOv8
 
 
@@ -134,9 +136,16 @@ def test_a_detector_file_is_opened(tmp_path: Path, count: int) -> None:
     assert model.network().input_shape == (640, 640, 3)
 
 
-def test_published_weights_come_from_the_cache(tmp_path: Path) -> None:
-    name = weights_module.official_source("mobilenet_v3_small").file_name
+def test_published_weights_come_from_the_cache_and_are_checked_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = weights_module.official_source("mobilenet_v3_small")
+    name = source.file_name
     torch.save(torchvision_models.mobilenet_v3_small(weights=None).state_dict(), tmp_path / name)
+    with pytest.raises(WeightsError, match="not 047dcff4 as published"):
+        open_model(parse_spec("mobilenet_v3_small"), tmp_path, allow_download=False)
+    published = replace(source, sha256=sha256_of(tmp_path / name))
+    monkeypatch.setattr(weights_module, "official_source", lambda *_: published)
     model = open_model(parse_spec("mobilenet_v3_small"), tmp_path, allow_download=False)
     assert (model.weights, model.weights_file, len(model.labels)) == ("official", str(tmp_path / name), 1000)
 
@@ -189,3 +198,30 @@ def test_a_folder_with_none_or_several_is_refused(tmp_path: Path, names: list[st
     with pytest.raises(WeightsNotFoundError) as error:
         open_model(parse_spec(f"dogs=mobilenet_v3_small:{tmp_path}"), tmp_path)
     assert said in str(error.value)
+
+
+def test_a_file_whose_digest_is_named_is_that_file_and_no_other(tmp_path: Path) -> None:
+    path = classifier_file(tmp_path / "dogs.safetensors", 2, ["a", "b"])
+    digest = sha256_of(path)
+    model = open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}@sha256:{digest.upper()}"), tmp_path)
+    assert (model.weights_sha256, model.weights_pinned) == (digest, True)
+    model.check_weights()
+    classifier_file(path, 2, ["a", "c"])
+    with pytest.raises(WeightsError, match=digest):
+        model.check_weights()
+    with pytest.raises(WeightsError, match=digest):
+        open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}@sha256:{digest}"), tmp_path)
+    unpinned = open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}"), tmp_path)
+    assert (unpinned.weights_sha256, unpinned.weights_pinned) == (sha256_of(path), False)
+    classifier_file(path, 2, ["a", "b"])
+    unpinned.check_weights()
+    with pytest.raises(ModelError, match="random"):
+        parse_spec(f"resnet18:random@sha256:{digest}")
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".ts", ".torchscript"])
+def test_a_file_that_is_a_program_wants_trust(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"a program")
+    with pytest.raises(WeightsError, match=f"@sha256:{sha256_of(path)}, or trust all"):
+        open_model(parse_spec(str(path)), tmp_path, trust_exported=False)

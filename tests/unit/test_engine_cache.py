@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backends.engine_cache import EngineCache
+from backends.engine_cache import EngineCache, private_folder
 
 PARTS = {"engine": "openvino", "key": "abc", "shape": (224, 224, 3)}
 
@@ -31,7 +34,9 @@ def test_what_was_put_is_got_by_the_same_parts_only(tmp_path):
     assert EngineCache(tmp_path / "engines").get(**PARTS) is not None
 
 
-@pytest.mark.parametrize("harm", ["changed", "shorter", "gone", "no manifest", "no sense"])
+@pytest.mark.parametrize(
+    "harm", ["changed", "shorter", "gone", "more", "no manifest", "no sense", "unsigned", "forged"]
+)
 def test_a_damaged_entry_is_removed_and_made_again(tmp_path, harm):
     cache = EngineCache(tmp_path)
     entry = cache.put(writing("weights"), **PARTS)
@@ -44,6 +49,15 @@ def test_a_damaged_entry_is_removed_and_made_again(tmp_path, harm):
             (entry / "more" / "model.xml").unlink()
         case "no manifest":
             (entry / "manifest.json").unlink()
+        case "more":
+            (entry / "more" / "evil.so").write_text("")
+        case "unsigned" | "forged":
+            manifest = json.loads((entry / "manifest.json").read_text())
+            (entry / "model.bin").write_text("evil")
+            manifest["files"]["model.bin"] = hashlib.sha256(b"evil").hexdigest()
+            if harm == "unsigned":
+                del manifest["signature"]
+            (entry / "manifest.json").write_text(json.dumps(manifest))
         case "no sense":
             (entry / "manifest.json").write_text("[]")
     assert cache.get(**PARTS) is None
@@ -92,7 +106,7 @@ def test_several_that_make_the_same_at_once_leave_one(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         entries = list(threads.map(lambda _: cache.put(write, **PARTS), range(4)))
     assert set(entries) == {cache.get(**PARTS)}
-    assert list(tmp_path.iterdir()) == entries[:1]
+    assert [path for path in tmp_path.iterdir() if path.name != ".key"] == entries[:1]
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
@@ -100,3 +114,28 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
     cache = EngineCache(tmp_path / "file" / "engines")
     assert cache.put(writing("weights"), **PARTS) is None
     assert cache.get(**PARTS) is None
+
+
+def test_the_key_is_this_users_alone_and_one_that_others_could_know_is_replaced(tmp_path):
+    cache = EngineCache(tmp_path)
+    cache.put(writing("weights"), **PARTS)
+    key = tmp_path / ".key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    known = key.read_bytes()
+    key.chmod(0o644)
+    assert cache.get(**PARTS) is None, "whoever read it could have signed this"
+    assert key.read_bytes() != known
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert cache.put(writing("weights"), **PARTS) == cache.get(**PARTS)
+    key.unlink()
+    assert cache.get(**PARTS) is None
+
+
+def test_compilers_keep_nothing_where_others_may_write(tmp_path):
+    folder = tmp_path / "inductor"
+    assert private_folder(folder) == folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o775)
+    assert private_folder(folder) is None
+    (tmp_path / "file").write_text("")
+    assert private_folder(tmp_path / "file" / "inductor") is None

@@ -17,6 +17,7 @@ from app.errors import ServiceError
 from app.http import connection, hot
 from app.http.connection import ConnectionLimits
 from app.protocols.budget import Budget
+from app.protocols.context import NOBODY
 from app.protocols.interrupt import interrupted_at
 from tests.support import uvicorn_server
 
@@ -73,7 +74,7 @@ async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     wanted = Wanted()
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
     service = SimpleNamespace(
-        settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, log_requests=False),
+        settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, log_requests=False, origins=()),
         tracing=None,
         readiness=wanted.readiness,
         metrics=SimpleNamespace(requests=counted),
@@ -82,7 +83,8 @@ async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     monkeypatch.setattr(hot, "_ROUTES", routes)
     monkeypatch.setattr(hot, "end_request", lambda *given: wanted.ended.append(given[-2:]))
     budget = Budget(64, "connections")
-    ingress = SimpleNamespace(service=service, wanted=wanted)
+    access = SimpleNamespace(admit=lambda *_: NOBODY)
+    ingress = SimpleNamespace(service=service, access=access, wanted=wanted)
     protocol = hot.protocol(ConnectionLimits(budget, **limits), ingress)
     async with uvicorn_server.listening(
         general, protocol, timeout_graceful_shutdown=graceful_s, timeout_keep_alive=keep_alive_s
@@ -348,12 +350,13 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
         return content, [(b"content-length", b"%d" % len(content))]
 
     monkeypatch.setattr(hot, "_ROUTES", tuple((path, route, echoed) for path, route, _ in hot._ROUTES))
-    monkeypatch.setattr(hot, "begin_request", lambda *_: SimpleNamespace(route=""))
+    monkeypatch.setattr(hot, "begin_request", lambda *_: SimpleNamespace(route="", address=""))
     monkeypatch.setattr(hot, "end_request", lambda *_: None)
     monkeypatch.setattr(hot, "common_headers", lambda *_: [])
-    service = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES))
+    service = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()))
+    access = SimpleNamespace(admit=lambda *_: NOBODY)
     limits = ConnectionLimits(Budget(64, "connections"))
-    ours, theirs = hot.protocol(limits, SimpleNamespace(service=service)), connection.protocol(limits)
+    ours, theirs = hot.protocol(limits, SimpleNamespace(service=service, access=access)), connection.protocol(limits)
 
     async def answered(port, data):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -28,6 +28,7 @@ ORDER = (
     "decoders",
     "config",
     "observability",
+    "access",
     "scheduling",
     "serving",
     "protocols",

@@ -271,7 +271,8 @@ def test_the_cache_is_listed_and_verified(tmp_path: Path) -> None:
     path = tmp_path / "yolov8n.pt"
     path.write_bytes(b"not the file")
     assert weights.cached_files(tmp_path) == [weights.CachedFile("yolov8n", path, 12)]
-    assert weights.official_file("yolov8n", tmp_path, allow_download=False) == path
+    with pytest.raises(WeightsError, match="12 bytes"):
+        weights.official_file("yolov8n", tmp_path, allow_download=False)
     with pytest.raises(WeightsError, match="12 bytes"):
         weights.verify("yolov8n", tmp_path)
     (tmp_path / "resnet18-f37072fd.pth").write_bytes(b"x")

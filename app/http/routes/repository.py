@@ -55,7 +55,9 @@ async def load(request: Request, model: str) -> LoadedModel:
     triton.check_parameters(_parameters(await _document(request)))
     state = request.app.state
     await state.repository.load(model)
-    return LoadedModel(name=model, weights=state.service.find(model).model.weights)
+    loaded = state.service.find(model).model
+    request.scope["anychip"].weights_sha256 = loaded.weights_sha256
+    return LoadedModel(name=model, weights=loaded.weights)
 
 
 @router.post("/v2/repository/models/{model}/unload")

@@ -34,6 +34,7 @@ class ModelStatus(BaseModel):
     architecture: str
     task: str
     weights: str
+    weights_sha256: str
     classes: int
     input_shape: tuple[int, ...]
     ready: bool
@@ -94,6 +95,7 @@ async def models(request: Request) -> Models:
                 architecture=served.model.architecture,
                 task=served.model.task,
                 weights=served.model.weights,
+                weights_sha256=served.model.weights_sha256,
                 classes=len(served.model.labels),
                 input_shape=served.model.input_shape,
                 ready=service.dispatcher.readiness.is_ready(served.model.name),
@@ -125,6 +127,7 @@ def _staged(service: Service, stages: Stages) -> ModelStatus:
         architecture=f"{first.name} > {second.name}",
         task=first.task,
         weights=first.weights,
+        weights_sha256=first.weights_sha256,
         classes=len(second.labels),
         input_shape=first.input_shape,
         ready=is_ready(first.name) and is_ready(second.name),

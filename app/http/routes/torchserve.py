@@ -68,10 +68,7 @@ async def models(request: Request) -> ModelList:
     """What is served."""
     service: Service = request.app.state.service
     return ModelList(
-        models=[
-            ListedModel(modelName=name, modelUrl=served.model.weights_file or served.model.weights)
-            for name, served in service.models.items()
-        ]
+        models=[ListedModel(modelName=name, modelUrl=served.model.weights) for name, served in service.models.items()]
     )
 
 

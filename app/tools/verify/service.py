@@ -182,7 +182,7 @@ def _counted(statuses: Counter[str]) -> str:
 @contextlib.contextmanager
 def _service(options: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The service on a free port of loopback: its address and its process, which has ended when the block ends."""
-    command = [sys.executable, "-m", "app", "serve", "--host", "127.0.0.1", "--port", "0", *options]
+    command = [sys.executable, "-m", "app", "serve", "--host", "127.0.0.1", "--port", "0", "--admin", "port", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.

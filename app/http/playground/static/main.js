@@ -29,14 +29,18 @@ async function start() {
   setTheme(null);
   wire();
   try {
-    state.facts = await getJson("playground/facts.json");
-    showSamples();
-    await readModels();
+    await readService();
   } catch (error) {
     showError(error);
   }
   live.follow();
   document.documentElement.dataset.loaded = "true";
+}
+
+async function readService() {
+  state.facts ??= await getJson("playground/facts.json");
+  showSamples();
+  await readModels();
 }
 
 async function readModels() {
@@ -86,7 +90,7 @@ function wire() {
   });
   get("threshold").addEventListener("input", () => { get("threshold-value").textContent = threshold().toFixed(2); show(); showCode(); });
   get("key-form").addEventListener("submit", (event) => { event.preventDefault(); get("key-box").open = false; get("key").blur(); });
-  get("key").addEventListener("change", () => { setKey(get("key").value); showCode(); clearError(); readModels().catch(showError); live.restart(); });
+  get("key").addEventListener("change", () => { setKey(get("key").value); showCode(); clearError(); readService().catch(showError); live.restart(); });
   get("theme").addEventListener("click", nextTheme);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(theme));
   get("save-image").addEventListener("click", async () => save(await stage.save(), `${stem()}.anychip.png`));

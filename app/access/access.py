@@ -1,0 +1,130 @@
+"""Whether a caller may ask for what it asks for.
+
+    bind, Host, Origin ─► key ─► role ─► Caller
+
+Owns: this order and the sentences of a refusal, for every transport. Must not know frameworks, nor what is asked but
+for its `Need`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.access.hosts import Hosts, is_loopback
+from app.access.keys import CallerLimits, Key, Keys, KeysError, Role
+from app.access.rules import Bind, Need
+from app.errors import ServiceError
+
+if TYPE_CHECKING:
+    from app.config import Settings
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """Who asks. `name`: what its shares are counted under: a key's name, or an address; `key`: the key's, "" without
+    one.
+    """
+
+    name: str
+    limits: CallerLimits
+    key: str = ""
+
+
+caller: ContextVar[Caller] = ContextVar("anychip_caller")
+"""Who asks in this task, where a transport has no better place for it."""
+
+
+_WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
+HIGHEST_PRIORITY = 100
+"""What anybody may ask for where there are no keys."""
+
+
+class KeyForbiddenError(ServiceError):
+    """FORBIDDEN: a key that is known may not ask for this."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__("FORBIDDEN", f"the key {key} may not administer this service")
+        self.key = key
+
+
+def check_exposure(settings: Settings) -> None:
+    """Whether keys would be sent in the clear to other machines. Raises KeysError."""
+    if settings.api_keys_file and not (settings.insecure_keys or settings.tls_cert or is_loopback(settings.host)):
+        raise KeysError(
+            f"with --host {settings.host}, keys would cross the network in plain text; use --tls-cert and --tls-key, "
+            "or listen on loopback behind a proxy that has TLS, or say --insecure-keys true behind a proxy that has it"
+        )
+
+
+class Access:
+    """To one service."""
+
+    def __init__(self, settings: Settings, *, hosted: bool = False) -> None:
+        """`hosted`: others listen for the service, who knows where. Raises KeysError."""
+        self._settings = settings
+        self.keys = Keys(Path(settings.api_keys_file).expanduser()) if settings.api_keys_file else None
+        limits = CallerLimits(
+            requests=settings.client_requests,
+            bytes=settings.client_bytes,
+            pixels=settings.client_pixels,
+            images_per_s=settings.client_images_per_s,
+        )
+        self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
+        self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.
+        self._hosts: dict[Bind, Hosts] = {
+            "public": Hosts(settings.host_names, loopback=not hosted and is_loopback(settings.host)),
+            "admin": Hosts(settings.host_names, loopback=True),
+        }
+
+    def admit(self, need: Need, bind: Bind, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller:
+        """Who asks, if it may. `headers`: HTTP's or gRPC's metadata, names in lower case.
+
+        Raises FORBIDDEN, UNAUTHORIZED.
+        """
+        host = origin = authorization = sent = b""
+        for name, value in headers:
+            if name in _WANTED:
+                if name == b"host":
+                    host = value
+                elif name == b"authorization":
+                    authorization = value
+                elif name == b"origin":
+                    origin = value
+                else:
+                    sent = value
+        if not self._hosts[bind].accepts(host):
+            message = "the Host header names another service; --allowed-hosts says what this one is called"
+            raise ServiceError("FORBIDDEN", message)
+        if bind == "admin" or need == "admin":
+            self._check_administration(need, bind, origin)
+        if self.keys is None or need == "open" or (need == "metrics" and self._settings.metrics_without_key):
+            return Caller(address, self._limits)
+        if not sent and authorization[:7].lower() == b"bearer ":
+            sent = authorization[7:].strip()
+        return self._identified(self.keys, sent, "admin" if need == "admin" else "infer")
+
+    def _check_administration(self, need: Need, bind: Bind, origin: bytes) -> None:
+        if origin:
+            raise ServiceError("FORBIDDEN", "no web page may administer this service: the request has an Origin")
+        if need == "admin" and bind == "public" and self._settings.admin != "port":
+            message = "this is asked of the administration's own address (--admin), not here"
+            raise ServiceError("FORBIDDEN", message)
+
+    def _identified(self, keys: Keys, sent: bytes, role: Role) -> Caller:
+        if not sent:
+            message = "this service wants an API key; send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+            raise ServiceError("UNAUTHORIZED", message, headers=[(b"www-authenticate", b"Bearer")])
+        key = keys.find(sent)
+        if key is None:
+            headers = [(b"www-authenticate", b'Bearer error="invalid_token"')]
+            raise ServiceError("UNAUTHORIZED", "this API key is not known here", headers=headers)
+        if role == "admin" and key.role != "admin":
+            raise KeyForbiddenError(key.name)
+        known = self._callers.get(key.name)
+        if known is None or known[0] is not key:
+            known = self._callers[key.name] = key, Caller(f"key:{key.name}", key.limited(self._limits), key.name)
+        return known[1]

@@ -1,0 +1,207 @@
+"""API keys: a file of their hashes, read again when it changes.
+
+    sha256:9f86d081884c… NAME infer requests=8 images_per_s=50 priority=10
+
+Owns: the file's form, finding the key that was sent, and making a new one. Must not know what a key opens.
+
+A key is 256 random bits, so a plain SHA-256 hides it: nobody can guess one and compare. It is looked up by a hash that
+is keyed anew in each process, so the time this takes says nothing about the hashes in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import math
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+log = logging.getLogger("anychip.access")
+
+Role = Literal["infer", "admin"]
+PREFIX = "ak_"
+LONGEST_KEY = 256
+MAX_FILE_BYTES = 4 * 2**20
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_LOOK_AGAIN_S = 1.0
+
+
+class KeysError(Exception):
+    """The file of keys cannot be used; the message is one plain sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """What one caller may have at once; 0: no limit of its own. `priority`: the highest it may ask for."""
+
+    requests: int = 0
+    bytes: int = 0
+    pixels: int = 0
+    images_per_s: float = 0.0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the file, by its name."""
+
+    name: str
+    role: Role
+    limits: Mapping[str, float]
+    """Those that the file names; the service's hold for the others."""
+
+    def limited(self, defaults: CallerLimits) -> CallerLimits:
+        """The limits of this key."""
+        kinds = {field.name: type(getattr(defaults, field.name)) for field in fields(defaults)}
+        return replace(defaults, **{name: kinds[name](value) for name, value in self.limits.items()})
+
+
+_LIMITS = frozenset(field.name for field in fields(CallerLimits))
+
+
+def digest_of(key: str | bytes) -> bytes:
+    """SHA-256 of a key."""
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
+
+
+def parse(text: str) -> dict[bytes, Key]:
+    """Keys by their SHA-256. Raises KeysError, naming the line and never what stands in it."""
+    found: dict[bytes, Key] = {}
+    names = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) < 3 or not (digest := _DIGEST.fullmatch(words[0].lower())):
+            raise KeysError(f"line {number} is not `sha256:… NAME ROLE`; `anychip keys add` writes such lines")
+        name, role = words[1], cast(Role, words[2])
+        if not _NAME.fullmatch(name):
+            raise KeysError(f"line {number} has a name that is not up to 64 letters, digits, dots, dashes, @")
+        if role not in get_args(Role):
+            raise KeysError(f"line {number} has a role that is neither infer nor admin")
+        key = Key(name, role, _limits(number, words[3:]))
+        hashed = bytes.fromhex(digest[1])
+        if name in names or hashed in found:
+            raise KeysError(f"line {number} has a name or a key that another line has")
+        names.add(name)
+        found[hashed] = key
+    return found
+
+
+def _limits(number: int, words: list[str]) -> dict[str, float]:
+    limits = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if name not in _LIMITS or name in limits or not 0 <= limit <= 1e18:
+            raise KeysError(f"line {number} has a limit that is none of {', '.join(sorted(_LIMITS))}, as NAME=NUMBER")
+        limits[name] = limit
+    return limits
+
+
+def read(path: Path) -> dict[bytes, Key]:
+    """The keys of a file. Raises KeysError."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise KeysError(f"{path} may be written by everybody on this machine; chmod o-w {path}")
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise KeysError(f"{path} cannot be read: {error.strerror}") from None
+    if len(text) > MAX_FILE_BYTES:
+        raise KeysError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return parse(text.decode())
+    except UnicodeDecodeError:
+        raise KeysError(f"{path} is not UTF-8") from None
+    except KeysError as error:
+        raise KeysError(f"{path}: {error}") from None
+
+
+class Keys:
+    """The keys of a file, as it is now."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: in seconds. Raises KeysError."""
+        self.path = path
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._seen = self._stamp()
+        self._looked_s = clock()
+        self._by_hash = self._hashed(read(path))
+
+    def find(self, sent: bytes) -> Key | None:
+        """The key that was sent; None where there is none like it."""
+        self._look_again()
+        if len(sent) > LONGEST_KEY:
+            return None
+        digest = hashlib.sha256(sent).digest()
+        found = self._by_hash.get(self._hash(digest))
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def _hash(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
+
+    def _hashed(self, keys: Mapping[bytes, Key]) -> dict[bytes, tuple[bytes, Key]]:
+        return {self._hash(digest): (digest, key) for digest, key in keys.items()}
+
+    def _look_again(self) -> None:
+        """Read the file again where it has changed. What cannot be read changes nothing: the log says so."""
+        now_s = self._clock()
+        if now_s < self._looked_s + _LOOK_AGAIN_S:
+            return
+        self._looked_s = now_s
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._by_hash = self._hashed(read(self.path))
+        except KeysError as error:
+            log.error("the keys stay as they were: %s", error)
+        else:
+            log.info("%d keys read again from %s", len(self._by_hash), self.path)
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            found = self.path.stat()  # Of what a link leads to: Kubernetes changes that.
+        except OSError:
+            return ()
+        return found.st_ino, found.st_dev, found.st_mtime_ns, found.st_size
+
+
+def add(path: Path, name: str, role: Role) -> str:
+    """Make a key, append its hash to the file (made for its owner alone if need be); returns the key.
+
+    Raises KeysError.
+    """
+    known = read(path) if path.exists() else {}
+    if not _NAME.fullmatch(name):
+        raise KeysError("a name is up to 64 letters, digits, dots, dashes, @")
+    if any(key.name == name for key in known.values()):
+        raise KeysError(f"{path} has a key of the name {name}; remove its line to replace it")
+    key = PREFIX + secrets.token_urlsafe(32)
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            begins = b""
+            if size:
+                file.seek(-1, os.SEEK_END)
+                begins = b"" if file.read(1) == b"\n" else b"\n"
+            file.write(b"%ssha256:%s %s %s\n" % (begins, digest_of(key).hex().encode(), name.encode(), role.encode()))
+    except OSError as error:
+        raise KeysError(f"{path} cannot be written: {error.strerror}") from None
+    return key

@@ -1,0 +1,31 @@
+"""How often something may be begun: a token bucket.
+
+Owns: the arithmetic. Must not know what is begun; the clock is a parameter, in seconds.
+"""
+
+from __future__ import annotations
+
+
+class Pace:
+    """So many a minute, and `burst` at once after a rest; without it, a minute's."""
+
+    __slots__ = ("_left", "_most", "_rate", "_seen_s", "per_minute")
+
+    def __init__(self, per_minute: float, burst: float = 0.0) -> None:
+        self.per_minute = per_minute
+        self._rate = per_minute / 60
+        self._most = burst or max(1.0, per_minute)
+        self._left = self._most
+        self._seen_s = 0.0
+
+    def wait_s(self, now_s: float, size: float = 1) -> float:
+        """Seconds until `size` more may be taken; 0: now. What never fits may be taken once all is there."""
+        self._left = min(self._most, self._left + max(0.0, now_s - self._seen_s) * self._rate)
+        self._seen_s = now_s
+        lacking = min(size, self._most) - self._left
+        return lacking / self._rate if lacking > 0 else 0.0
+
+    def take(self, now_s: float, size: float = 1) -> None:
+        """Count what is begun; to be asked after `wait_s`."""
+        self.wait_s(now_s, 0)
+        self._left -= size

@@ -1,0 +1,136 @@
+"""What each route and each RPC asks of its caller.
+
+Owns: the table. What is not in it is reached by nobody, and a test compares it with the routes and RPCs that there are.
+Must not know keys.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from app.errors import ServiceError
+
+Need = Literal["open", "metrics", "infer", "admin"]
+"""`open`: everybody; `metrics`: everybody where it is set so; `infer`: a key, where there are keys; `admin`: a key of
+that role, at the administration's bind.
+"""
+Bind = Literal["public", "admin"]
+"""Where a request came in."""
+
+ROUTES: dict[str, dict[str, Need]] = {
+    # Whether it lives and is ready: load balancers and kubelets have no key.
+    "/v2/health/live": {"GET": "open"},
+    "/v2/health/ready": {"GET": "open"},
+    "/ping": {"GET": "open"},
+    "/metrics": {"GET": "metrics"},
+    # The pages are the same for everybody and say nothing of this service; what they ask needs a key.
+    "/": {"GET": "open"},
+    "/playground/facts.json": {"GET": "infer"},
+    "/playground/{name:path}": {"GET": "open"},
+    "/docs": {"GET": "open"},
+    "/docs/assets/{path:path}": {"GET": "open", "HEAD": "open"},
+    "/openapi.json": {"GET": "open", "HEAD": "open"},
+    "/v1/models/{model}:predict": {"POST": "infer"},
+    "/v1/models": {"GET": "infer"},
+    "/v1/models/{model}": {"GET": "infer"},
+    "/v1/devices": {"GET": "infer"},
+    "/v1/devices/{device}:release": {"POST": "admin"},
+    "/v1/stats": {"GET": "infer"},
+    "/v1/stats/stream": {"GET": "infer"},
+    "/v2": {"GET": "infer"},
+    "/v2/": {"GET": "infer"},
+    "/v2/stats": {"GET": "infer"},
+    "/v2/models/stats": {"GET": "infer"},
+    "/v2/models/{model}": {"GET": "infer"},
+    "/v2/models/{model}/ready": {"GET": "infer"},
+    "/v2/models/{model}/config": {"GET": "infer"},
+    "/v2/models/{model}/stats": {"GET": "infer"},
+    "/v2/models/{model}/infer": {"POST": "infer"},
+    "/v2/models/{model}/versions/{version}": {"GET": "infer"},
+    "/v2/models/{model}/versions/{version}/ready": {"GET": "infer"},
+    "/v2/models/{model}/versions/{version}/config": {"GET": "infer"},
+    "/v2/models/{model}/versions/{version}/stats": {"GET": "infer"},
+    "/v2/models/{model}/versions/{version}/infer": {"POST": "infer"},
+    "/v2/repository/index": {"POST": "infer"},
+    "/v2/repository/models/{model}/load": {"POST": "admin"},
+    "/v2/repository/models/{model}/unload": {"POST": "admin"},
+    "/models": {"GET": "infer"},
+    "/v1/vision/detection": {"POST": "infer"},
+    "/v1/vision/scene": {"POST": "infer"},
+    "/v1/vision/custom/list": {"POST": "infer"},
+    "/v1/vision/listmodels": {"POST": "infer"},
+    "/v1/vision/custom/{model}": {"POST": "infer"},
+    "/predictions/{model}": {"POST": "infer", "PUT": "infer"},
+    "/predictions/{model}/{version}": {"POST": "infer", "PUT": "infer"},
+}
+"""By path, as the application writes it, and method."""
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+RPCS: dict[str, Need] = {
+    _INFERENCE + "ServerLive": "open",
+    _INFERENCE + "ServerReady": "open",
+    _INFERENCE + "ModelReady": "infer",
+    _INFERENCE + "ServerMetadata": "infer",
+    _INFERENCE + "ModelMetadata": "infer",
+    _INFERENCE + "ModelConfig": "infer",
+    _INFERENCE + "ModelStatistics": "infer",
+    _INFERENCE + "ModelInfer": "infer",
+    _INFERENCE + "ModelStreamInfer": "infer",
+    _INFERENCE + "RepositoryIndex": "infer",
+    _INFERENCE + "RepositoryModelLoad": "admin",
+    _INFERENCE + "RepositoryModelUnload": "admin",
+    "/grpc.health.v1.Health/Check": "open",
+    "/grpc.health.v1.Health/Watch": "open",
+    "/grpc.health.v1.Health/List": "open",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "infer",
+}
+"""By full name."""
+
+_PARAMETER = re.compile(r"\\\{(\w+)(:path)?\\\}")
+_FIXED = {path: needs for path, needs in ROUTES.items() if "{" not in path}
+_OTHER_SPELLING = re.compile(
+    # Control characters, digits, letters, and of signs % - . / \\ _ ~; also a % that encodes nothing.
+    rb"%(?:[01][0-9a-f]|2[5def]|3[0-9]|[46][1-9a-f]|[57][0-9a]|5[cf]|7[ef]|(?![0-9a-f]{2}))",
+    re.IGNORECASE,
+)
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    """As the application matches it: a parameter is one part of the path, with `:path` the rest of it."""
+    named = _PARAMETER.sub(lambda found: f"(?P<{found[1]}>{'.*' if found[2] else '[^/]+'})", re.escape(template))
+    return re.compile(named)
+
+
+_ADMINISTERED = [(_pattern(path), path) for path, needs in ROUTES.items() if "admin" in needs.values()]
+_PATTERNS = [(_pattern(path), needs) for path, needs in ROUTES.items() if "{" in path]
+
+
+def need_of(method: str, path: str) -> Need:
+    """What this method asks at this path. Raises NOT_FOUND where the table has nothing at this path.
+
+    A method that the table does not have needs what the others need: the application then says that it is not allowed.
+    """
+    needs = _FIXED.get(path)
+    if needs is None:
+        needs = next((needs for pattern, needs in _PATTERNS if pattern.fullmatch(path)), None)
+    if needs is None:
+        raise ServiceError("NOT_FOUND", f"there is nothing at {path}; /docs lists what there is")
+    return needs[method] if method in needs else next(iter(needs.values()))
+
+
+def administered(path: str) -> tuple[str, dict[str, str]]:
+    """What a path of the administration does, and to what: `/v2/repository/models/dogs/load` loads the model dogs."""
+    for pattern, template in _ADMINISTERED:
+        if found := pattern.fullmatch(path):
+            return re.split("[/:]", template)[-1], found.groupdict()
+    return "", {}
+
+
+def check_spelling(raw_path: bytes) -> None:
+    """Refuse a path in another spelling than its own: a proxy in front may have taken it for another path.
+
+    Those are encoded slashes, dots, control characters, and letters that need no encoding. Raises NOT_FOUND.
+    """
+    if b"%" in raw_path and _OTHER_SPELLING.search(raw_path):
+        raise ServiceError("NOT_FOUND", "this path is spelt with % where it needs none; nothing is found like this")

@@ -1,0 +1,106 @@
+"""A modest client beside a greedy one: what the greedy one costs it, over HTTP on the null device.
+
+    .venv/bin/python -m benchmarks.fairness --json
+
+The modest client sends one image at a time, the greedy one as many as it is told, from another address. Compared is the
+99th percentile of the modest client's latency beside the greedy one with what it is alone. Owns: this measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from models.sample import IMAGES
+
+AIM = 1.5
+_MODEL = "resnet18"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="What a greedy client costs a modest one.")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default: %(default)g)")
+    parser.add_argument("--greedy", type=int, default=64, help="requests of the greedy client at a time")
+    parser.add_argument("--delay-ms", type=float, default=20.0, help="that a batch takes (default: %(default)g)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as log:
+        null = f"delay_ms={given.delay_ms:g}"
+        options = f"--models {_MODEL} --weights random --port 0 --device null --null {null} --batch-sizes 1,2,4,8"
+        command = [sys.executable, "-m", "app", "serve", *options.split()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as service:
+            try:
+                assert service.stdout is not None
+                found = re.search(r":(\d+)", service.stdout.readline().partition(" at ")[2])
+                if found is None:
+                    raise SystemExit("the service did not start")
+                report = asyncio.run(measure(int(found[1]), given.seconds, given.greedy))
+            finally:
+                service.terminate()
+    if given.json:
+        print(json.dumps(report, indent=2))
+    else:
+        for name, value in report.items():
+            print(f"{name:28} {value:10.2f}")
+    print(f"aim: at most {AIM} times: {'met' if report['ratio'] <= AIM else 'missed'}", file=sys.stderr)
+
+
+async def measure(port: int, seconds: float, greedy: int) -> dict[str, float]:
+    """The modest client alone, then beside the greedy one."""
+    image = min(IMAGES.glob("*.jpg"), key=lambda path: path.stat().st_size).read_bytes()
+    await client(port, "127.0.0.1", image, 1.0)
+    alone_s = sorted(await client(port, "127.0.0.1", image, seconds))
+    crowd = [asyncio.create_task(client(port, "127.0.0.2", image, seconds + 2)) for _ in range(greedy)]
+    await asyncio.sleep(1)
+    beside_s = sorted(await client(port, "127.0.0.1", image, seconds))
+    theirs = [latency for each in await asyncio.gather(*crowd) for latency in each]
+    return {
+        "alone_p50_ms": _percentile(alone_s, 0.5) * 1e3,
+        "alone_p99_ms": _percentile(alone_s, 0.99) * 1e3,
+        "beside_p50_ms": _percentile(beside_s, 0.5) * 1e3,
+        "beside_p99_ms": _percentile(beside_s, 0.99) * 1e3,
+        "ratio": _percentile(beside_s, 0.99) / _percentile(alone_s, 0.99),
+        "greedy_images_per_s": len(theirs) / (seconds + 2),
+        "greedy_p50_ms": _percentile(sorted(theirs), 0.5) * 1e3,
+    }
+
+
+async def client(port: int, address: str, image: bytes, seconds: float) -> list[float]:
+    """Latencies in seconds of one request after the other from an address; those that were refused do not count."""
+    head = f"POST /v1/models/{_MODEL}:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
+    request = f"{head}Content-Length: {len(image)}\r\n\r\n".encode() + image
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    latencies_s = []
+    ends_s = time.monotonic() + seconds
+    try:
+        while time.monotonic() < ends_s:
+            began_s = time.monotonic()
+            writer.write(request)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", answer)
+            assert length
+            await reader.readexactly(int(length[1]))
+            if answer.startswith(b"HTTP/1.1 200"):
+                latencies_s.append(time.monotonic() - began_s)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+    return latencies_s
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+if __name__ == "__main__":
+    main()

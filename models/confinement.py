@@ -1,0 +1,305 @@
+"""What a process may no longer do once it reads what nobody trusts: files that are programs, images of strangers.
+
+    limits of resources ─► landlock: which files ─► seccomp: which system calls
+
+Owns: these three of Linux, taken on for good by the process that asks. Must not know what the process is for. Where the
+kernel lacks one, the others hold, and `what_there_is` says so.
+
+System calls are named by number, so only x86-64 and AArch64 are known here; elsewhere there is no filter. Numbers are
+those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h; layouts those of
+linux/landlock.h, linux/seccomp.h and linux/filter.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import resource
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MACHINE = platform.machine()
+_COLUMN = {"x86_64": 0, "aarch64": 1}.get(_MACHINE)
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+
+
+def _table(text: str) -> Mapping[str, tuple[int | None, int | None]]:
+    found = {}
+    for entry in text.split(","):
+        name, *numbers = entry.split()
+        first, second = (None if number == "-" else int(number) for number in numbers)
+        found[name] = (first, second)
+    return found
+
+
+def _words(text: str) -> Sequence[str]:
+    return text.split()
+
+
+_NUMBERS = _table(
+    """
+    read 0 63, write 1 64, readv 19 65, writev 20 66, close 3 57, fstat 5 80, lseek 8 62, mmap 9 222,
+    mprotect 10 226, munmap 11 215, brk 12 214, mremap 25 216, msync 26 227, madvise 28 233, rt_sigaction 13 134,
+    rt_sigprocmask 14 135, rt_sigreturn 15 139, sigaltstack 131 132, sched_yield 24 124, poll 7 -, ppoll 271 73,
+    nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, gettimeofday 96 169, futex 202 98,
+    getpid 39 172, gettid 186 178, getppid 110 173, exit 60 93, exit_group 231 94, restart_syscall 219 128,
+    getrandom 318 278, recvfrom 45 207, sendto 44 206, recvmsg 47 212, sendmsg 46 211, getrusage 98 165,
+    sysinfo 99 179, times 100 153, sched_getaffinity 204 123, set_robust_list 273 99, rseq 334 293,
+    membarrier 324 283, tgkill 234 131, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177,
+    fork 57 -, vfork 58 -, clone 56 220, clone3 435 435, execve 59 221, execveat 322 281, socket 41 198,
+    socketpair 53 199, connect 42 203, bind 49 200, listen 50 201, accept 43 202, accept4 288 242,
+    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, pidfd_open 434 434, pidfd_getfd 438 438,
+    pidfd_send_signal 424 424, kill 62 129, tkill 200 130, mount 165 40, umount2 166 39, pivot_root 155 41,
+    chroot 161 51, unshare 272 97, setns 308 268, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282,
+    io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, keyctl 250 219, add_key 248 217,
+    request_key 249 218, init_module 175 105, finit_module 313 273, kexec_load 246 104, reboot 169 142,
+    swapon 167 224, setuid 105 146, setgid 106 144, setresuid 117 147, setresgid 119 149, memfd_create 319 279
+    """
+)
+"""Of each call on x86-64 and on AArch64; None where there is no such call."""
+
+_DECODING = _words(
+    """
+    read write readv writev close fstat lseek mmap mprotect munmap brk mremap msync madvise rt_sigaction
+    rt_sigprocmask rt_sigreturn sigaltstack sched_yield poll ppoll nanosleep clock_nanosleep clock_gettime
+    gettimeofday futex getpid gettid getppid exit exit_group restart_syscall getrandom recvfrom sendto recvmsg
+    sendmsg getrusage sysinfo times sched_getaffinity set_robust_list rseq membarrier getuid geteuid getgid
+    getegid
+    """
+)
+"""All that a process needs that computes on memory it has and talks over sockets that it has."""
+
+_NEVER = _words(
+    """
+    fork vfork execve execveat socket socketpair connect bind listen accept accept4 ptrace process_vm_readv
+    process_vm_writev pidfd_open pidfd_getfd pidfd_send_signal kill tkill mount umount2 pivot_root chroot
+    unshare setns bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key
+    request_key init_module finit_module kexec_load reboot swapon setuid setgid setresuid setresgid
+    """
+)
+"""What no network of a file needs: other programs, other processes, the network, the system."""
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 38, 4
+_SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = {"x86_64": 317}.get(_MACHINE, 277), 1, 1
+_CAPSET = {"x86_64": 126}.get(_MACHINE, 91)
+_CAPABILITY_VERSION_3 = 0x20080522
+_READ_ANY_FILE = 1 << 1 | 1 << 2
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root goes on reading files of others, where Landlock lets it."""
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_RET_ALLOW, _RET_ERRNO = 0x7FFF0000, 0x00050000
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_CLONE_THREAD = 0x00010000
+
+# linux/landlock.h: rights over files, by the version that brought them.
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_RIGHTS_V1 = (1 << 13) - 1
+_RIGHTS = {1: _RIGHTS_V1, 2: _RIGHTS_V1 | 1 << 13, 3: _RIGHTS_V1 | 3 << 13, 4: _RIGHTS_V1 | 3 << 13}
+_RIGHTS_NEWEST = _RIGHTS_V1 | 7 << 13  # From version 5 on: ioctl on devices, too.
+_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
+_NET_TCP = 3  # bind, connect; from version 4 on
+_SCOPES = 3  # abstract sockets, signals; from version 6 on
+
+
+@dataclass(frozen=True, slots=True)
+class WhatThereIs:
+    """Of this kernel: the version of landlock (0: none), and whether system calls can be filtered."""
+
+    landlock: int
+    seccomp: bool
+
+
+def what_there_is() -> WhatThereIs:
+    """What this kernel has; asks it, and changes nothing."""
+    libc = _libc()
+    if libc is None or _COLUMN is None:
+        return WhatThereIs(0, seccomp=False)
+    version = max(0, libc.syscall(_LANDLOCK_CREATE, None, 0, 1))
+    action = ctypes.c_uint32(_RET_ERRNO)
+    return WhatThereIs(version, libc.syscall(_SECCOMP, 2, 0, ctypes.byref(action)) == 0)
+
+
+def confine_decoder(memory_bytes: int) -> None:
+    """No files, no sockets but those it has, no processes, no threads. Whatever else it asks for is refused (EPERM).
+
+    `memory_bytes`: how much address space it may take beyond what it has.
+    """
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit_memory(memory_bytes)
+    libc = _ready()
+    if libc is None:
+        return
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # Another process of this user can no longer trace it either.
+    _drop_capabilities(libc, 0)
+    _restrict_files(libc, (), ())
+    _filter(libc, _allowing(_DECODING))
+
+
+def confine_program(
+    readable: Iterable[Path], writable: Iterable[Path], *, memory_bytes: int | None, seconds: int | None = None
+) -> None:
+    """No other programs or processes, no sockets; of files those in `readable`, and in `writable` more than read.
+
+    For a process that runs what a file says. `memory_bytes`: as for decoders, None: unlimited; `seconds`: of processor.
+    """
+    _limit(resource.RLIMIT_CORE, 0)
+    if memory_bytes is not None:
+        _limit_memory(memory_bytes)
+    if seconds is not None:
+        _limit(resource.RLIMIT_CPU, seconds)
+    libc = _ready()
+    if libc is None:
+        return
+    _drop_capabilities(libc, _READ_ANY_FILE)
+    _restrict_files(libc, readable, writable)
+    _filter(libc, _refusing(_NEVER))
+
+
+def _libc() -> ctypes.CDLL | None:
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.syscall.restype = ctypes.c_long
+        _ = libc.prctl
+    except (OSError, AttributeError):
+        return None
+    return libc
+
+
+def _ready() -> ctypes.CDLL | None:
+    """What both of the kernel's means ask for first: privileges never grow again. None: they are not there."""
+    libc = _libc()
+    if libc is None or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return None
+    return libc
+
+
+def _drop_capabilities(libc: ctypes.CDLL, kept: int) -> None:
+    """Of a thread of root's: with all of them it could read any process's memory through /proc (CAP_PERFMON)."""
+    header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
+    libc.syscall(_CAPSET, header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))
+
+
+def _limit(kind: int, most: int) -> None:
+    with contextlib.suppress(ValueError, OSError):  # It is lower already.
+        resource.setrlimit(kind, (most, most))
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
+
+
+def _restrict_files(libc: ctypes.CDLL, readable: Iterable[Path], writable: Iterable[Path]) -> None:
+    version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
+    if version < 1:
+        return
+    rights = _RIGHTS.get(version, _RIGHTS_NEWEST)
+    attributes = struct.pack("<QQQ", rights, _NET_TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = libc.syscall(_LANDLOCK_CREATE, attributes, size, 0)
+    if rules < 0:
+        return
+    try:
+        for path in readable:
+            _allow_beneath(libc, rules, path, rights & (_EXECUTE | _READ_FILE | _READ_DIR))
+        for path in writable:
+            _allow_beneath(libc, rules, path, rights & ~_EXECUTE)
+        if libc.syscall(_LANDLOCK_RESTRICT, rules, 0) != 0:
+            raise OSError(ctypes.get_errno(), "landlock refuses its own rules")
+    finally:
+        os.close(rules)
+
+
+def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # What is not there needs no permission.
+    try:
+        if not path.is_dir():
+            rights &= _OF_A_FILE
+        rule = struct.pack("<Qi", rights, beneath)
+        if libc.syscall(_LANDLOCK_ADD, rules, 1, rule, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"landlock refuses {path}")
+    finally:
+        os.close(beneath)
+
+
+Instruction = tuple[int, int, int, int]
+"""Of a classic BPF program: code, jump if true, jump if false, operand."""
+
+
+def _number(name: str) -> int | None:
+    assert _COLUMN is not None
+    return _NUMBERS[name][_COLUMN]
+
+
+def _begin() -> list[Instruction]:
+    """Refuse calls of another architecture (32-bit, x32), whose numbers mean something else; then load the number."""
+    refuse = (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[_MACHINE]), refuse, (_LOAD, 0, 0, 0)]
+    if _MACHINE == "x86_64":
+        program += [(_AT_LEAST, 0, 1, _X32_BIT), refuse]
+    return program
+
+
+def _clones() -> list[Instruction]:
+    """Threads may be made and processes not. clone3 hides its flags in memory: ENOSYS has glibc ask clone instead."""
+    clone, clone3 = _number("clone"), _number("clone3")
+    assert clone is not None
+    assert clone3 is not None
+    return [
+        (_EQUAL, 0, 1, clone3),
+        (_RETURN, 0, 0, _RET_ERRNO | errno.ENOSYS),
+        (_EQUAL, 0, 4, clone),
+        (_LOAD, 0, 0, 16),  # The lower half of the first argument.
+        (_ANY_BIT, 1, 0, _CLONE_THREAD),
+        (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
+        (_RETURN, 0, 0, _RET_ALLOW),
+    ]
+
+
+def _allowing(names: Sequence[str]) -> list[Instruction]:
+    program = _begin()
+    for name in names:
+        if (number := _number(name)) is not None:
+            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ALLOW)]
+    for name in ("kill", "tkill", "tgkill"):  # A library that ends its own process may; nobody else is signalled.
+        number = _number(name)
+        assert number is not None
+        program += [
+            (_EQUAL, 0, 4, number),
+            (_LOAD, 0, 0, 16),  # The lower half of the first argument.
+            (_EQUAL, 0, 1, os.getpid()),
+            (_RETURN, 0, 0, _RET_ALLOW),
+            (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
+        ]
+    return [*program, (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+
+
+def _refusing(names: Sequence[str]) -> list[Instruction]:
+    program = _begin()
+    for name in names:
+        if (number := _number(name)) is not None:
+            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+    return [*program, *_clones(), (_RETURN, 0, 0, _RET_ALLOW)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+def _filter(libc: ctypes.CDLL, program: Sequence[Instruction]) -> None:
+    """For every thread that there is. Without a filter in the kernel nothing happens. Raises OSError."""
+    if not what_there_is().seccomp:
+        return
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *each) for each in program))
+    described = _Program(len(program), ctypes.cast(code, ctypes.c_void_p))
+    if libc.syscall(_SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(described)) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel refuses the filter of system calls")

@@ -1,0 +1,176 @@
+"""Who may ask a running service for what: every route and RPC, with every key, at both of its addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import httpx
+import pytest
+
+from app.access import keys
+from app.access.rules import ROUTES, RPCS
+from tests.support.images import GREY, JPEG
+from tests.support.load import WAIT_S
+from tests.support.null_service import MODEL, PREDICT, serving
+from tests.support.service_process import free_port
+
+CALLERS = ("nobody", "wrong", "infer", "admin")
+BINDS = ("public", "admin")
+ONLY_ONE = {"Watch", "ModelStreamInfer", "ServerReflectionInfo"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A service with keys, these, and the addresses of HTTP and gRPC by bind."""
+    folder = tmp_path_factory.mktemp("guarded")
+    file = folder / "keys.txt"
+    made = {"wrong": "ak_wrong", "infer": keys.add(file, "cam", "infer"), "admin": keys.add(file, "ops", "admin")}
+    ports = {"public": free_port(), "admin": free_port()}
+    options = ("--api-keys-file", str(file), "--compat", "deepstack", "--grpc-port", str(ports["public"]))
+    with serving(folder, "", *options, "--admin-grpc-port", str(ports["admin"])) as service:
+        yield service, made, {"public": service.url, "admin": service.admin_url}, ports
+
+
+def expected(need, who, bind, *, open_code, refused, forbidden):
+    """What a caller gets; `open_code` stands for anything but a refusal."""
+    if need == "open":
+        return open_code
+    if need == "admin" and bind == "public":
+        return forbidden
+    if who in ("nobody", "wrong"):
+        return refused
+    return forbidden if need == "admin" and who == "infer" else open_code
+
+
+def filled(path):
+    for name in ("model", "device", "version", "name:path", "path:path"):
+        path = path.replace(f"{{{name}}}", "nobody")
+    return path
+
+
+def headers_of(made, who):
+    return {} if who == "nobody" else {"Authorization": f"Bearer {made[who]}"}
+
+
+@pytest.mark.parametrize("bind", BINDS)
+@pytest.mark.parametrize("who", CALLERS)
+def test_every_route_answers_whom_it_should(guarded, who, bind):
+    _, made, urls, _ = guarded
+    found, wanted = {}, {}
+    with httpx.Client(base_url=urls[bind], timeout=WAIT_S, headers=headers_of(made, who)) as client:
+        for path, needs in ROUTES.items():
+            for method, need in needs.items():
+                with client.stream(method, filled(path)) as answer:
+                    passed = answer.status_code not in (401, 403)
+                    found[method, path] = "passed" if passed else answer.status_code
+                need = "infer" if need == "metrics" else need  # noqa: PLW2901
+                wanted[method, path] = expected(need, who, bind, open_code="passed", refused=401, forbidden=403)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("bind", BINDS)
+@pytest.mark.parametrize("who", CALLERS)
+def test_every_rpc_answers_whom_it_should(guarded, who, bind):
+    _, made, _, ports = guarded
+    metadata = () if who == "nobody" else (("authorization", f"Bearer {made[who]}"),)
+    found, wanted = {}, {}
+    with grpc.insecure_channel(f"127.0.0.1:{ports[bind]}") as channel:
+        for name, need in RPCS.items():
+            if name.endswith("/Watch"):
+                call = channel.unary_stream(name)(b"", timeout=WAIT_S, metadata=metadata)
+            else:
+                call = channel.stream_stream(name)(iter([b""]), timeout=WAIT_S, metadata=metadata)
+            try:
+                next(call, None)
+                code = "passed"
+            except grpc.RpcError as error:
+                code = error.code().name
+            call.cancel()
+            found[name] = code if code in ("UNAUTHENTICATED", "PERMISSION_DENIED") else "passed"
+            words = {"refused": "UNAUTHENTICATED", "forbidden": "PERMISSION_DENIED"}
+            wanted[name] = expected(need, who, bind, open_code="passed", **words)
+    assert found == wanted
+
+
+def audit(service):
+    lines = [line for line in service.log.read_text().splitlines() if '"anychip.audit"' in line]
+    return [json.loads(line) for line in lines]
+
+
+def test_every_call_of_the_administration_is_in_the_audit(guarded):
+    service, made, urls, ports = guarded
+    before = len(audit(service))
+    path = f"/v2/repository/models/{MODEL}/load"
+    for who in ("nobody", "infer", "admin"):
+        httpx.post(urls["admin"] + path, headers=headers_of(made, who), timeout=WAIT_S)
+    httpx.post(urls["public"] + path, headers=headers_of(made, "admin"), timeout=WAIT_S)
+    httpx.post(urls["admin"] + "/v1/devices/x:release", headers=headers_of(made, "admin"), timeout=WAIT_S)
+    with grpc.insecure_channel(f"127.0.0.1:{ports['admin']}") as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")
+        with pytest.raises(grpc.RpcError, match="nobody"):
+            call(b"\x12\x06nobody", timeout=WAIT_S, metadata=(("x-api-key", made["admin"]),))
+    lines = audit(service)[before:]
+    found = [(each["message"], each["key"], each.get("model") or each["device"], each["outcome"]) for each in lines]
+    assert found == [
+        ("load", "", MODEL, "UNAUTHORIZED"),
+        ("load", "cam", MODEL, "FORBIDDEN"),
+        ("load", "ops", MODEL, "OK"),
+        ("load", "", MODEL, "FORBIDDEN"),
+        ("release", "ops", "x", "NOT_FOUND"),
+        ("unload", "ops", "nobody", "MODEL_NOT_FOUND"),
+    ]
+    assert not any(key in service.log.read_text() for key in (made["infer"], made["admin"]))
+
+
+def test_a_key_opens_the_hot_routes_and_both_headers_hold_it(guarded):
+    service, made, *_ = guarded
+    url = service.url + PREDICT
+    for headers in ({"Authorization": f"bearer {made['infer']}"}, {"X-Api-Key": made["infer"]}):
+        assert httpx.post(url, content=GREY, headers={**JPEG, **headers}, timeout=WAIT_S).status_code == 200
+    refused = httpx.post(url, content=GREY, headers=JPEG, timeout=WAIT_S)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null", "Content-Type": "text/plain"}, {"Host": "rebound.example"}],
+)
+def test_no_web_page_administers(guarded, headers):
+    service, made, urls, _ = guarded
+    path = f"/v2/repository/models/{MODEL}/unload"
+    answer = httpx.post(urls["admin"] + path, headers={**headers, **headers_of(made, "admin")}, timeout=WAIT_S)
+    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+    assert audit(service)[-1]["outcome"] == "FORBIDDEN"
+
+
+@pytest.mark.parametrize("path", [f"/v2%2Frepository/models/{MODEL}/unload", f"/v2/repository/models/{MODEL}/%75nload"])
+def test_other_spellings_lead_nowhere(guarded, path):
+    _, made, urls, _ = guarded
+    for url in urls.values():
+        answer = httpx.post(url + path, headers=headers_of(made, "admin"), timeout=WAIT_S)
+        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+
+
+async def test_loads_never_queue_up_and_are_not_too_frequent(tmp_path):
+    path = f"/v2/repository/models/{MODEL}/load"
+    with serving(tmp_path, "import_ms=500", "--changes-per-minute", "2") as service:
+        async with httpx.AsyncClient(base_url=service.admin_url, timeout=WAIT_S) as client:
+            answers = await asyncio.gather(*(client.post(path) for _ in range(6)))
+            codes = [answer.status_code for answer in answers]
+            assert sorted(codes) == [200, *[429] * 5]
+            assert all("another" in each.json()["error"] for each in answers if each.status_code == 429)
+            assert (await client.post(path)).status_code == 200
+            too_soon = await client.post(path)
+            assert too_soon.status_code == 429
+            assert 0 < int(too_soon.headers["retry-after"]) <= 60
+        assert httpx.post(service.url + path, timeout=WAIT_S).status_code == 403
+
+
+def test_without_keys_administration_is_where_it_was_asked_for(tmp_path):
+    path = f"/v2/repository/models/{MODEL}/unload"
+    with serving(tmp_path, "", "--admin", "off") as service:
+        assert httpx.post(service.url + path, timeout=WAIT_S).status_code == 403
+        with pytest.raises(AssertionError, match="no administration"):
+            _ = service.admin_url

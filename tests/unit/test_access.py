@@ -1,0 +1,293 @@
+"""Who may ask for what: keys, spellings of paths, names of hosts, and a table that has every route and RPC."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.access import keys
+from app.access.access import Access, KeyForbiddenError, check_exposure
+from app.access.hosts import Hosts, is_loopback
+from app.access.pace import Pace
+from app.access.rules import ROUTES, RPCS, administered, check_spelling, need_of
+from app.config import Settings
+from app.errors import ServiceError
+from app.http.application import add_routes
+
+ADMIN_PATH = "/v2/repository/models/dogs/unload"
+
+
+def routes(app: Any) -> Iterator[tuple[str, str]]:
+    """Path and method of all that an application answers."""
+    for route in app.routes:
+        inner = getattr(route, "original_router", None) or getattr(route, "app", None)
+        if getattr(inner, "routes", None):
+            yield from routes(inner)
+        elif getattr(route, "methods", None):
+            yield from ((route.path, method) for method in route.methods)
+        else:
+            assert type(inner).__name__ == "StaticFiles", route
+            yield from ((f"{route.path}/{{path:path}}", method) for method in ("GET", "HEAD"))
+
+
+def test_every_route_has_a_rule_and_every_rule_a_route() -> None:
+    app = FastAPI(docs_url=None, redoc_url=None)
+    add_routes(app, playground=True, compat=("deepstack",))
+    assert set(routes(app)) == {(path, method) for path, needs in ROUTES.items() for method in needs}
+
+
+def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
+    grpc_server = pytest.importorskip("app.grpc.server")
+    services = grpc_server.health_pb2.DESCRIPTOR.services_by_name.values()
+    reflected = grpc_server.reflection_pb2.DESCRIPTOR.services_by_name.values()
+    names = {
+        f"/{each.full_name}/{method.name}" for one in (services, reflected) for each in one for method in each.methods
+    }
+    names |= {f"/{grpc_server.SERVICE}/{name}" for name in grpc_server.METHODS}
+    assert set(RPCS) == names
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/repository", "/V2/repository/index", "//v2", "/v2/models/a/../b/infer/x", "/x\n"]
+)
+def test_what_is_not_in_the_table_is_nowhere(path: str) -> None:
+    with pytest.raises(ServiceError, match="nothing") as refused:
+        need_of("GET", path)
+    assert refused.value.code == "NOT_FOUND"
+
+
+def test_a_method_without_a_rule_needs_what_the_others_need() -> None:
+    assert need_of("DELETE", ADMIN_PATH) == "admin"
+    assert need_of("GET", "/v1/models/x:predict") == "infer"
+    assert administered(ADMIN_PATH) == ("unload", {"model": "dogs"})
+    assert administered("/v1/devices/cpu:0:release") == ("release", {"device": "cpu:0"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v2%2Frepository/models/x/unload",
+        b"/v2/repository/models/x/%75nload",
+        b"/v2/%2e%2e/x",
+        b"/a%5cb",
+        b"/%0a",
+        b"/%1bx",
+        b"/%00",
+        b"/%7f",
+        b"/a%252fb",
+        b"/%",
+        b"/%g0",
+        b"/%2",
+    ],
+)
+def test_other_spellings_of_a_path_lead_nowhere(path: bytes) -> None:
+    with pytest.raises(ServiceError) as refused:
+        check_spelling(path)
+    assert refused.value.code == "NOT_FOUND"
+
+
+@given(st.integers(0, 255))
+def test_only_what_needs_it_may_be_spelt_with_a_percent_sign(byte: int) -> None:
+    unreserved = chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "-._~/\\%")
+    refused = unreserved or byte < 32 or byte == 127
+    for spelling in (b"/a%%%02x" % byte, b"/a%%%02X" % byte):
+        try:
+            check_spelling(spelling)
+        except ServiceError:
+            assert refused, spelling
+        else:
+            assert not refused, spelling
+
+
+@pytest.mark.parametrize(
+    ("header", "named", "loopback", "accepted"),
+    [
+        (b"localhost:8000", (), True, True),
+        (b"127.0.0.1:8000", (), True, True),
+        (b"[::1]:8000", (), True, True),
+        (b"app.localhost", (), True, True),
+        (b"LOCALHOST.", (), True, True),
+        (b"", (), True, True),
+        (b"evil.example", (), True, False),
+        (b"localhost.evil", (), True, False),
+        (b"1.2.3.4.x", (), True, False),
+        (b"evil.example", (), False, True),
+        (b"evil.example", ("api.example",), False, False),
+        (b"API.example:443", ("api.example",), False, True),
+        (b"a.b.example", ("*.b.example",), False, True),
+        (b"b.example", ("*.b.example",), False, False),
+        (b"any", ("*",), True, True),
+        (b"\xff\xfe", (), True, False),
+        (b"evil.example:80:80", (), True, False),
+        (b"localhost@evil", (), True, False),
+    ],
+)
+def test_names_of_hosts(header: bytes, named: tuple[str, ...], loopback: bool, accepted: bool) -> None:
+    hosts = Hosts(named, loopback=loopback)
+    assert hosts.accepts(header) is accepted
+    assert hosts.accepts(header) is accepted, "asked again"
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.9.1", "::1", "[::1]")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.txt"
+
+
+def test_a_new_key_opens_and_its_file_does_not_hold_it(file: Path) -> None:
+    key = keys.add(file, "camera-7", "infer")
+    file.write_bytes(file.read_bytes().rstrip() + b" priority=5 images_per_s=2.5")  # No line end: the next begins one.
+    other = keys.add(file, "ops", "admin")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert key not in file.read_text()
+    known = keys.Keys(file)
+    found = known.find(key.encode())
+    assert found is not None
+    assert (found.name, found.role) == ("camera-7", "infer")
+    assert found.limited(keys.CallerLimits(requests=3, priority=0)) == keys.CallerLimits(
+        requests=3, priority=5, images_per_s=2.5
+    )
+    ops = known.find(other.encode())
+    assert ops is not None
+    assert ops.role == "admin"
+    for wrong in (b"", key.encode()[:-1], key.encode() + b"x", b"x" * 10_000, keys.digest_of(key)):
+        assert known.find(wrong) is None
+    with pytest.raises(keys.KeysError, match="camera-7"):
+        keys.add(file, "camera-7", "infer")
+
+
+def test_the_file_is_read_again_when_it_changes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    first = keys.add(file, "first", "infer")
+    known = keys.Keys(file, clock=lambda: now_s)
+    second = keys.add(file, "second", "infer")
+    assert known.find(second.encode()) is None, "it looks once a second"
+    now_s = 2.0
+    assert known.find(second.encode()) is not None
+    file.write_text("what is this")
+    now_s = 4.0
+    assert known.find(first.encode()) is not None, "a broken file changes nothing"
+    assert "line 1" in caplog.text
+    assert "what is this" not in caplog.text
+    replaced = file.with_name("new")
+    third = keys.add(replaced, "third", "infer")
+    replaced.replace(file)
+    now_s = 6.0
+    assert known.find(third.encode()) is not None
+    assert known.find(first.encode()) is None, "it was taken out"
+
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        f"{DIGEST} name",
+        f"{DIGEST} name root",
+        f"{DIGEST} na/me infer",
+        f"{DIGEST[:-1]} name infer",
+        f"{DIGEST} a infer requests",
+        f"{DIGEST} a infer requests=x",
+        f"{DIGEST} a infer requests=-1",
+        f"{DIGEST} a infer requests=nan",
+        f"{DIGEST} a infer speed=1",
+        f"{DIGEST} a infer requests=1 requests=1",
+        f"{DIGEST} a infer\n{DIGEST} b infer",
+        f"{DIGEST} a infer\nsha256:{'cd' * 32} a infer",
+    ],
+)
+def test_lines_that_make_no_sense_are_named_and_not_repeated(text: str) -> None:
+    with pytest.raises(keys.KeysError, match=r"line [12]") as refused:
+        keys.parse(text)
+    assert "ab" * 8 not in str(refused.value)
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
+def test_any_text_is_keys_or_refused(text: str) -> None:
+    try:
+        keys.parse(text)
+    except keys.KeysError:
+        return
+
+
+def test_a_file_that_everybody_may_write_is_refused(file: Path) -> None:
+    keys.add(file, "a", "infer")
+    file.chmod(0o666)
+    with pytest.raises(keys.KeysError, match="everybody"):
+        keys.read(file)
+    with pytest.raises(keys.KeysError, match="cannot be read"):
+        keys.read(file.with_name("nowhere"))
+    assert not os.path.exists(file.with_name("nowhere"))
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(**given)
+
+
+def test_keys_do_not_cross_a_network_in_the_clear(file: Path) -> None:
+    keys.add(file, "a", "infer")
+    given = {"api_keys_file": str(file), "host": "0.0.0.0"}
+    with pytest.raises(keys.KeysError, match="insecure-keys"):
+        check_exposure(settings(**given))
+    check_exposure(settings(**given, insecure_keys=True))
+    check_exposure(settings(**{**given, "host": "127.0.0.1"}))
+    check_exposure(settings(host="0.0.0.0"))
+
+
+def test_who_asks_and_how_it_is_counted(file: Path) -> None:
+    infer_key, admin_key = keys.add(file, "cam", "infer"), keys.add(file, "ops", "admin")
+    access = Access(settings(api_keys_file=str(file)))
+    bearer = [(b"host", b"localhost"), (b"authorization", b"bearer " + infer_key.encode())]
+    asked = access.admit("infer", "public", bearer, "10.0.0.1")
+    assert (asked.name, asked.key) == ("key:cam", "cam")
+    by_header = [(b"x-api-key", admin_key.encode())]
+    assert access.admit("admin", "admin", by_header, "").key == "ops"
+    assert access.admit("open", "public", [], "10.0.0.1").name == "10.0.0.1"
+    with pytest.raises(KeyForbiddenError) as forbidden:
+        access.admit("admin", "admin", bearer, "")
+    assert forbidden.value.key == "cam"
+    for need in ("infer", "metrics"):
+        with pytest.raises(ServiceError) as refused:
+            access.admit(need, "public", [], "")
+        assert refused.value.code == "UNAUTHORIZED"
+    open_metrics = Access(settings(api_keys_file=str(file), metrics_without_key=True))
+    assert open_metrics.admit("metrics", "public", [], "1.2.3.4").name == "1.2.3.4"
+
+
+@pytest.mark.parametrize("need", ["open", "infer", "admin"])
+def test_no_web_page_reaches_the_administration(need: Any) -> None:
+    for mode, bind in (("loopback", "admin"), ("port", "public")):
+        access = Access(settings(admin=mode))
+        access.admit(need, bind, [(b"host", b"127.0.0.1:8002")], "127.0.0.1")  # type: ignore[arg-type]
+        origin = [(b"host", b"127.0.0.1:8002"), (b"origin", b"null")]
+        if need != "admin" and bind == "public":
+            continue
+        with pytest.raises(ServiceError, match="web page"):
+            access.admit(need, bind, origin, "127.0.0.1")  # type: ignore[arg-type]
+    with pytest.raises(ServiceError, match="allowed-hosts"):
+        Access(settings(host="0.0.0.0")).admit(need, "admin", [(b"host", b"rebound.example")], "127.0.0.1")
+
+
+def test_so_many_a_minute_and_no_more() -> None:
+    pace = Pace(60)
+    for _ in range(60):
+        assert pace.wait_s(100.0) == 0
+        pace.take(100.0)
+    assert pace.wait_s(100.0) == pytest.approx(1)
+    assert pace.wait_s(100.5) == pytest.approx(0.5)
+    assert pace.wait_s(101.0) == 0
+    assert pace.wait_s(10_000.0, 1e9) == 0, "what is more than ever fits waits for all there is, not for ever"

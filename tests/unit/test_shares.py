@@ -1,0 +1,129 @@
+"""What one caller may have under way, and that it is all given back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.access.access import Caller
+from app.access.keys import CallerLimits
+from app.access.shares import Shares
+from app.errors import ServiceError
+from app.scheduling.scheduler import Scheduler
+
+
+def caller(name: str = "a", **limits: float) -> Caller:
+    return Caller(name, CallerLimits(**limits))  # type: ignore[arg-type]
+
+
+def refused(attempt: object, *arguments: object) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        attempt(*arguments)  # type: ignore[operator]
+    return caught.value
+
+
+def test_so_many_requests_at_a_time_of_each_caller() -> None:
+    shares = Shares()
+    busy = caller(requests=2)
+    with shares.request(busy), shares.request(busy):
+        assert refused(shares.request(busy).__enter__).code == "QUEUE_FULL"
+        with shares.request(caller("b", requests=2)):
+            pass
+    with shares.request(busy):
+        pass
+    assert len(shares) == 0, "who asks nothing is forgotten"
+
+
+def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
+    shares = Shares()
+    limited = caller(bytes=100, pixels=1000)
+    with shares.request(limited) as first:
+        first.hold_bytes(60)
+        first.hold_pixels(900)
+        with shares.request(limited) as second:
+            assert "100 bytes" in refused(second.hold_bytes, 41).message
+            second.hold_bytes(40)
+            assert "1000 pixels" in refused(second.hold_pixels, 101).message
+    with shares.request(limited) as third:
+        third.hold_bytes(100)
+        third.hold_pixels(1000)
+        assert third.counts_pixels
+    assert not caller().limits.pixels
+
+
+def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("app.access.shares.time.monotonic", lambda: now_s)
+    shares = Shares()
+    limited = caller(images_per_s=4)
+    with shares.request(limited) as portion:
+        portion.admit_images(4)
+        error = refused(portion.admit_images, 2)
+        assert (error.code, error.retry_after_s) == ("QUEUE_FULL", 1)
+    assert len(shares) == 1, "its rate is remembered"
+    now_s += 0.5
+    with shares.request(limited) as portion:
+        portion.admit_images(2)
+        assert refused(portion.admit_images, 1).code == "QUEUE_FULL"
+    now_s += 10
+    with shares.request(limited) as portion:
+        portion.admit_images(1)
+    now_s += 10
+    with shares.request(limited):
+        pass
+    assert len(shares) == 0
+
+
+def test_priorities_are_for_those_who_may() -> None:
+    with Shares().request(caller(priority=5)) as portion:
+        portion.check_priority(5)
+        portion.check_priority(-100)
+        assert refused(portion.check_priority, 6).code == "FORBIDDEN"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 50)), max_size=40))
+def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
+    shares = Shares()
+    for name, size, pixels in asked:
+        try:
+            with shares.request(caller(name, bytes=40, pixels=40, requests=1)) as portion:
+                portion.hold_bytes(size)
+                portion.hold_pixels(pixels)
+        except ServiceError:
+            pass
+    assert len(shares) == 0
+
+
+def scheduler() -> Scheduler[str]:
+    made: Scheduler[str] = Scheduler({"m": 1000})
+    made.add_worker("w", {"m": {1: 0.01}})
+    return made
+
+
+def test_a_modest_client_goes_before_the_backlog_of_a_greedy_one() -> None:
+    """At 100 images a second: 200 of one client wait, and one of another comes."""
+    queues = scheduler()
+    greedy = [queues.reserve("m", 1, math.inf, 0, 0.0, client="greedy") for _ in range(200)]
+    for number, reservation in enumerate(greedy):
+        queues.enqueue(reservation, f"greedy {number}", 0.0)
+    modest = queues.reserve("m", 1, math.inf, 0, 0.1, client="modest")
+    queues.enqueue(modest, "modest", 0.1)
+    order = []
+    now_s = 0.1
+    while queues.waiting("m") or queues.in_flight("m"):
+        batches, _ = queues.dispatch(now_s)
+        now_s += 0.01
+        for batch in batches:
+            order += [item.payload for item in batch.items]
+        for name in ("w",):
+            for batch_id in list(queues._workers[name].batches):
+                queues.finish(name, batch_id, now_s)
+    assert order.index("modest") <= 10, "but for those that have waited their time"
+    greedy_order = [payload for payload in order if payload != "modest"]
+    assert greedy_order == [f"greedy {number}" for number in range(200)], "of one client in its own order"
+    for reservation in (*greedy, modest):
+        queues.release(reservation)
+    assert queues._queues["m"].clients == {}
