@@ -3,6 +3,8 @@
 Owns: the child processes and their time limit, the answers (kept for the life of this process), and the evidence of a
 vendor (PCI numbers, device files). Must not import a vendor's package: a driver that hangs or aborts takes a child.
 
+A card at which the child hangs or ends does not harm the others: they are asked again, each by a child of its own.
+
 There is one child for each installed package, not one for all: PyTorch allows one out-of-tree device type a process,
 and torch_npu ends the process when torch is a CUDA build (observed with torch_npu 2.14.0).
 """
@@ -20,14 +22,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from backends import vendors
 
 TIME_LIMIT_S = 60.0
+CARD_LIMIT_S = 15.0  # Of a card after the first, with which the driver starts.
 _CHILD = Path(__file__).with_name("detect_child.py")
 _UNCLAIMED = "privateuseone"  # What PyTorch calls the out-of-tree device type that nobody has renamed.
 # Hygon's architectures that AMD has not; gfx906 is both AMD's MI50 and Hygon's Z100.
@@ -119,39 +124,100 @@ def _order(device_type: str) -> dict[str, str]:
 
 
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
-    environment = {
-        **os.environ,
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        **_order(device_type),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    # Files, not pipes: a grandchild that lives on would keep a pipe open.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, str(_CHILD), package, device_type],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            code = child.wait(time_limit_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(1.0)  # One that is stuck in the driver cannot be ended: it is left behind.
-            return Found(error=f"it did not answer within {time_limit_s:g} s; the driver may hang")
-        output.seek(0)
-        text = output.read()
-        if not text:
+    """Of all devices in one child. Where one of them is silent, each one after it is asked by a child of its own.
+
+    All at once: neither how many are sick nor which can take longer than the time limit once more.
+    """
+    said = _Said(package, device_type, time_limit_s)
+    head, devices = said.head, list(said.devices)
+    if head is None:
+        return Found(error=said.end)
+    missing = range(len(devices) + 1, head.pop("count"))
+    if said.end:
+        devices.append(_silent(said.end))
+        with ThreadPoolExecutor(max(1, len(missing))) as threads:
+            alone = threads.map(lambda index: _Said(package, device_type, time_limit_s, index), missing)
+            devices += [each.devices[0] if each.devices else _silent(each.end) for each in alone]
+    return Found(**head, devices=tuple(devices))
+
+
+def _silent(end: str) -> Mapping[str, Any]:
+    return {"name": "", "memory_bytes": 0, "arch": "", "error": end}
+
+
+class _Said:
+    """What a child has said of all devices, or of the `only` one, till its end.
+
+    `head`: what is true of all, None where it said nothing; `devices`: each as it answered; `end`: why there are not
+    more of them, empty where all have answered.
+    """
+
+    def __init__(self, package: str, device_type: str, time_limit_s: float, only: int | None = None) -> None:
+        """Returns when the child has ended, or was ended. Raises OSError, ValueError."""
+        self.head: dict[str, Any] | None = None
+        self.devices: list[Mapping[str, Any]] = []
+        self.end = ""
+        command = [sys.executable, str(_CHILD), package, device_type, *([] if only is None else [str(only)])]
+        environment = {
+            **os.environ,
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            **_order(device_type),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        # Files, not pipes: a grandchild that lives on would keep a pipe open.
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+            )
+            silent_s = self._wait(child, output, time_limit_s)
+            self._read(output)
+            if self.end or (self.head is not None and len(self.devices) == (self.head["count"] if only is None else 1)):
+                return
+            if silent_s:
+                self.end = f"it did not answer within {silent_s:g} s; the driver may hang"
+                return
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip().splitlines()
-            last = said[-1][:200] if said else "it said nothing"
-            return Found(error=f"it ended the process that asked (status {code}): {last}")
-    answer = json.loads(text)
-    if "error" in answer:
-        lines = [line.strip() for line in answer["error"].splitlines() if line.strip()]
-        return Found(error=lines[0][:300] if lines else "it failed without a word")
-    return Found(**{**answer, "devices": tuple(answer["devices"])})
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            last = lines[-1][:200] if lines else "it said nothing"
+            self.end = f"it ended the process that asked (status {child.returncode}): {last}"
+
+    @staticmethod
+    def _wait(child: subprocess.Popen[bytes], output: IO[bytes], time_limit_s: float) -> float:
+        """Till it ends, or an answer takes too long: then it is ended. How long that was, in seconds; else 0."""
+        heard_bytes, heard_s = 0, time.monotonic()
+        while True:
+            # The first two are what all devices share, and the first one, with which the driver starts.
+            started = os.pread(output.fileno(), heard_bytes, 0).count(b"\n") > 1
+            limit_s = min(CARD_LIMIT_S, time_limit_s) if started else time_limit_s
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.1)
+                return 0.0
+            now_bytes, now_s = os.fstat(output.fileno()).st_size, time.monotonic()
+            if now_bytes > heard_bytes:
+                heard_bytes, heard_s = now_bytes, now_s
+            elif now_s - heard_s > limit_s:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1.0)  # One that is stuck in the driver cannot be ended: it is left behind.
+                return limit_s
+
+    def _read(self, output: IO[bytes]) -> None:
+        output.seek(0)
+        for line in output.read().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                return
+            answer = json.loads(line)
+            if self.head is not None:
+                self.devices.append(answer)
+            elif "error" in answer:
+                said = [part.strip() for part in answer["error"].splitlines() if part.strip()]
+                self.end = said[0][:300] if said else "it failed without a word"
+                return
+            else:
+                self.head = answer

@@ -1,5 +1,7 @@
 """The child process of detection: imports torch, and one vendor's package at most, and prints what answers as JSON.
 
+Each answer is a line, written as soon as it is there: where the next card hangs, those before it are known.
+
 Owns: asking PyTorch. It runs as a file of its own and imports nothing of anychip. It never imports a CUDA shim
 (transfer_to_npu, gpu_migration, transfer_to_supa): autoload is off, because torch_supa's autoload imports one.
 """
@@ -11,6 +13,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -23,23 +26,28 @@ def pci_address(properties: Any) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def ask(package: str, device_type: str) -> dict[str, Any]:
-    """What `device_type` offers after `package` (empty: none) is imported. Memory in bytes. Raises anything."""
+def ask(package: str, device_type: str, only: int | None, say: Callable[[dict[str, Any]], None]) -> None:
+    """Say what `device_type` offers after `package` (empty: none) is imported, then each device, or the `only` one.
+
+    Memory in bytes. Raises anything.
+    """
     import torch
 
     if package:
         importlib.import_module(package)
     module = torch.get_device_module(device_type)
-    answer: dict[str, Any] = {
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "private_name": torch._C._get_privateuse1_backend_name(),
-        "devices": [],
-    }
-    if module.is_available():
-        answer["devices"] = [described(module, index) for index in range(module.device_count())]
-    return answer
+    count = int(module.device_count()) if module.is_available() else 0
+    say(
+        {
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "private_name": torch._C._get_privateuse1_backend_name(),
+            "count": count,
+        }
+    )
+    for index in range(count) if only is None else (only,):
+        say(described(module, index))
 
 
 def described(module: Any, index: int) -> dict[str, Any]:
@@ -60,16 +68,23 @@ def described(module: Any, index: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`detect_child.py PACKAGE TYPE`: one JSON object on standard output; vendors' own prints go to standard error."""
+    """`detect_child.py PACKAGE TYPE [INDEX]`: JSON objects on standard output, one a line.
+
+    First what is true of all devices, then each of them; in their place an `error`. Vendors' own prints go to standard
+    error.
+    """
     sys.path.pop(0)  # This folder: its cuda.py would hide NVIDIA's package of that name.
     answers = os.dup(1)
     os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        os.write(answers, json.dumps(answer).encode() + b"\n")
+
     try:
-        answer = ask(sys.argv[1], sys.argv[2])
+        ask(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None, say)
     except Exception as error:  # Vendors raise bare Exception, ImportError, RuntimeError, AssertionError.
         cause = error.__cause__ or error
-        answer = {"error": f"{type(cause).__name__}: {cause}"}
-    os.write(answers, json.dumps(answer).encode())
+        say({"error": f"{type(cause).__name__}: {cause}"})
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     os._exit(0)  # Vendors' exit handlers may hang or abort.

@@ -75,3 +75,45 @@ def test_a_package_is_asked_once_a_process(packages: Path) -> None:
     (packages / "fake_npu.py").write_text(f"open({str(log)!r}, 'a').write('x')", encoding="utf-8")
     assert found("fake_npu", "npu") is found("fake_npu", "npu")
     assert log.read_text(encoding="utf-8") == "x"
+
+
+SICK_CARDS = """
+class npu(npu):
+    @staticmethod
+    def device_count(): return 5
+    @staticmethod
+    def get_device_properties(index):
+        import os, sys, threading
+        if index in {hangs}:
+            threading.Event().wait()
+        if index in {aborts}:
+            print("terminate called", file=sys.stderr, flush=True)
+            os.abort()
+        if index in {raises}:
+            raise RuntimeError("drvErr=87")
+        return Properties
+"""
+
+
+@pytest.mark.parametrize("hanging", [(2,), (0, 3), (1, 2, 3, 4)], ids=["one", "first-and-another", "all-but-one"])
+def test_a_card_that_hangs_does_not_disable_the_others(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, hanging: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr("backends.detect.CARD_LIMIT_S", 0.5)
+    source = FAKE_TORCH + SICK_CARDS.format(hangs=hanging, aborts=(), raises=())
+    (packages / "torch.py").write_text(source, encoding="utf-8")
+    said = found("", "npu", 1.5)
+    assert (said.error, len(said.devices)) == ("", 5)
+    assert {index for index, one in enumerate(said.devices) if one.get("error")} == set(hanging)
+    assert all("did not answer within" in said.devices[index]["error"] for index in hanging)
+
+
+def test_cards_that_end_the_process_or_raise_do_not_disable_the_others(packages: Path) -> None:
+    source = FAKE_TORCH + SICK_CARDS.format(hangs=(), aborts=(1, 4), raises=(3,))
+    (packages / "torch.py").write_text(source, encoding="utf-8")
+    said = found("", "npu")
+    errors = [str(one.get("error", "")) for one in said.devices]
+    assert errors[0] == errors[2] == ""
+    assert "terminate called" in errors[1]
+    assert errors[3] == "drvErr=87"
+    assert "terminate called" in errors[4]
