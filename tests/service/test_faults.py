@@ -135,7 +135,7 @@ async def test_clients_that_leave_the_queue_leave_no_work_behind(serve):
     with serve("delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
         url = httpx.URL(service.url)
         request = (
-            f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(GREY)}\r\n\r\n"
+            f"POST {PREDICT} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: image/png\r\nContent-Length: {len(GREY)}\r\n\r\n"
         ).encode() + GREY
         for storm in (1, 2):
             before = metric(service, "anychip_batch_size_sum")
@@ -278,7 +278,9 @@ async def test_deadlines_end_to_end(serve):
         # On its way: half a body, then silence.
         url = httpx.URL(service.url)
         reader, writer = await asyncio.open_connection(url.host, url.port)
-        writer.write(f"POST {PREDICT}?timeout_ms=1500 HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf".encode())
+        writer.write(
+            f"POST {PREDICT}?timeout_ms=1500 HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\nhalf".encode()
+        )
         assert b"504" in await asyncio.wait_for(reader.readline(), WAIT_S)
         writer.close()
         assert_nothing_left(service)

@@ -372,7 +372,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_forgotten
 
     def leave():
         with socket.create_connection((address.host, address.port)) as connection:
-            head = f"POST {PREDICT} HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 100000\r\n\r\n"
+            head = (
+                f"POST {PREDICT} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: image/jpeg\r\nContent-Length: 100000\r\n\r\n"
+            )
             connection.sendall(head.encode() + PHOTO[:5000])
 
     def counted():

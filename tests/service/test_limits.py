@@ -120,7 +120,7 @@ async def test_binary_tensors_of_nothing(service):
 def test_a_head_of_48_megabytes(service):
     with socket.create_connection(address(service)) as connection:
         with contextlib.suppress(ConnectionError):
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 48_000_000)
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * 48_000_000)
         assert connection.recv(100).startswith(b"HTTP/1.1 431")
 
 
@@ -128,7 +128,7 @@ def test_half_open_connections_are_closed(service):
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(300)]
         for number, connection in enumerate(held):
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n"[: number % 25])
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n"[: number % 25])
             connection.settimeout(WAIT_S)
         for connection in held:
             received = connection.recv(100)
@@ -138,7 +138,7 @@ def test_half_open_connections_are_closed(service):
 def test_an_upload_that_stops_ends_and_its_bytes_are_given_back(service):
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(25)]
-        head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-type: image/jpeg\r\ncontent-length: 20000000\r\n"
+        head = f"POST {PREDICT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/jpeg\r\ncontent-length: 20000000\r\n"
         for connection in held:
             connection.sendall(f"{head}x-timeout-ms: 1e9\r\n\r\n".encode() + bytes(100_000))
             connection.settimeout(WAIT_S)

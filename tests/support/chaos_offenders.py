@@ -112,9 +112,9 @@ BAD_HTTP: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
     "a route that is none": lambda: ("/v3/%0a%1b", b"x", _IMG),
 }  # fmt: skip
 
-_HEAD = f"POST {_PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-type: image/jpeg\r\n"
+_HEAD = f"POST {_PREDICT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/jpeg\r\n"
 RAW: dict[str, bytes] = {
-    "a head of 8 MB": b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 8_000_000,
+    "a head of 8 MB": b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * 8_000_000,
     "2,000 headers": b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 2000 + b"\r\n",
     "trailers of 8 MB": f"{_HEAD}transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n".encode() + b"a: b\r\n" * 1_300_000,
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
@@ -255,7 +255,7 @@ class Offenders:
 
         async def one(size: int) -> None:
             reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
-            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n"[:size])
+            writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n"[:size])
             line = await asyncio.wait_for(reader.readline(), WAIT_S)
             writer.transport.abort()
             self._count("heads that stop", line.decode("latin-1").split(" ")[1] if line else "closed", "408", "closed")

@@ -135,7 +135,7 @@ class _Client:
         if self._socket is None:
             self._socket = socket.create_connection(self._address, timeout=30)
         try:
-            self._socket.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            self._socket.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             received = b""
             while b"\r\n\r\n" not in received:
                 received += self._more()
