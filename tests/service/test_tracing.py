@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from app.access.access import caller
 from app.config import Settings
 from app.errors import ServiceError
 from app.http.application import create_app
@@ -18,6 +19,7 @@ from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
 from app.protocols.budget import Budget
+from app.protocols.context import NOBODY
 from app.serving.service import Service
 from models import open_model, parse_spec
 from tests.support.images import GREY, JPEG, RED
@@ -225,6 +227,7 @@ async def test_grpc_is_traced_alike(found):
     )
     request.inputs.add(name="image", datatype="BYTES", shape=[1])
     call = Call(x_request_id="mine", traceparent=f"00-{TRACE}-{PARENT}-01")
+    caller.set(NOBODY)  # As the server in front of the methods has done it.
     await methods.model_infer(parsed(*split(request.SerializeToString())), call)
     [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
     assert [each.name for each in children(found, span)] == ["decode", "queue", "infer", "post"]
