@@ -89,12 +89,24 @@ class Memory:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What the device says of itself; NaN where it does not say."""
+    """What the device says of itself; NaN where it does not say.
+
+    `healthy`, `heat_throttled`, `power_throttled`: 1 or 0. Errors are counted by the device or its driver, from when
+    it likes: only what is added means anything. `driver_errors`: faults the driver reports of the device (XIDs).
+    """
 
     utilization_ratio: float = nan
     power_watts: float = nan
     energy_joules: float = nan
     temperature_celsius: float = nan
+    memory_temperature_celsius: float = nan
+    clock_hertz: float = nan
+    healthy: float = nan
+    heat_throttled: float = nan
+    power_throttled: float = nan
+    corrected_memory_errors: float = nan
+    uncorrected_memory_errors: float = nan
+    driver_errors: float = nan
 
 
 class Network(Protocol):

@@ -53,6 +53,7 @@ from backends.null_behaviour import Behaviour, FaultKind, parse
 from backends.vendors import Facts
 
 _TEMPERATURE_CELSIUS = 50.0
+_CLOCK_HERTZ = 1e9
 _VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.
 
 
@@ -82,6 +83,7 @@ class _State:
     made_s: float = field(default_factory=time.monotonic)
     busy_s: float = 0.0
     free_s: float = 0.0  # When the batches that are under way will be done.
+    errors: float = 0.0  # Of each kind.
     told: tuple[float, float] = (0.0, 0.0)  # How long it had lived and been busy when it last said so.
 
     def busy_ratio(self) -> float:
@@ -178,15 +180,29 @@ class NullBackend(Backend):
         return returned
 
     def telemetry(self, device: str) -> Telemetry:
-        """With `power_w` so much power, the energy that follows, and how busy it is with waiting; else nothing.
+        """With `power_w` so much power, the energy that follows, and how busy it is with waiting; else nothing. With
+        `sick`, too hot, and one error more of each kind every time.
 
         Raises BackendUnavailableError.
         """
-        state, power_w = self._state(device), _configured().power_w
-        if not power_w:
+        state, behaviour = self._state(device), _configured()
+        if not behaviour.power_w:
             return Telemetry()
-        energy_joules = power_w * (time.monotonic() - state.made_s)
-        return Telemetry(state.busy_ratio(), power_w, energy_joules, _TEMPERATURE_CELSIUS)
+        state.errors += behaviour.sick
+        return Telemetry(
+            utilization_ratio=state.busy_ratio(),
+            power_watts=behaviour.power_w,
+            energy_joules=behaviour.power_w * (time.monotonic() - state.made_s),
+            temperature_celsius=_TEMPERATURE_CELSIUS,
+            memory_temperature_celsius=_TEMPERATURE_CELSIUS,
+            clock_hertz=_CLOCK_HERTZ,
+            healthy=float(not behaviour.sick),
+            heat_throttled=float(behaviour.sick),
+            power_throttled=0.0,
+            corrected_memory_errors=state.errors,
+            uncorrected_memory_errors=state.errors,
+            driver_errors=state.errors,
+        )
 
     def _state(self, device: str) -> _State:
         known = [each.id for each in self.devices()]

@@ -32,6 +32,7 @@ _SETTINGS = {
     "leak_mb": (True, 0, _TIB_MB),
     "cache_mb": (True, 0, _TIB_MB),
     "power_w": (False, 0, 100_000),
+    "sick": (True, 0, 1),
     "depth": (True, 1, 2),
     "probes_mb": (True, 0, _GIB_MB),
     "output_mb": (True, 0, _GIB_MB),
@@ -74,9 +75,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the device does. Delays in milliseconds, memory in MiB, power in watts (0: it says nothing of itself); of
-    several faults the first that is pulled acts. `depth`: how many batches may be under way; `probes_mb`: what is sent
-    to a worker beside its models; `output_mb`: size of an image's first answer; `import_ms`: time a worker imports.
+    """What the device does. Delays in milliseconds, memory in MiB, power in watts (0: it says nothing of itself);
+    `sick`: of itself it says nothing good. Of several faults the first that is pulled acts. `depth`: how many batches
+    may be under way; `probes_mb`: what is sent to a worker beside its models; `output_mb`: size of an image's first
+    answer; `import_ms`: time a worker imports.
     """
 
     devices: int = 1
@@ -87,6 +89,7 @@ class Behaviour:
     leak_mb: int = 0
     cache_mb: int = 0
     power_w: float = 0.0
+    sick: int = 0
     depth: int = 1
     probes_mb: int = 0
     output_mb: int = 0

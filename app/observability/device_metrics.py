@@ -5,11 +5,13 @@ Owns: one device's series, the sums over several workers on it, and who serves w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import isnan
+from collections.abc import Iterable, Mapping
+from math import nan
 from typing import get_args
 
-from app.observability.metrics import MEMORY_KINDS, Metrics, States
+from prometheus_client import Counter
+
+from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, THROTTLED, Metrics, States
 from app.workers.guard import CACHE, COLLECT, HAND_OVER, Trigger
 from app.workers.messages import Released, Stats
 from app.workers.process import WorkerProcess
@@ -53,14 +55,13 @@ class DeviceMetrics:
             value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
             metrics.device_memory.labels(*self._labels, kind).set(value)
         metrics.worker_resident.labels(self._device).set(sum(each.resident for each in here))
-        for name, gauge in metrics.telemetry.items():
-            gauge.labels(*self._labels).set(getattr(stats, name))
-        if not isnan(stats.energy_joules):
-            energy = metrics.energy.labels(*self._labels)
-            joules = stats.energy_joules - (before.energy_joules if before else stats.energy_joules)
-            # Of several workers on a device one is enough. A counter that began again is no energy yet.
-            if joules > 0 and worker == next(iter(self._stats)):
-                energy.inc(joules)
+        self._show(stats.telemetry)
+        if worker == next(iter(self._stats)):  # Of several workers on a device one is enough.
+            then = before.telemetry if before else stats.telemetry
+            self._count(metrics.energy, (), "energy_joules", then, stats.telemetry)
+            for kind, name in MEMORY_ERRORS.items():
+                self._count(metrics.memory_errors, (kind,), name, then, stats.telemetry)
+            self._count(metrics.driver_errors, (), "driver_errors", then, stats.telemetry)
         for operator, count in stats.fallbacks.items():
             new = count - (before.fallbacks.get(operator, 0) if before else 0)
             metrics.operator_fallbacks.labels(self._device, operator).inc(new)
@@ -74,14 +75,32 @@ class DeviceMetrics:
         for kind in MEMORY_KINDS[:-1]:
             self._metrics.device_memory.labels(*self._labels, kind).set(float("nan"))
         self._metrics.worker_resident.labels(self._device).set(0)
-        for gauge in self._metrics.telemetry.values():
-            gauge.labels(*self._labels).set(float("nan"))
+        self._show({})
 
     def released(self, message: Released) -> None:
         """A worker has climbed rungs of the memory guard."""
         for rung, returned in message.returned.items():
             self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
             self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
+
+    def _show(self, telemetry: Mapping[str, float]) -> None:
+        for name, gauge in self._metrics.telemetry.items():
+            gauge.labels(*self._labels).set(telemetry.get(name, nan))
+        for reason, name in THROTTLED.items():
+            self._metrics.throttled.labels(*self._labels, reason).set(telemetry.get(name, nan))
+
+    def _count(
+        self,
+        counter: Counter,
+        labels: tuple[str, ...],
+        name: str,
+        then: Mapping[str, float],
+        now: Mapping[str, float],
+    ) -> None:
+        """What was added since the worker's report before; one that was never known is not there."""
+        if name in now:
+            added = now[name] - then.get(name, now[name])
+            counter.labels(*self._labels, *labels).inc(max(added, 0.0))  # One that began again has added nothing yet.
 
 
 class ServedStates:

@@ -39,7 +39,13 @@ TELEMETRY = {
     "utilization_ratio": "Share of the time the device is busy",
     "power_watts": "Power the device draws",
     "temperature_celsius": "Temperature of the device",
+    "memory_temperature_celsius": "Temperature of the device's memory",
+    "clock_hertz": "Clock of the device's cores now",
+    "healthy": "1 where the vendor's software calls the device healthy, 0 where it does not",
 }
+THROTTLED = {"heat": "heat_throttled", "power": "power_throttled"}
+"""Why a device runs slower than it could, and what Telemetry calls it."""
+MEMORY_ERRORS = {"corrected": "corrected_memory_errors", "uncorrected": "uncorrected_memory_errors"}
 CODES = ("OK", "CANCELLED", *get_args(Code))
 MODELLESS: tuple[Code, ...] = ("UNAUTHORIZED", "FORBIDDEN", "MODEL_NOT_FOUND", "NOT_FOUND", "METHOD_NOT_ALLOWED")
 """Outcomes of requests that named no model, or none that exists: their `model` is empty."""
@@ -181,6 +187,21 @@ class Metrics:
             "Energy a device has used since its worker started",
             "device",
             "vendor",
+        )
+        self.throttled = gauge(
+            "anychip_device_throttled",
+            "1 while the device runs slower than it could, by reason; NaN where it does not say",
+            *("device", "vendor", "reason"),
+        )
+        self.memory_errors = counter(
+            "anychip_device_memory_errors_total",
+            "Errors of the device's memory (ECC) since its worker started",
+            *("device", "vendor", "kind"),
+        )
+        self.driver_errors = counter(
+            "anychip_device_driver_errors_total",
+            "Errors that the driver reported of the device (NVIDIA: XIDs) since its worker started",
+            *("device", "vendor"),
         )
         self.operator_fallbacks = counter(
             "anychip_operator_fallbacks_total",

@@ -7,12 +7,13 @@ run in the event loop: collecting takes milliseconds.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from math import isfinite
 
 from prometheus_client import Metric
 from pydantic import BaseModel
 
-from app.observability.metrics import MEMORY_KINDS, STAGES, TELEMETRY, version
+from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TELEMETRY, THROTTLED, version
 from app.serving.service import Service
 
 _STARTED_S = time.monotonic()
@@ -53,7 +54,10 @@ class ModelSnapshot(BaseModel):
 
 
 class DeviceSnapshot(BaseModel):
-    """A device; null is what it does not say. `restarts` and `handovers` by reason, `cache_releases` by rung."""
+    """A device; null is what it does not say. `restarts` and `handovers` by reason, `cache_releases` by rung.
+
+    `healthy` and `throttled` (by reason) are 1 or 0; `memory_errors` by kind. Errors count from the worker's start.
+    """
 
     device: str
     vendor: str
@@ -65,6 +69,12 @@ class DeviceSnapshot(BaseModel):
     power_watts: float | None
     temperature_celsius: float | None
     energy_joules: float | None
+    memory_temperature_celsius: float | None
+    clock_hertz: float | None
+    healthy: float | None
+    throttled: dict[str, float | None]
+    memory_errors: dict[str, float | None]
+    driver_errors: float | None
     memory_bytes: dict[str, float | None]
     worker_resident_bytes: float | None
     restarts: dict[str, int]
@@ -187,6 +197,11 @@ def _device(samples: _Samples, device: str, vendor: str, workers: int) -> Device
     def counts(label: str, metric: str) -> dict[str, int]:
         return samples.counts(label, f"anychip_{metric}", device=device)
 
+    def known_by(label: str, values: Iterable[str], metric: str) -> dict[str, float | None]:
+        return {
+            value: samples.known(f"anychip_device_{metric}", **{"device": device, label: value}) for value in values
+        }
+
     memory = {kind: samples.known("anychip_device_memory_bytes", device=device, kind=kind) for kind in MEMORY_KINDS}
     return DeviceSnapshot(
         device=device,
@@ -197,6 +212,9 @@ def _device(samples: _Samples, device: str, vendor: str, workers: int) -> Device
         batches=samples.total("anychip_batch_size_count", device=device),
         **{name: samples.known(f"anychip_device_{name}", device=device) for name in TELEMETRY},
         energy_joules=samples.known("anychip_device_energy_joules_total", device=device),
+        throttled=known_by("reason", THROTTLED, "throttled"),
+        memory_errors=known_by("kind", MEMORY_ERRORS, "memory_errors_total"),
+        driver_errors=samples.known("anychip_device_driver_errors_total", device=device),
         memory_bytes=memory,
         worker_resident_bytes=samples.known("anychip_worker_resident_bytes", device=device),
         restarts=counts("reason", "worker_restarts_total"),

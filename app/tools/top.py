@@ -75,7 +75,9 @@ def screen(before: Stats, now: Stats) -> RenderableType:
     elapsed_s = now["uptime_s"] - before["uptime_s"]
     models = _pairs("model", before["models"], now["models"])
     devices = _pairs("device", before["devices"], now["devices"])
-    tables = (_traffic(models, elapsed_s), _stages(models), _devices(devices, elapsed_s), _workers(devices))
+    tables = [_traffic(models, elapsed_s), _stages(models), _devices(devices, elapsed_s), _workers(devices)]
+    if any(_says_how_it_is(device) for _, device in devices):
+        tables.append(_health(devices))
     restarts = sum(decoders["restarts"].values())
     decoding = Text(f"{decoders['up']} decoders, {decoders['waiting']} images wait for them, {restarts} restarts")
     return Group(head, decoding, *(part for table in tables for part in (Text(), table)))
@@ -149,6 +151,34 @@ def _workers(devices: list[tuple[Stats, Stats]]) -> Table:
             Text(str(restarts), "red" if restarts else ""),
             str(sum(device["handovers"].values())),
             str(sum(device["cache_releases"].values())),
+        )
+    return table
+
+
+_HEALTH = ("healthy", "memory_temperature_celsius", "clock_hertz", "driver_errors")
+
+
+def _says_how_it_is(device: Stats) -> bool:
+    known = [device[name] for name in _HEALTH] + [*device["throttled"].values(), *device["memory_errors"].values()]
+    return any(value is not None for value in known)
+
+
+def _health(devices: list[tuple[Stats, Stats]]) -> Table:
+    """Errors are those since the service watches; driver's: of NVIDIA, XIDs."""
+    table = _table("device", "health", "memory", "clock", "held back by", "memory errors", "driver's")
+    for _, device in devices:
+        healthy, throttled, errors = device["healthy"], device["throttled"], device["memory_errors"]
+        reasons = [reason for reason, active in throttled.items() if active]
+        known = any(active is not None for active in throttled.values())
+        clock_hertz, driver_errors = device["clock_hertz"], device["driver_errors"]
+        table.add_row(
+            device["device"],
+            Text("-" if healthy is None else "good" if healthy else "bad", "bold red" if healthy == 0 else ""),
+            _known(device["memory_temperature_celsius"], "{:.0f} °C"),
+            _known(None if clock_hertz is None else clock_hertz / 1e6, "{:.0f} MHz"),
+            Text(", ".join(reasons) or ("nothing" if known else "-"), "red" if "heat" in reasons else ""),
+            Text(_known(errors["uncorrected"], "{:.0f}"), "bold red" if errors["uncorrected"] else ""),
+            Text(_known(driver_errors, "{:.0f}"), "bold red" if driver_errors else ""),
         )
     return table
 

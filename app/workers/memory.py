@@ -10,6 +10,8 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from app.workers.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
@@ -81,17 +83,13 @@ class MemoryWatch:
         from backends import fallback_counts
 
         level = self._level()
-        telemetry = self._telemetry()
         return Stats(
             allocated=level.allocated,
             reserved=level.reserved,
             used=level.used,
             total=level.total,
             resident=level.resident,
-            utilization_ratio=telemetry.utilization_ratio,
-            power_watts=telemetry.power_watts,
-            energy_joules=telemetry.energy_joules,
-            temperature_celsius=telemetry.temperature_celsius,
+            telemetry={name: figure for name, figure in asdict(self._telemetry()).items() if isfinite(figure)},
             fallbacks=dict(fallback_counts()),
         )
 

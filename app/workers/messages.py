@@ -204,6 +204,7 @@ class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing).
 
+    `telemetry`: the figures of backends.Telemetry that are known, by name.
     `fallbacks`: how often each operator ran on the CPU because the device lacks it, since the worker began.
     """
 
@@ -212,10 +213,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     used: int
     total: int
     resident: int
-    utilization_ratio: float
-    power_watts: float
-    energy_joules: float
-    temperature_celsius: float
+    telemetry: dict[str, float] = {}
     fallbacks: dict[str, int] = {}
 
 

@@ -17,5 +17,9 @@ def parse(text: str) -> dict[int, Telemetry]:
 
 
 def read(tool: Tool) -> dict[int, Telemetry]:
-    """By card number. Raises ToolError."""
-    return parse(tool.run("rocm-smi", "--showuse", "--showtemp", "--showpower", "--json"))
+    """By card number. Raises ToolError.
+
+    Neither health nor errors: rocm-smi prints those of its RAS blocks as a table, from which its JSON leaves the cards'
+    numbers out.
+    """
+    return parse(tool.run("rocm-smi", "--showuse", "--showtemp", "--showpower", "--showclocks", "--json"))

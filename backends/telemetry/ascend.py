@@ -1,14 +1,17 @@
 """Ascend's telemetry through npu-smi.
 
-Owns: its command lines and outputs. Not verified on hardware; parsed as quoted in public text.
+Owns: its command lines and outputs. Not verified on hardware; parsed as quoted in public text, health, memory and ECC
+as in the vendor's npu-smi reference. In a container without privileges some of those are refused, and stay unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from math import nan
 
 from backends.backend import Telemetry
-from backends.telemetry.parsing import first, index, rows, telemetry
+from backends.telemetry.parsing import count, first, index, rows, telemetry
 from backends.telemetry.tool import Tool, ToolError
 
 
@@ -51,7 +54,31 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
         raise ToolError("npu-smi info -m names no chip.")
     npus = sorted({npu for npu, _, _ in chips})
     of_npu = {npu: parse(tool.run("npu-smi", "info", "-t", "common", "-i", str(npu))) for npu in npus}
-    return {logic: of_npu[npu].get(chip, Telemetry()) for npu, chip, logic in chips}
+    return {logic: _cared_for(tool, npu, chip, of_npu[npu].get(chip, Telemetry())) for npu, chip, logic in chips}
+
+
+def parse_care(health: str, memory: str, ecc: str) -> Telemetry:
+    """`npu-smi info -t health`, `-t memory` and `-t ecc` of one chip -> its health, memory temperature and errors."""
+    said = {cells[0]: cells[1] for text in (health, memory, ecc) for cells in rows(text, ":") if len(cells) == 2}
+    status = first(said, ("Health Status", "Health")).upper()
+    return replace(
+        telemetry(memory_temperature_celsius=first(said, ("HBM Temperature(C)",))),
+        healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"),
+        corrected_memory_errors=count(first(said, ("HBM Single Bit Error Count", "DDR Single Bit Error Count"))),
+        uncorrected_memory_errors=count(first(said, ("HBM Double Bit Error Count", "DDR Double Bit Error Count"))),
+    )
+
+
+def _cared_for(tool: Tool, npu: int, chip: int, sample: Telemetry) -> Telemetry:
+    place = ("-i", str(npu), "-c", str(chip))
+    care = parse_care(*(tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")))
+    return replace(
+        sample,
+        memory_temperature_celsius=care.memory_temperature_celsius,
+        healthy=care.healthy,
+        corrected_memory_errors=care.corrected_memory_errors,
+        uncorrected_memory_errors=care.uncorrected_memory_errors,
+    )
 
 
 def _chip(members: dict[str, str]) -> Telemetry:
@@ -59,4 +86,5 @@ def _chip(members: dict[str, str]) -> Telemetry:
         first(members, ("Aicore Usage Rate(%)", "NPU Utilization(%)")),
         first(members, ("NPU Real-time Power(W)", "Power Dissipation(W)")),
         first(members, ("Temperature(C)",)),
+        clock_mhz=first(members, ("Aicore curFreq(MHZ)",)),  # "Aicore Freq" is the rated one.
     )

@@ -1,7 +1,8 @@
 """Cambricon's telemetry through cnmon, which writes its JSON into the working directory.
 
 Owns: its command line and output. Not verified on hardware. Field names as gpustack/runtime (an older state than the
-one that drives libcndev) reads them; it reads no power, and how cnmon names that was not found: power is not known.
+one that drives libcndev) reads them; it reads no power, and how cnmon names that, health, errors and clocks was not
+found: they are not known.
 """
 
 from __future__ import annotations

@@ -1,20 +1,27 @@
 """NVIDIA's telemetry, through NVML where nvidia-ml-py is installed, else through nvidia-smi.
 
 Owns: NVML's calls and units. Must not know CUDA's numbering: indexes are NVML's, and differ from CUDA's where
-CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML path was not run on hardware.
+CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML path was not run on hardware. XIDs are in xids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import nan
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from math import isnan, nan
 from typing import Any
 
 from backends.backend import Telemetry
-from backends.telemetry.parsing import csv_telemetry
+from backends.telemetry.parsing import count, csv_telemetry, index, rows, telemetry
 from backends.telemetry.tool import Tool
+from backends.telemetry.xids import counted_xids
 
 _TEMPERATURE_GPU = 0
+_CARE = (
+    "index,temperature.memory,clocks.sm,ecc.errors.corrected.volatile.total,ecc.errors.uncorrected.volatile.total,"
+    "clocks_throttle_reasons.sw_thermal_slowdown,clocks_throttle_reasons.hw_thermal_slowdown,"
+    "clocks_throttle_reasons.sw_power_cap,clocks_throttle_reasons.hw_power_brake_slowdown"
+)
 
 
 def parse(text: str) -> dict[int, Telemetry]:
@@ -22,14 +29,42 @@ def parse(text: str) -> dict[int, Telemetry]:
     return csv_telemetry(text)
 
 
-def read(tool: Tool) -> Mapping[int, Telemetry]:
-    """By NVML's index. Raises ToolError, or NVML's own errors (subclasses of Exception)."""
+def parse_care(text: str) -> dict[int, Telemetry]:
+    """Lines of `--query-gpu` with the memory's temperature, clocks, errors and reasons to slow down, by index."""
+    cards = {}
+    for cells in rows(text):
+        number = index(cells[0])
+        if number is not None and len(cells) == 9:
+            cards[number] = replace(
+                telemetry(memory_temperature_celsius=cells[1], clock_mhz=cells[2]),
+                corrected_memory_errors=count(cells[3]),
+                uncorrected_memory_errors=count(cells[4]),
+                heat_throttled=_active(cells[5:7]),
+                power_throttled=_active(cells[7:9]),
+            )
+    return cards
+
+
+def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
+    """By NVML's index; `wanted`: those to watch for XIDs. Raises ToolError, or NVML's own errors (Exceptions)."""
     try:
         import pynvml
     except ImportError:
         fields = "index,utilization.gpu,power.draw,temperature.gpu"
-        return parse(tool.run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"))
-    return read_nvml(pynvml)
+        cards = parse(tool.run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"))
+        care = parse_care(tool.run_seldom("nvidia-smi", f"--query-gpu={_CARE}", "--format=csv,noheader,nounits"))
+        return {
+            number: replace(
+                care.get(number, Telemetry()),
+                utilization_ratio=sample.utilization_ratio,
+                power_watts=sample.power_watts,
+                temperature_celsius=sample.temperature_celsius,
+            )
+            for number, sample in cards.items()
+        }
+    cards = read_nvml(pynvml)
+    xids = counted_xids(pynvml, wanted)
+    return {number: replace(sample, driver_errors=xids.get(number, nan)) for number, sample in cards.items()}
 
 
 def read_nvml(nvml: Any) -> dict[int, Telemetry]:
@@ -65,9 +100,47 @@ def _device(nvml: Any, number: int) -> Telemetry:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
     except nvml.NVMLError:
         return Telemetry()  # One lost board must not hide the others
+
+    def errors(kind: int) -> float:
+        return known(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, nvml.NVML_VOLATILE_ECC))
+
+    def slowed_by(*reasons: int) -> float:
+        active = known(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        return nan if isnan(active) else float(any(int(active) & reason for reason in reasons))
+
     return Telemetry(
         utilization_ratio=known(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100,
         power_watts=known(lambda: nvml.nvmlDeviceGetPowerUsage(handle)) / 1000,
         energy_joules=known(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000,
         temperature_celsius=known(lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU)),
+        memory_temperature_celsius=known(lambda: _field(nvml, handle, nvml.NVML_FI_DEV_MEMORY_TEMP)),
+        clock_hertz=known(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)) * 1e6,
+        healthy=known(lambda: _row_remapping_works(nvml, handle)),
+        heat_throttled=slowed_by(
+            nvml.nvmlClocksThrottleReasonSwThermalSlowdown, nvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        ),
+        power_throttled=slowed_by(
+            nvml.nvmlClocksThrottleReasonSwPowerCap, nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        ),
+        corrected_memory_errors=errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        uncorrected_memory_errors=errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     )
+
+
+def _active(cells: list[str]) -> float:
+    """Of `Active` and `Not Active`: 1 if any is active; NaN where nvidia-smi says something else."""
+    if any(cell == "Active" for cell in cells):
+        return 1.0
+    return 0.0 if all(cell == "Not Active" for cell in cells) else nan
+
+
+def _field(nvml: Any, handle: Any, field: int) -> float:
+    """A field's value, which NVML writes as an unsigned integer where it is a temperature."""
+    [value] = nvml.nvmlDeviceGetFieldValues(handle, [field])
+    return float(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS and value.value.uiVal else nan
+
+
+def _row_remapping_works(nvml: Any, handle: Any) -> float:
+    """1, or 0 where a broken row of memory could not be replaced, or waits for a reset to be."""
+    _, _, waiting, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    return float(not waiting and not failed)

@@ -14,14 +14,15 @@ from typing import Any
 
 from backends.backend import Telemetry
 
-_NUMBER = re.compile(r"\s*([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃)?\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃|MHz|Mhz)?\s*", re.ASCII)
 # hy-smi leaves out the comma between two members: "91.0""Average GFX Core Power (W)".
 _MISSING_COMMA = re.compile(r'(?<=[^\s:,{"])"\s*"(?=[A-Za-z])')
+_BLOCK = re.compile(r"[A-Za-z0-9_]+ \(ue: ([0-9]{1,18}), ce: ([0-9]{1,18})\)", re.ASCII)
 _CARD = re.compile(r"card([0-9]{1,4})", re.ASCII)
 
 
 def number(value: object, low: float = -inf, high: float = inf) -> float:
-    """The figure in `value`, with or without its unit (%, W, C); NaN if it is none or outside low..high."""
+    """The figure in `value`, with or without its unit (%, W, C, MHz); NaN if it is none or outside low..high."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return nan
     match = _NUMBER.fullmatch(str(value)[:64])
@@ -30,14 +31,26 @@ def number(value: object, low: float = -inf, high: float = inf) -> float:
 
 
 def telemetry(
-    utilization_percent: object = "", power_watts: object = "", temperature_celsius: object = ""
+    utilization_percent: object = "",
+    power_watts: object = "",
+    temperature_celsius: object = "",
+    *,
+    memory_temperature_celsius: object = "",
+    clock_mhz: object = "",
 ) -> Telemetry:
     """From the figures as a tool prints them. What no device can mean (200 %, -1 W, -273.2 C) is unknown."""
     return Telemetry(
         utilization_ratio=number(utilization_percent, 0, 100) / 100,
         power_watts=number(power_watts, 0, 1e5),
         temperature_celsius=number(temperature_celsius, -100, 300),
+        memory_temperature_celsius=number(memory_temperature_celsius, -100, 300),
+        clock_hertz=number(clock_mhz, 0, 1e5) * 1e6,
     )
+
+
+def count(value: object) -> float:
+    """How often something happened; NaN if `value` does not say."""
+    return number(value, 0, 2**53)
 
 
 def index(value: object) -> int | None:
@@ -81,19 +94,39 @@ def cards_telemetry(text: str) -> dict[int, Telemetry]:
     """JSON of rocm-smi or hy-smi, `{"card0": {...}}` -> Telemetry by card. Newer and older key names are read.
 
     Sources: hy-smi's output as quoted in the tests; rocm-smi's keys of ROCm 5 (`Average ... Power`) and 6 (`Current
-    Socket ... Power`).
+    Socket ... Power`), and of its clocks (`(800Mhz)`), as several public parsers read them.
     """
+    return {
+        card: telemetry(
+            first(members, ("GPU use (%)", "HCU use (%)", "DCU use (%)")),
+            first(members, ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)")),
+            first(members, ("Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)")),
+            memory_temperature_celsius=first(
+                members, ("Temperature (Sensor memory) (C)", "Temperature (Sensor mem) (C)")
+            ),
+            clock_mhz=str(first(members, ("sclk clock speed:", "sclk clock speed"))).strip("()"),
+        )
+        for card, members in _cards(text)
+    }
+
+
+def memory_errors(text: str) -> dict[int, tuple[float, float]]:
+    """JSON of `hy-smi --showrasinfo`, members `"Block umc is": "ENABLED (ue: 0, ce: 3)"` -> (corrected, uncorrected) by
+    card, of all blocks together; a card without such members is left out.
+    """
+    found = {}
+    for card, members in _cards(text):
+        blocks = [_BLOCK.fullmatch(str(value)[:80]) for name, value in members.items() if name.startswith("Block ")]
+        counts = [(int(block.group(2)), int(block.group(1))) for block in blocks if block]
+        if counts:
+            found[card] = (float(sum(each[0] for each in counts)), float(sum(each[1] for each in counts)))
+    return found
+
+
+def _cards(text: str) -> list[tuple[int, Mapping[str, Any]]]:
     document = json_value(text)
-    devices: dict[int, Telemetry] = {}
-    for name, members in document.items() if isinstance(document, dict) else ():
-        card = _CARD.fullmatch(name)
-        if card and isinstance(members, dict):
-            devices[int(card.group(1))] = telemetry(
-                first(members, ("GPU use (%)", "HCU use (%)", "DCU use (%)")),
-                first(
-                    members,
-                    ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)"),
-                ),
-                first(members, ("Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)")),
-            )
-    return devices
+    return [
+        (int(card.group(1)), members)
+        for name, members in (document.items() if isinstance(document, dict) else ())
+        if (card := _CARD.fullmatch(name)) and isinstance(members, dict)
+    ]

@@ -10,9 +10,12 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 _OUTPUT_BYTES = 1 << 20
+_SELDOM_S = 60.0
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
@@ -23,8 +26,10 @@ class ToolError(Exception):
 class Tool:
     """Runs a tool in a temporary directory, since some write where they stand, for at most `limit_s` a run."""
 
-    def __init__(self, limit_s: float = 10.0) -> None:
+    def __init__(self, limit_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
+        self._clock = clock
+        self._seldom: dict[tuple[str, ...], tuple[float, str]] = {}
         self.kept: list[tuple[int, int, int]] = []
         """What a reader need not ask for again."""
         self._lock = threading.Lock()
@@ -54,6 +59,20 @@ class Tool:
                     return file.read(_OUTPUT_BYTES).decode("utf-8", "replace")
             except OSError as error:
                 raise ToolError(f"{command[0]} wrote no {output_file or 'output'}: {error}.") from error
+
+    def run_seldom(self, *command: str) -> str:
+        """What the command printed within the last minute; empty where it fails.
+
+        For what changes slowly, and for options that not every version of a tool knows: the rest does without.
+        """
+        ran_s, printed = self._seldom.get(command, (-_SELDOM_S, ""))
+        if self._clock() - ran_s >= _SELDOM_S:
+            try:
+                printed = self.run(*command)
+            except ToolError:
+                printed = ""
+            self._seldom[command] = (self._clock(), printed)
+        return printed
 
     def close(self) -> None:
         """Kill what runs; nothing starts any more. Idempotent, from any thread."""

@@ -29,7 +29,8 @@ ERRORS = 'code=~"INTERNAL|INFERENCE_FAILED|NOT_READY|QUEUE_FULL|DRAINING|DEADLIN
 class Panel:
     """One panel: what it asks and how it shows the answer. `queries`: legend to expression.
 
-    `alarm`: orange and red from these values on; `floor`: red below the first, green from the second on.
+    `alarm`: orange and red from these values on; `floor`: red below the first, green from the second on. `words`: what
+    a state-timeline calls 0 and 1.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Panel:
     alarm: tuple[float, float] | None = None
     floor: tuple[float, float] | None = None
     instant: bool = False
+    words: tuple[str, str] = ("down", "up")
     limits: dict[str, float] = field(default_factory=dict)
 
 
@@ -348,9 +350,54 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel(
             "Temperature",
-            {"{{instance}} {{device}}": gauge("anychip_device_temperature_celsius", DEVICE, "instance, device")},
+            {
+                "{{instance}} {{device}}": gauge("anychip_device_temperature_celsius", DEVICE, "instance, device"),
+                "{{instance}} {{device}} memory": gauge(
+                    "anychip_device_memory_temperature_celsius", DEVICE, "instance, device"
+                ),
+            },
             "celsius",
             "As the vendor's tool reports it.",
+        ),
+        Panel(
+            "Health",
+            {"{{instance}} {{device}}": gauge("anychip_device_healthy", DEVICE, "instance, device", "min")},
+            text="1: the vendor's software calls the card healthy. Nothing: it does not say.",
+            kind="state-timeline",
+            floor=(1, 1),
+            words=("bad", "good"),
+            width=6,
+        ),
+        Panel(
+            "Errors of cards",
+            {
+                "{{instance}} {{device}} memory, {{kind}}": increase(
+                    "anychip_device_memory_errors_total", DEVICE, "instance, device, kind"
+                ),
+                "{{instance}} {{device}} driver": increase(
+                    "anychip_device_driver_errors_total", DEVICE, "instance, device"
+                ),
+            },
+            text="Memory (ECC): corrected ones are a sign, others a reason to act. Driver: of NVIDIA, XIDs.",
+            width=6,
+        ),
+        Panel(
+            "Slowed down",
+            {
+                "{{instance}} {{device}} {{reason}}": gauge(
+                    "anychip_device_throttled", DEVICE, "instance, device, reason"
+                )
+            },
+            text="1 while a card runs slower than it could. By heat: cool it. By power: that is its limit.",
+            width=6,
+            limits={"min": 0, "max": 1},
+        ),
+        Panel(
+            "Clock",
+            {"{{instance}} {{device}}": gauge("anychip_device_clock_hertz", DEVICE, "instance, device")},
+            "hertz",
+            "Of the card's cores now.",
+            width=6,
         ),
         Panel(
             "Images per joule",
@@ -527,7 +574,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.kind in ("stat", "state-timeline"):
         defaults["color"] = {"mode": "thresholds"}  # Else Grafana colours by the series' own range: up is red then.
     if panel.kind == "state-timeline":
-        named = {"0": {"text": "down", "index": 0}, "1": {"text": "up", "index": 1}}
+        named = {str(state): {"text": word, "index": state} for state, word in enumerate(panel.words)}
         defaults["mappings"] = [{"type": "value", "options": named}]
     if panel.kind == "timeseries":
         defaults["custom"] = {

@@ -52,7 +52,7 @@ EXPECTED = {
     "lost": {"AnychipDeviceLost", "AnychipOnCpu"},
     "surprise": {"AnychipOnCpu", "AnychipPrecisionGateFailed"},
     "decoding": {"AnychipDecodeBound", *(["AnychipCacheDiskFull"] if SMALL_DISKS else [])},
-    "slow": {"AnychipSlowDevice"},
+    "slow": {"AnychipSlowDevice", "AnychipDeviceUnhealthy", "AnychipDeviceTooHot"},
 }
 ALLOWED = {
     "killed": {"AnychipTailLatency", "AnychipQueueNearLimit"},
@@ -199,17 +199,18 @@ async def decoding(story: Story, folder: Path) -> None:
 
 
 async def slow(story: Story, folder: Path) -> None:
-    """Two services of one job: one with two devices, the other with a slow one."""
+    """Two services of one job: one with two devices, the other with a slow one, which says that it is not well."""
     async with contextlib.AsyncExitStack() as stack:
-        for number, null_device in enumerate(("devices=2,delay_ms=20", "delay_ms=80")):
+        for number, null_device in enumerate(("devices=2,delay_ms=20,power_w=75", "delay_ms=80,power_w=75,sick=1")):
             null = ("--null", null_device, "--batch-sizes", "1")
             place = folder / str(number)
             place.mkdir()
             service = await stack.enter_async_context(story.watched(place, "slow", "resnet18", *NULL, *null))
             await stack.enter_async_context(Load(service.url, RESNET, GREY, 2))
         await story.see("slow", EXPECTED["slow"])
-        found = story.server.now(alerts()["AnychipSlowDevice"])
-    assert {each["instance"] for each in found} <= {service.url.removeprefix("http://")}
+        for alert in EXPECTED["slow"]:
+            found = story.server.now(alerts()[alert])
+            assert {each["instance"] for each in found} <= {service.url.removeprefix("http://")}, alert
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_a_quantile_of_nothing_is_none():
 
 
 def test_the_numbers_are_those_of_the_metrics_and_top_shows_them(tmp_path):
-    null = ("--null", "delay_ms=5,power_w=75,devices=2,fail=#ff0000", "--queue-size", "32")
+    null = ("--null", "delay_ms=5,power_w=75,sick=1,devices=2,fail=#ff0000", "--queue-size", "32")
     with running(tmp_path, *NULL, *null) as service, service.client() as client:
         before = client.get("/v1/stats").json()
         for body in (GREY, GREY, RED):
@@ -60,11 +60,14 @@ def test_the_numbers_are_those_of_the_metrics_and_top_shows_them(tmp_path):
         assert [device["device"] for device in now["devices"]] == ["null:0", "null:1"]
         assert sum(device["images"] for device in now["devices"]) == 4  # One of them twice.
         assert all(device["up"] and device["workers"] == 1 and device["power_watts"] == 75 for device in now["devices"])
+        for device in now["devices"]:
+            assert (device["healthy"], device["throttled"]) == (0, {"heat": 1, "power": 0})
+            assert device["memory_errors"]["uncorrected"] is not None
         console = Console(width=80, record=True, file=sys.stdout)
         console.print(screen(before, now))
         text = console.export_text()
         assert "…" not in text
-        for word in ("resnet18", "null:1", "75 W", "50 °C", "0/32", "ready", "0.0/1.0"):
+        for word in ("resnet18", "null:1", "75 W", "50 °C", "0/32", "ready", "0.0/1.0", "bad", "1000 MHz", "heat"):
             assert word in text
         command = [sys.executable, "-m", "app", "top", "--url", service.url]
         once = subprocess.run([*command, "--once", "--interval-s", "0.1"], capture_output=True, text=True, check=True)

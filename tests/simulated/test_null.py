@@ -131,6 +131,7 @@ BEHAVIOURS = st.builds(
     leak_mb=st.integers(0, MIB),
     cache_mb=st.integers(0, MIB),
     power_w=st.integers(0, 100_000_000).map(lambda mw: mw / 1000),
+    sick=st.integers(0, 1),
     depth=st.integers(1, 2),
     probes_mb=st.integers(0, 1024),
     output_mb=st.integers(0, 1024),

@@ -146,5 +146,6 @@ def test_ascend_asks_for_the_workers_own_card_alone_and_for_the_map_once(fake: F
     for _ in range(2):
         assert set(ascend.read(tool, wanted=(1,))) == {1}
     runs = log.read_text().splitlines()
-    assert [run.startswith("info -m") for run in runs] == [True, False, False]
-    assert len(set(runs[1:])) == 1
+    assert [run.startswith("info -m") for run in runs] == [True, False, False, False, False, False]
+    assert {run.partition(" -i ")[2].split()[0] for run in runs[1:]} == {"3"}
+    assert len(set(runs[1:])) == 4  # Health, memory and ECC are asked for once a minute.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from app.observability.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics, ModelMetrics
 from app.workers.messages import Stats
+from backends import Telemetry
 
 
 def filled():
@@ -18,7 +21,8 @@ def filled():
     metrics.device_info.labels("npu:0", "ascend", "Ascend 910B3", "", "").set(1)
     for stage in model.stage_seconds.values():
         stage.observe(0.01)
-    DeviceMetrics(metrics, "npu:0", "ascend").report("w", Stats(1, 2, 3, 4, 5, 0.5, 100, 10, 50, {"aten::roll": 1}))
+    said = {field.name: 1.0 for field in fields(Telemetry)}
+    DeviceMetrics(metrics, "npu:0", "ascend").report("w", Stats(1, 2, 3, 4, 5, said, {"aten::roll": 1}))
     metrics.model_info.labels("m", "npu:0", "eager", "fp32", "official").set(1)
     metrics.precision_error.labels("m", "npu:0", "top1").set(0)
     metrics.precision_gate.labels("m", "npu:0", "eager", "fp32").set(1)

@@ -31,7 +31,9 @@ def value(metrics, name, **labels):
 
 
 def stats(used=0, *, allocated=0, resident=0, joules=NAN, watts=NAN):
-    return Stats(allocated, allocated, used, 1000, resident, 0.5, watts, joules, NAN)
+    said = {"utilization_ratio": 0.5, "power_watts": watts, "energy_joules": joules}
+    known = {name: figure for name, figure in said.items() if not math.isnan(figure)}
+    return Stats(allocated, allocated, used, 1000, resident, known)
 
 
 def test_counters_that_can_be_known_begin_at_zero():

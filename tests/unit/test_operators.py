@@ -270,7 +270,7 @@ def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
 
 def test_the_metric_counts_on_when_a_worker_begins_anew():
     def stats(**fallbacks):
-        return Stats(*[0] * 9, {f"aten::{name}": count for name, count in fallbacks.items()})
+        return Stats(*[0] * 5, {}, {f"aten::{name}": count for name, count in fallbacks.items()})
 
     metrics = Metrics()
     device = DeviceMetrics(metrics, "npu:0", "ascend")

@@ -88,6 +88,7 @@ def asked(expression):
     outside = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|(by|on|without) \([^)]*\)', " ", expression)
     return {word for word in re.findall(r"[a-zA-Z_:][\w:]*", outside) if ":" in word or "_" in word or word == "up"} - {
         "histogram_quantile",
+        "avg_over_time",
         "max_over_time",
         "last_over_time",
         "group_left",

@@ -137,7 +137,7 @@ REPORT = Report("eager", "fp32", refusals={"a": "b"}, rejected=(("c", "d"),))
         Failed(7, "no reason"),
         Released("cache", {1: 5, 2: 6}, 3),
         HandOver("device"),
-        Stats(1, 2, 3, 4, 5, 0.5, 1.0, 2.0, 3.0, {"aten::sin": 4}),
+        Stats(1, 2, 3, 4, 5, {"power_watts": 0.5}, {"aten::sin": 4}),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from math import isnan, nan
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -27,6 +26,7 @@ from backends.telemetry import (
     nvidia,
 )
 from backends.telemetry.sampler import Energy
+from tests.support.nvml import FakeNvml
 from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, values
 
 PARSERS = {
@@ -39,7 +39,8 @@ def quoted(name: str) -> str:
 
 
 def test_every_quoted_output_is_tested_and_has_a_source() -> None:
-    text, sources = Path(__file__).read_text(encoding="utf-8"), quoted("README.md")
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    sources = quoted("README.md")
     for path in OUTPUTS.iterdir():
         assert path.name == "README.md" or (f'quoted("{path.name}")' in text and f"`{path.name}`" in sources)
 
@@ -132,55 +133,21 @@ def test_no_text_raises_and_no_figure_is_absurd(name: str, text: str) -> None:
     ascend.parse_map(text)
 
 
-class FakeNvml:
-    """Two boards: the first says everything but its power, the second is lost."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        self.open = 0
-
-    def nvmlInit(self) -> None:
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index:
-            raise self.NVMLError("GPU is lost")
-        return index
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(gpu=50, memory=10)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        raise self.NVMLError("Not Supported")
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        return 12_500
-
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return 61
-
-
 def test_nvml_units_and_what_a_board_cannot_say() -> None:
     nvml = FakeNvml()
     devices = nvidia.read_nvml(nvml)
     assert values(devices[0]) == approx(0.5, nan, 61)
     assert devices[0].energy_joules == 12.5
     assert values(devices[1]) == approx(nan, nan, nan)
-    assert nvml.open == 0
+    assert len(nvml) == 0
 
 
 def test_what_we_call_of_nvml_exists() -> None:
     pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     for name in dir(FakeNvml):
         assert name.startswith("__") or hasattr(pynvml, name)
+        if isinstance(getattr(FakeNvml, name), int):
+            assert getattr(pynvml, name) == getattr(FakeNvml, name), name
 
 
 def test_energy_is_the_area_under_power_without_bridging_gaps() -> None:
