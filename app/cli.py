@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from app.config import Settings, split
-from app.tools import bench, ops, predict, profile, tune, validate
+from app.tools import bench, container, ops, predict, profile, tune, validate
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.doctor import CHECKS, examine
 from app.tools.verify import command as verify
@@ -149,6 +149,14 @@ def _parser() -> argparse.ArgumentParser:
     doctor = add("doctor", _doctor, "Check the environment, one thing after the other; says what to do about failures.")
     doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "--container",
+        choices=sorted(container.NEEDS),
+        help="check nothing; print the docker run of an image for this host",
+    )
+    doctor.add_argument(
+        "--form", choices=container.FORMS, default="docker", help="with --container: for docker, helm or compose"
+    )
     add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
     verify_device = add("verify", verify.run, "Check and measure a device in ten minutes; writes a report to publish.")
@@ -274,6 +282,8 @@ def _devices(parsed: argparse.Namespace) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
+    if parsed.container:
+        return _doctor_of_container(parsed.container, parsed.form)
     skip = split(parsed.skip)
     unknown = [name for name in skip if name not in CHECKS]
     if unknown:
@@ -288,6 +298,17 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.json:
         print(json.dumps([vars(check) for check in found], indent=2))
     return 1 if any(check.status == "FAIL" for check in found) else 0
+
+
+def _doctor_of_container(flavour: str, form: str) -> int:
+    try:
+        text, note = container.told(flavour, form)
+    except container.PreflightError as error:
+        raise CommandError(str(error)) from None
+    print(text)
+    if note:
+        print(f"anychip: {note}", file=sys.stderr)
+    return 0
 
 
 def _top(parsed: argparse.Namespace) -> None:

@@ -1,175 +1,19 @@
-"""Say how to run the image on this host: the devices, groups and mounts that are really here.
+"""Say how to run the image on this host: `anychip doctor --container`, for a host where nothing is installed yet.
 
     python3 deploy/preflight.py ascend             # prints docker run
     python3 deploy/preflight.py ascend --helm      # the values of the chart, for nodes like this one
     python3 deploy/preflight.py rocm --compose     # lines for deploy/compose/.env
 
-Owns: what each vendor's container needs of its host. Needs only the standard library, so that it runs on a host before
-anything is installed. Must not load a driver: it looks at files.
+Owns: nothing; app/tools/container.py does. Needs only the standard library.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
-import shlex
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
-IMAGE = "anychip"
-_VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
-
-
-class PreflightError(Exception):
-    """The image cannot run here; the message says what is missing."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a vendor's container takes of its host. Paths may hold `*`.
-
-    `one_of`: the first that is there is taken. `groups`: files whose groups the container's user must be in.
-    `variables`: of deploy/compose/.env, with the file whose group, or whose path, is their value.
-    """
-
-    devices: tuple[str, ...] = ()
-    optional_devices: tuple[str, ...] = ()
-    mounts: tuple[str, ...] = ()
-    one_of: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    group_variables: dict[str, str] = field(default_factory=dict)
-    runtime: str = ""
-
-
-_AMD_GROUPS = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
-NEEDS = {
-    "cpu": Needs(),
-    "cuda": Needs(runtime="--gpus all"),
-    "rocm": Needs(
-        devices=("/dev/kfd", "/dev/dri"), groups=("/dev/kfd", "/dev/dri/renderD*"), group_variables=_AMD_GROUPS
-    ),
-    "dcu": Needs(
-        devices=("/dev/kfd", "/dev/dri"),
-        optional_devices=("/dev/mkfd",),
-        mounts=("/opt/hyhal",),
-        groups=("/dev/kfd", "/dev/dri/renderD*"),
-        group_variables=_AMD_GROUPS,
-    ),
-    "ascend": Needs(
-        devices=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
-        optional_devices=("/dev/davinci_manager_docker",),
-        mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
-        one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
-        groups=("/dev/davinci_manager",),
-        group_variables={"ASCEND_GID": "/dev/davinci_manager"},
-    ),
-    "mlu": Needs(
-        devices=("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
-        optional_devices=("/dev/cambricon_ipcm[0-9]*",),
-        one_of=("/usr/bin/cnmon",),
-    ),
-}
-_TARGETS = {"npu-smi": "/usr/local/sbin/npu-smi"}
-
-
-@dataclass(frozen=True)
-class Found:
-    """What is here, as paths of this host; `groups` are their numbers. `tool`: the vendor's, for telemetry."""
-
-    devices: tuple[str, ...]
-    mounts: tuple[str, ...]
-    tool: str
-    groups: tuple[int, ...]
-    variables: dict[str, int]
-
-
-def look(flavour: str, root: Path = Path("/")) -> Found:
-    """See what is here. Raises PreflightError, which names everything that is missing at once."""
-    needs = NEEDS[flavour]
-
-    def there(pattern: str) -> list[Path]:
-        paths = root.glob(pattern.lstrip("/"))
-        return sorted(paths, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
-
-    def host(path: Path) -> str:
-        return f"/{path.relative_to(root)}"
-
-    wanted = [*needs.devices, *needs.mounts]
-    missing = [pattern for pattern in wanted if not there(pattern)]
-    if missing:
-        raise PreflightError(f"this host has no {', '.join(missing)}: install the vendor's driver first")
-    devices = [host(path) for pattern in (*needs.devices, *needs.optional_devices) for path in there(pattern)]
-    tool = next((host(path) for name in needs.one_of for path in there(name)), "")
-    owners = {
-        name: there(pattern)[0].stat().st_gid for name, pattern in needs.group_variables.items() if there(pattern)
-    }
-    groups = dict.fromkeys(path.stat().st_gid for pattern in needs.groups for path in there(pattern))
-    mounts = tuple(host(path) for pattern in needs.mounts for path in there(pattern))
-    return Found(tuple(devices), mounts, tool, tuple(groups), owners)
-
-
-def docker_run(flavour: str, found: Found, version: str) -> str:
-    """The command that serves on everything found."""
-    words = ["docker run --detach --name anychip --init --read-only --cap-drop ALL --security-opt no-new-privileges"]
-    words += [NEEDS[flavour].runtime] if NEEDS[flavour].runtime else []
-    words += [f"--device {device}" for device in found.devices]
-    words += [f"--group-add {group}" for group in found.groups if group]
-    for path in (*found.mounts, *([found.tool] if found.tool else ())):
-        target = _TARGETS.get(Path(path).name, path)
-        words.append(f"--mount type=bind,source={shlex.quote(path)},target={target},readonly")
-    words += ["--volume anychip:/cache --publish 127.0.0.1:8000:8000 --stop-timeout 45"]
-    return " \\\n  ".join([*words, f"{IMAGE}:{version}-{flavour}"])
-
-
-def helm_values(flavour: str, found: Found) -> str:
-    """Options of `helm install` that depend on the host."""
-    options = [f"-f deploy/helm/anychip/values-{flavour}.yaml"]
-    groups = [str(group) for group in found.groups if group]
-    if groups:
-        options.append(f"--set 'supplementalGroups={{{','.join(groups)}}}'")
-    elif NEEDS[flavour].groups:
-        options.append("--set deviceFiles=")  # Group 0, which the container's user is in.
-    return " ".join(options)
-
-
-def compose_env(flavour: str, found: Found) -> str:
-    """Lines of `.env` beside compose.yaml."""
-    lines = [f"COMPOSE_FILE=compose.yaml:compose.{flavour}.yaml"]
-    lines += [f"{name}={gid}" for name, gid in found.variables.items()]
-    if "/dev/mkfd" in found.devices:
-        lines.append("MKFD_DEVICE=/dev/mkfd")
-    variable = {"ascend": "NPU_SMI", "mlu": "CNMON"}.get(flavour)
-    if variable:
-        lines.append(f"{variable}={found.tool or '/dev/null'}")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description="Say how to run the image on this host.", epilog="example: python3 deploy/preflight.py ascend"
-    )
-    parser.add_argument("flavour", choices=sorted(NEEDS))
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--helm", action="store_true", help="print options of helm install instead")
-    form.add_argument("--compose", action="store_true", help="print lines for deploy/compose/.env instead")
-    options = parser.parse_args()
-    version = _VERSION.search((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    assert version
-    try:
-        found = look(options.flavour)
-    except PreflightError as error:
-        sys.exit(f"anychip: {error}")
-    if options.helm:
-        print(helm_values(options.flavour, found))
-    elif options.compose:
-        print(compose_env(options.flavour, found))
-    else:
-        print(docker_run(options.flavour, found, version[1]))
-    if NEEDS[options.flavour].one_of and not found.tool:
-        print(f"anychip: no {Path(NEEDS[options.flavour].one_of[0]).name} here: no telemetry", file=sys.stderr)
-
-
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from app.tools.container import main
+
     main()

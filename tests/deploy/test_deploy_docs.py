@@ -44,7 +44,8 @@ CHINESE = sorted([*ROOT.glob("*.zh-CN.md"), *(ROOT / "docs").rglob("*.zh-CN.md")
 
 def test_the_pages_of_domestic_chips_are_there_in_chinese():
     names = {str(path.relative_to(ROOT)) for path in CHINESE}
-    assert names >= {"README.zh-CN.md", *(f"docs/install/{name}.zh-CN.md" for name in ("ascend", "dcu", "mlu"))}
+    pages = ("README.zh-CN.md", "docs/deploy.zh-CN.md", "docs/hardware.zh-CN.md")
+    assert names >= {*pages, *(f"docs/install/{name}.zh-CN.md" for name in ("ascend", "dcu", "mlu"))}
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=lambda page: str(page.relative_to(ROOT)))
@@ -97,7 +98,7 @@ def test_devices_and_mounts_are_the_same_in_page_table_compose_and_chart(flavour
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_preflight_knows_the_devices_and_mounts_of_the_pages(flavour):
-    from deploy.preflight import NEEDS
+    from app.tools.container import NEEDS
 
     needs, service = NEEDS[flavour], compose_of(flavour)
     devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())} - {"/dev/null"}

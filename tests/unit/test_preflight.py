@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from deploy.preflight import NEEDS, PreflightError, compose_env, docker_run, helm_values, look
+from app.cli import main
+from app.tools import container
+from app.tools.container import NEEDS, PreflightError, compose_env, docker_run, helm_values, look, told
 
 ASCEND = (
     "dev/davinci0",
@@ -74,3 +78,28 @@ def test_groups_are_those_of_the_files(tmp_path: Path) -> None:
 def test_there_is_one_for_every_image() -> None:
     root = Path(__file__).resolve().parents[2]
     assert {path.suffix[1:] for path in root.glob("Dockerfile.*") if "-" not in path.suffix} == set(NEEDS)
+
+
+def test_the_doctor_says_the_same_and_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = host(tmp_path, *ASCEND)
+    monkeypatch.setattr(container, "told", lambda flavour, form: told(flavour, form, root))
+    for form in container.FORMS:
+        assert main(["doctor", "--container", "ascend", "--form", form]) == 0
+        said = capsys.readouterr()
+        assert said.out.strip() == told("ascend", form, root)[0]
+        assert said.err == "anychip: no npu-smi here: no telemetry\n"
+    assert main(["doctor", "--container", "dcu"]) == 1
+    assert capsys.readouterr().err.startswith("anychip: this host has no /dev/kfd, /dev/dri, /opt/hyhal: install")
+
+
+def test_without_an_installation_it_needs_the_standard_library_alone() -> None:
+    """Read, not run: nothing of what the script imports may lie outside the standard library."""
+    root = Path(__file__).resolve().parents[2]
+    for name in ("deploy/preflight.py", "app/tools/container.py", "app/tools/__init__.py", "app/__init__.py"):
+        for node in ast.walk(ast.parse((root / name).read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {each.partition(".")[0] for each in names} <= {*sys.stdlib_module_names, "app"}, name
+            assert all(each in ("app.tools.container",) for each in names if each.startswith("app")), name
