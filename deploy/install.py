@@ -8,7 +8,8 @@ the torch that a vendor's image brings.
 
 Settings: ANYCHIP_TORCH = auto, cpu, cuda, rocm, ascend, registry (the registry's torch) or keep (the torch of the
 Python that runs this file); ANYCHIP_TORCH_INDEX = another address for download.pytorch.org/whl, for instance a mirror;
-ANYCHIP_EXTRAS = further extras of anychip, such as onnx. pip's own variables (PIP_NO_INDEX, …) count too.
+ANYCHIP_EXTRAS = further extras of anychip, such as onnx; ANYCHIP_HASHES = a list of deploy/image/hashes.py: files whose
+hash is not in it are refused, but torch's own. pip's own variables (PIP_NO_INDEX, …) count too.
 """
 
 from __future__ import annotations
@@ -377,6 +378,11 @@ def install(
     settled = folder / "constraints.txt"
     settled.write_text(with_pins(constraints, pins, choice.constraints))
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(settled)]
+    hashes = environ.get("ANYCHIP_HASHES") or ""
+    if hashes and dependencies and choice.kind != "keep":  # A base with torch has versions of its own.
+        # First, so that what torch needs beside its own libraries is there already.
+        without = [part for part in pip if part not in ("--constraint", str(settled))]
+        run_pip([*without, "--require-hashes", "--no-deps", "--requirement", hashes])
     if not choice.accepts(present):
         if present:  # To pip, 2.0+cpu satisfies 2.0.
             run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])

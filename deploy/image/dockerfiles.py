@@ -101,6 +101,10 @@ FLAVOURS = {
     ),
 }
 
+_HASHES = """\
+# What packages' files must hash to. Empty: whatever the registry has under these versions, for other EXTRAS too.
+ARG HASHES=deploy/image/hashes/{}.txt
+"""
 TEMPLATE = """\
 # anychip for {title}. Written by deploy/image/dockerfiles.py: change that, then run it.
 # {about}
@@ -111,7 +115,7 @@ FROM ${{BASE_IMAGE}} AS dependencies
 ARG PYTHON={python}
 ARG TORCH={torch}
 ARG EXTRAS={extras}
-# pip's own, for mirrors and for builds without a network (docs/deploy.md)
+{hashes}# pip's own, for mirrors and for builds without a network (docs/deploy.md)
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
@@ -124,11 +128,11 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 COPY deploy/install.py deploy/
 COPY backends/vendors.py backends/
-COPY deploy/image/build.sh deploy/image/
+COPY deploy/image/build.sh deploy/image/{copy_hashes}
 # For builds without a network (docs/deploy.md). The folder need not be there: the other file keeps the line valid.
 COPY constraints.txt wheelhous[e] wheelhouse/
 RUN STEP=dependencies PYTHON="${{PYTHON}}" ANYCHIP_TORCH="${{TORCH}}" ANYCHIP_EXTRAS="${{EXTRAS}}" \\
-    bash deploy/image/build.sh
+    {use_hashes}bash deploy/image/build.sh
 
 # anychip itself: a few megabytes, all that an edit of the sources changes.
 FROM dependencies AS code
@@ -182,7 +186,11 @@ def dockerfile(name: str) -> str:
     assert version
     digest = json.loads(DIGESTS.read_text(encoding="utf-8")).get(flavour.base)
     base = f"{flavour.base}@{digest}" if digest else flavour.base
+    hashed = flavour.torch != "keep"
     return TEMPLATE.format(
+        hashes=_HASHES.format(name) if hashed else "",
+        copy_hashes=f"\nCOPY deploy/image/hashes/{name}.txt deploy/image/hashes/" if hashed else "",
+        use_hashes='ANYCHIP_HASHES="${HASHES}" ' if hashed else "",
         **{**vars(flavour), "base": base, "environment": "".join(f"ENV {line}\n" for line in flavour.environment)},
         version=version[1],
     )
