@@ -628,7 +628,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64},
         "cellGap": 1,
         "legend": {"show": True},
-        "tooltip": {"show": True, "yHistogram": False},
+        "tooltip": {"mode": "single", "yHistogram": False},
     },
     "state-timeline": {
         "mergeValues": True,
@@ -647,7 +647,6 @@ def _variables() -> list[dict[str, Any]]:
             "label": name.capitalize(),
             "type": "query",
             "datasource": _DATASOURCE,
-            "definition": query,
             "query": {"query": query, "refId": name},
             "refresh": 2,
             "sort": 1,

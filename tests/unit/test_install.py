@@ -199,7 +199,7 @@ def test_the_constraints_name_no_host_and_pin_what_the_set_up_needs():
     assert "://" not in text
     assert {"torch", "torchvision"} <= install.read_pins(text).keys()
     versions = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+(; python_version (<|>=) \"3\.11\")?", line) for line in versions)
+    assert all(re.fullmatch(r"[\w.-]+==(\d+!)?[\w.]+(; python_version (<|>=) \"3\.11\")?", line) for line in versions)
 
 
 def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
