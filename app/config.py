@@ -24,6 +24,7 @@ CLIENTS = ("deepstack", "ultralytics")
 """Clients of other servers that are answered where `compat` names them."""
 STAGES = ">"
 """Between a detector and the classifier of what it finds."""
+_FIRST_SIZES = "1,2,4,8"
 
 
 def _joined(value: Any) -> Any:
@@ -38,15 +39,22 @@ def _a_list(value: str) -> str:
 
 
 def _a_ladder(value: str) -> str:
+    if value == "auto":
+        return value
     sizes = [int(part) for part in split(value)]
     if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
-        raise ValueError("must be ascending whole numbers from 1 up, such as 1,2,4,8")
+        raise ValueError("must be auto, or ascending whole numbers from 1 up, such as 1,2,4,8")
     return value
 
 
 def split(value: str) -> tuple[str, ...]:
     """The parts of a comma-separated setting, without blanks."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def sizes_of(batch_sizes: str) -> tuple[int, ...]:
+    """The entries of the setting `batch_sizes`; of `auto` those to begin with."""
+    return tuple(int(size) for size in split(_FIRST_SIZES if batch_sizes == "auto" else batch_sizes))
 
 
 def _clients(value: str) -> str:
@@ -139,7 +147,11 @@ class Settings(BaseSettings):
     changes_per_minute: int = Field(
         12, ge=1, le=10_000, description="Loads and unloads of models that are begun in a minute, before 429"
     )
-    batch_sizes: Ladder = Field("1,2,4,8", description="Batch sizes the engines are compiled for, ascending")
+    batch_sizes: Ladder = Field(
+        "auto",
+        description="Batch sizes the engines are compiled for, ascending; auto: 1,2,4,8 and, as measured at the first "
+        "start, larger ones where they pay and fit into the memory (docs/tools.md)",
+    )
     max_wait_ms: float = Field(
         0, ge=0, le=60_000, description="How long an idle device waits for a batch to fill, in milliseconds"
     )
@@ -233,7 +245,9 @@ class Settings(BaseSettings):
         validate_default=True,
     )
     profiles: bool = Field(
-        True, description="Take up what anychip tune has found best here; what is set otherwise stays (docs/tools.md)"
+        True,
+        description="Take up what anychip tune, or the first start, has found best here; what is set otherwise stays "
+        "(docs/tools.md)",
     )
     null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
     simulate: str = Field(
@@ -319,8 +333,8 @@ class Settings(BaseSettings):
 
     @property
     def ladder(self) -> tuple[int, ...]:
-        """The entries of `batch_sizes`."""
-        return tuple(int(size) for size in split(self.batch_sizes))
+        """The entries of `batch_sizes`; of `auto` those to begin with."""
+        return sizes_of(self.batch_sizes)
 
     @property
     def weights_dir(self) -> Path:

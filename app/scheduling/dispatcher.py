@@ -26,13 +26,14 @@ from app.observability.tracing import RequestTrace, Tracing
 from app.scheduling.batch_records import BatchRecords
 from app.scheduling.handover import Handovers
 from app.scheduling.outcome import Outcome, Pending, too_late
-from app.scheduling.plans import worker_devices, worker_plans
-from app.scheduling.profiles import Profile, of_model
+from app.scheduling.plans import how_served, worker_devices, worker_plans
+from app.scheduling.profiles import Profile, store_sizes
 from app.scheduling.readiness import ModelState, Readiness
 from app.scheduling.releases import Releases
 from app.scheduling.scheduler import Batch, Item, Reservation, Scheduler
 from app.scheduling.served_model import ServedModel
 from app.workers.arena import Arena
+from app.workers.growth import LARGEST
 from app.workers.messages import Failed, HandOver, Loaded, Released, Run, Stats
 from app.workers.process import Computed, Events, Message, WorkerProcess
 from app.workers.replica import Replica
@@ -61,7 +62,8 @@ class Dispatcher:
         self._profiles = profiles or {}
         devices = worker_devices(settings, choice)
         # Two batches a worker, and twice as many workers while they hand over.
-        largest = max(of_model(settings, self._profiles.get(model.name))["batch_sizes"][-1] for model in models)
+        served_with = [how_served(settings, self._profiles, model) for model in models]
+        largest = max(LARGEST if how.grows else how.batch_sizes[-1] for how in served_with)
         in_flight = 2 * largest * 2 * len(devices)
         slots = settings.queue_size + in_flight + spare_slots
         self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
@@ -83,7 +85,7 @@ class Dispatcher:
         self._workers: dict[str, WorkerProcess] = {}
         self._dispatching = False  # It is about to, in this turn of the loop.
         self._wake: asyncio.TimerHandle | None = None
-        self._handovers = Handovers(self.replicas, settings, metrics)
+        self._handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
         self._releases = Releases()
         for served in self.models.values():
             if not isinstance(served.model, NormalisedModel):
@@ -111,6 +113,17 @@ class Dispatcher:
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
         discard_prepared()
+
+    def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
+        """Batch sizes that a worker has found, by the number of the model, for the next start. Not for the loop."""
+        if device != self._choice.device(self._choice.devices[0]).name:
+            return  # Profiles are of the first device.
+        for served in self.models.values():
+            if served.index in sizes:
+                try:
+                    store_sizes(sizes[served.index], self._settings, self._choice, served.model)
+                except OSError as error:
+                    log.warning("the batch sizes found for %s cannot be kept: %s", served.model.name, error)
 
     async def stop(self) -> None:
         """Stop every worker; what is still under way has no outcome. Idempotent."""

@@ -11,14 +11,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from app.config import Settings
 from app.observability.metrics import Metrics
 from app.workers.guard import HAND_OVER
-from app.workers.process import WorkerProcess, WorkerStartError
+from app.workers.process import WorkerPlan, WorkerProcess, WorkerStartError
 from app.workers.replica import Replica
 from models import Model
 
@@ -34,8 +34,17 @@ log = logging.getLogger("anychip.dispatcher")
 class Handovers:
     """Of `replicas`, a list that may still grow."""
 
-    def __init__(self, replicas: Sequence[Replica], settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        settings: Settings,
+        metrics: Metrics,
+        keep_sizes: Callable[[str, Mapping[int, tuple[int, ...]]], None] = lambda device, sizes: None,
+    ) -> None:
+        """`keep_sizes`: is called in a thread with what a compiled worker has found on a device of this name."""
         self._replicas, self._settings, self._metrics = replicas, settings, metrics
+        self._keep_sizes = keep_sizes
+        self._sizes: dict[str, dict[int, tuple[int, ...]]] = {}  # By the device's name: cards of one kind are alike.
         self._lock = asyncio.Lock()
         self._relieved: dict[Replica, asyncio.Task[None]] = {}
         self._relieved_s: dict[str, float] = {}
@@ -152,7 +161,7 @@ class Handovers:
                     try:
                         # As this worker: with compiled engines, where it has them.
                         load = replace(worker.plan.load, models=replica.plan.load.models)
-                        successor = await replica.prepare(replace(worker.plan, load=load))
+                        successor = await replica.prepare(self._with_sizes(replace(worker.plan, load=load)))
                         drain = replica.take_over(successor, replica.plan, self._settings.drain_s)
                         await asyncio.shield(drain)
                         self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
@@ -177,13 +186,14 @@ class Handovers:
                 if replica.current is not worker:
                     return
                 self._compilations[replica] = tries + 1, time.monotonic()
-                quick = replica.plan
+                quick = self._with_sizes(replica.plan)
                 load = replace(quick.load, quick=False)
                 plan = replace(quick, load=load, start_timeout_s=self._settings.compile_timeout_s)
                 log.info("%s serves meanwhile; the faster engines are being compiled", worker.id)
                 try:
                     compiled = await replica.prepare(plan)
-                    drain = replica.take_over(compiled, quick, self._settings.drain_s)
+                    found = self._found_sizes(compiled)
+                    drain = replica.take_over(compiled, self._with_sizes(quick), self._settings.drain_s)
                 except WorkerStartError as error:
                     again_s = _COMPILE_PAUSES_S[min(tries + 1, len(_COMPILE_PAUSES_S) - 1)]
                     log.error(
@@ -193,6 +203,28 @@ class Handovers:
                         error,
                     )
                     continue
+                if found:
+                    await asyncio.to_thread(self._keep_sizes, plan.load.device.name, found)
                 await asyncio.shield(drain)
                 self._metrics.handovers.labels(replica.device, "compiled").inc()
                 return
+
+    def _found_sizes(self, worker: WorkerProcess | None) -> Mapping[int, tuple[int, ...]]:
+        """The batch sizes of a worker's models that were to be found, by number: with these it serves."""
+        if worker is None or worker.ready is None:
+            return {}
+        load = worker.plan.load
+        searched = [index for index, how in enumerate(load.tuned) if how is not None and how.grows]
+        loaded = {index: worker.ready.loaded[index] for index in searched}
+        found = {index: tuple(each.latency_s) for index, each in loaded.items() if each is not None}
+        self._sizes.setdefault(load.device.name, {}).update(found)
+        return found
+
+    def _with_sizes(self, plan: WorkerPlan) -> WorkerPlan:
+        """The plan with the batch sizes that were found meanwhile on such a device: they are not searched again."""
+        found = self._sizes.get(plan.load.device.name, {})
+        tuned = tuple(
+            replace(how, batch_sizes=found[index], grows=False) if how is not None and index in found else how
+            for index, how in enumerate(plan.load.tuned)
+        )
+        return replace(plan, load=replace(plan.load, tuned=tuned))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from app.config import Settings, split
 from app.precision.probes import calibration, probes
@@ -14,12 +15,18 @@ from app.scheduling.profiles import Profile, of_model
 from app.workers.messages import Load, Tuned
 from app.workers.process import WorkerPlan
 from backends import Choice
-from models import Model
+from models import Model, NormalisedModel
 
 
 def worker_devices(settings: Settings, choice: Choice) -> list[str]:
     """The device of each worker, in the order in which workers are started."""
     return [device for device in choice.devices for _ in range(settings.workers_per_device)]
+
+
+def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model) -> Tuned:
+    """What a model is served with. The form of a model that takes floats is as its images' are, and never grows."""
+    how = Tuned(**of_model(settings, profiles.get(model.name)))
+    return replace(how, grows=False) if isinstance(model, NormalisedModel) else how
 
 
 def worker_plans(
@@ -32,7 +39,7 @@ def worker_plans(
     facts = choice.backend.facts
     cache_dir = settings.cache_dir.expanduser()
     tried = tuple(probes(model) for model in models) if facts.computes else ()
-    tuned = tuple(Tuned(**of_model(settings, profiles.get(model.name))) for model in models)
+    tuned = tuple(how_served(settings, profiles, model) for model in models)
     calibrations = tuple(
         calibration(model, settings.calibrate) if how.precision == "int8" else None
         for model, how in zip(models, tuned, strict=True)

@@ -1,4 +1,7 @@
-"""Profiles: settings that `anychip tune` has found best for a model on a device, kept in the cache folder.
+"""Profiles: settings that were found best for a model on a device, kept in the cache folder.
+
+`anychip tune` finds all of them by trial; a first start finds batch sizes alone (workers.growth), for the engine and
+precision that it was given. A profile of tune comes before one of a start.
 
 Owns: what a profile is valid for, its file, and which settings it may change: those that nobody has given. Must not
 measure.
@@ -9,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from app.config import Settings, split
+from app.config import Settings, sizes_of
 from app.precision.gate import weights_key
 from backends import Choice, host
 from backends.drivers import driver_version
@@ -64,7 +68,10 @@ def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, 
 
 def store(profile: Profile, settings: Settings, choice: Choice, model: Model) -> Path:
     """Keep a profile, in place of an earlier one; returns its file. Raises OSError."""
-    valid_for = surroundings(settings, choice, model)
+    return _write(profile, settings, surroundings(settings, choice, model))
+
+
+def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str]) -> Path:
     path = _path(settings, valid_for)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
@@ -73,9 +80,35 @@ def store(profile: Profile, settings: Settings, choice: Choice, model: Model) ->
     return path
 
 
+def store_sizes(sizes: Sequence[int], settings: Settings, choice: Choice, model: Model) -> Path:
+    """Keep batch sizes that a start has found. Raises OSError."""
+    name = f"batch sizes found at a start, {time.strftime('%Y-%m-%d')}"
+    values: dict[str, Any] = {each: getattr(settings, each) for each in (*OF_MODEL, *OF_SERVICE)}
+    values["batch_sizes"] = ",".join(map(str, sizes))
+    found = Profile(name, **values, images_per_s=0.0, p99_ms=0.0, lead=1.0)
+    return _write(found, settings, _of_start(settings, choice, model))
+
+
+def stored_sizes(settings: Settings, choice: Choice, model: Model) -> Profile | None:
+    """The profile that a start has stored for a model, with these settings but for its batch sizes; None without."""
+    found = _read(_path(settings, _of_start(settings, choice, model)))
+    kept = {name: getattr(settings, name) for name in (*OF_MODEL, *OF_SERVICE) if name != "batch_sizes"}
+    return None if found is None else replace(found, **kept)
+
+
+def _of_start(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
+    """What batch sizes are valid for, besides: two engines gain by different ones, and workers share the memory."""
+    of_device = {"memory": str(choice.device(choice.devices[0]).memory_bytes)}
+    given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "workers_per_device")}
+    return {**surroundings(settings, choice, model), **of_device, **given, "models": settings.models}
+
+
 def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:
-    """The profile for a model here; None where there is none, or none that can be read."""
-    path = _path(settings, surroundings(settings, choice, model))
+    """What tune has found for a model here; None where there is nothing, or nothing that can be read."""
+    return _read(_path(settings, surroundings(settings, choice, model)))
+
+
+def _read(path: Path) -> Profile | None:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         profile = Profile(**{each.name: document[each.name] for each in fields(Profile)})
@@ -95,7 +128,7 @@ def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tup
     """
     if not settings.profiles:
         return settings, {}
-    found = {model.name: stored(settings, choice, model) for model in models}
+    found = {model.name: stored(settings, choice, model) or stored_sizes(settings, choice, model) for model in models}
     profiles = {name: profile for name, profile in found.items() if profile is not None}
     for name, profile in profiles.items():
         log.info("%s: profile %s", name, profile.name)
@@ -107,10 +140,14 @@ def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tup
 
 
 def of_model(settings: Settings, profile: Profile | None) -> Mapping[str, Any]:
-    """Engine, precision and batch sizes for one model: as given, else of its profile, else the defaults."""
-    given = settings.model_fields_set
+    """Engine, precision and batch sizes for one model: as given, else of its profile, else the defaults.
+
+    `grows`: nobody has said which batch sizes, and none are known yet. `--batch-sizes auto` says nothing, either.
+    """
+    given = settings.model_fields_set - ({"batch_sizes"} if settings.batch_sizes == "auto" else set())
     chosen = {name: getattr(settings if profile is None or name in given else profile, name) for name in OF_MODEL}
-    return {**chosen, "batch_sizes": tuple(int(size) for size in split(chosen["batch_sizes"]))}
+    grows = settings.profiles and chosen["batch_sizes"] == "auto"
+    return {**chosen, "batch_sizes": sizes_of(chosen["batch_sizes"]), "grows": grows}
 
 
 def _path(settings: Settings, valid_for: Mapping[str, str]) -> Path:

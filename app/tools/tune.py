@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.config import Settings, split
+from app.config import Settings, sizes_of, split
 from app.tools import report
 from app.tools.arguments import CommandError, add_settings, read_settings
 
@@ -135,7 +135,7 @@ def _counts(text: str, option: str) -> list[int]:
 def _candidate(profile: Any) -> Candidate:
     from app.tools.tuning.search import Candidate
 
-    ladder = tuple(int(size) for size in split(profile.batch_sizes))
+    ladder = sizes_of(profile.batch_sizes)
     return Candidate(profile.engine, profile.precision, ladder, profile.workers_per_device, profile.decoders)
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from app.workers.messages import Load, Loaded, Ready, Report
+from app.workers.growth import grown, pays
+from app.workers.messages import Load, Loaded, Ready, Report, Tuned
 
 if TYPE_CHECKING:
-    from backends import Backend, Executable, LoadReport
+    from backends import Backend, Executable, LoadedNetwork, LoadReport
     from models import Model
 
 _WARM_UP_RUNS = 2
@@ -37,6 +38,7 @@ class WorkerModel:
 
     `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
     the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took.
+    `staged`: with more time it may be served faster, by other engines or in larger batches.
     """
 
     model: Model
@@ -45,6 +47,7 @@ class WorkerModel:
     buffers: list[npt.NDArray[np.uint8]]
     latency_s: Mapping[int, float]
     load_s: float
+    staged: bool = False
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """A buffer that no batch under way uses."""
@@ -82,7 +85,7 @@ def load_device(load: Load) -> LoadedDevice:
         if model is not None:
             models[index] = _loaded(load, index, model, backend)
     reports = tuple(_message(models[index]) if index in models else None for index in range(len(load.models)))
-    staged = any(each.report.staged for each in models.values())
+    staged = any(each.staged for each in models.values())
     ready = Ready(load.device.id, load.device.name, reports, staged)
     return LoadedDevice(backend, load.device.id, models, ready)
 
@@ -103,7 +106,7 @@ def _confine(load: Load) -> None:
 
 def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:
     from app.precision.gate import compile_options
-    from backends import Unbuilt
+    from backends import EngineRefusedError, LoadedNetwork, Unbuilt
     from models import PixelModel
 
     began_s = time.monotonic()
@@ -115,16 +118,58 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerMod
         quick=load.quick,
     )
     model.check_weights()
-    network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
     how = (load.tuned[index] if load.tuned else None) or load
     sizes = model.batch_sizes(how.batch_sizes)
-    executable, report = backend.load(network, load.device.id, how.engine, how.precision, sizes, options=options)
+
+    def made(sizes: tuple[int, ...], engine: str = how.engine, precision: str = how.precision) -> LoadedNetwork:
+        if model.batch_sizes(sizes) != sizes:
+            raise EngineRefusedError(f"the network takes no batches of {sizes[-1]}")
+        network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
+        return backend.load(network, load.device.id, engine, precision, sizes, options=options)
+
+    executable, report = made(sizes)
+    latencies: Mapping[int, float] = _measured(executable)
+    may_grow = isinstance(how, Tuned) and how.grows and pays(latencies)
+    if may_grow and not load.quick:
+        executable, report, latencies = _grown(load, backend, made, LoadedNetwork(executable, report), latencies)
     # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
     rows = 2 * executable.batch_sizes[-1]
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     _say(load.device.id, model, report)
-    latencies = _latencies(executable, buffers[0])
-    return WorkerModel(model, executable, report, buffers, latencies, time.monotonic() - began_s)
+    load_s = time.monotonic() - began_s
+    staged = report.staged or (may_grow and load.quick)
+    return WorkerModel(model, executable, report, buffers, latencies, load_s, staged)
+
+
+def _grown(
+    load: Load,
+    backend: Backend,
+    made: Callable[..., LoadedNetwork],
+    first: LoadedNetwork,
+    latency_s: Mapping[int, float],
+) -> tuple[Executable, LoadReport, Mapping[int, float]]:
+    """What is to serve once larger batches have been tried: `first`, or the same network for more sizes."""
+    from backends import BackendError, DeviceLostError
+
+    executable, report = first
+    sizes = grown(
+        report,
+        latency_s,
+        lambda size: made((size,), report.engine, report.precision),
+        _measured,
+        lambda: backend.memory(load.device.id),
+    )
+    if set(sizes) == set(latency_s):
+        return executable, report, latency_s
+    executable.close()  # Its memory is wanted for what follows.
+    try:
+        executable, report = made(sizes)
+    except DeviceLostError:
+        raise
+    except BackendError as error:
+        log.warning("batches of %d do not fit beside the smaller ones, which serve alone: %s", sizes[-1], error)
+        executable, report = made(tuple(latency_s))
+    return executable, report, _measured(executable)
 
 
 def _say(device: str, model: Model, report: LoadReport) -> None:
@@ -155,12 +200,13 @@ def _message(loaded: WorkerModel) -> Loaded:
     )
 
 
-def _latencies(executable: Executable, buffer: npt.NDArray[np.uint8]) -> dict[int, float]:
+def _measured(executable: Executable) -> dict[int, float]:
     """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
 
     A first run may compile. Then it takes longer than as many runs of a smaller batch would.
     """
     fastest_s = executable.fastest_s
+    buffer = executable.buffer(executable.batch_sizes[-1])
     least_s = math.inf  # An image, in batches so far.
     for size in executable.batch_sizes:
         for _ in range(_WARM_UP_RUNS):

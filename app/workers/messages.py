@@ -42,11 +42,12 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """How one model is to be served, where it has a profile of its own."""
+    """How one model is to be served. `grows`: with larger batches than these, too, where they pay (workers.growth)."""
 
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,6 @@ The cache is read by unpickling: whoever can write to `--cache-dir` can run code
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import logging
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,13 +31,10 @@ from backends.engine_cache import private_folder
 from backends.engines.compiled import Dispatched, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine, calibration_of
+from backends.engines.kept import anew_once, device_kind, digest, own_folder, weights_of
 from backends.engines.streamed import StreamedExecutable
-from backends.faults import first_line
-
-log = logging.getLogger(__name__)
 
 _ENGINE_CACHE_BYTES = 4 * 2**30  # Of one network.
-_ALL_BYTES = 8 * 2**30
 _CALIBRATION_BATCH = 8
 _TIMING_CACHE_BYTES = 64 * 2**20  # It only ever grows; ours of one model takes about one.
 
@@ -91,8 +83,8 @@ class TensorRTEngine(Engine):
             kept = private_folder(options.cache_dir / "tensorrt") if options.cache_dir else None
             if kept and not in_int8:
                 versions = f"{torch.__version__} {getattr(torch_tensorrt, '__version__', '')} {_tensorrt_version()}"
-                machine = f"{versions} {_gpu(device)}"
-                key = f"{options.key or _weights(module)} {network.input_shape} {precision}"
+                machine = f"{versions} {device_kind(device)}"
+                key = f"{options.key or weights_of(module)} {network.input_shape} {precision}"
                 engines = _with_cache(kept, key, machine, build)
             else:
                 engines = build({})
@@ -142,12 +134,9 @@ def _with_cache(
 
     `key`: what the network is; `machine`: versions and GPU. Kept engines that it cannot use are built anew, once.
     """
-    own = folder / _digest(f"{key} {machine}")
-    engines = own / "engines"  # Alone: to make room torch_tensorrt deletes whatever is in there.
-    timing = folder / f"timing-{_digest(machine)}.bin"
-    engines.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.utime(own)  # It was used: others go first.
-    _bound(folder, own)
+    engines = own_folder(folder, key, machine) / "engines"  # To make room torch_tensorrt deletes whatever is in there.
+    timing = folder / f"timing-{digest(machine)}.bin"
+    engines.mkdir(mode=0o700, exist_ok=True)
     if timing.exists() and timing.stat().st_size > _TIMING_CACHE_BYTES:
         timing.unlink()
     settings = {
@@ -158,54 +147,8 @@ def _with_cache(
         "engine_cache_size": _ENGINE_CACHE_BYTES,
         "timing_cache_path": str(timing),
     }
-    kept = any(engines.iterdir())
-    try:
-        return build(settings)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # "Refitting failed", None in place of an engine: it raises many kinds.
-        if not kept:
-            raise
-        log.warning("TensorRT's kept engines cannot be used and are built anew: %s", first_line(error))
-    shutil.rmtree(engines, ignore_errors=True)
-    engines.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return build(settings)
-
-
-def _bound(folder: Path, kept: Path) -> None:
-    """Remove what was not used for longest until the rest is within the limit; never `kept`."""
-    found = []
-    for each in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if each.is_dir():
-                size = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
-                found.append((each.stat().st_mtime, size, each))
-    total = sum(size for _, size, _ in found)
-    for _, size, each in sorted(found):
-        if total > _ALL_BYTES and each != kept:
-            shutil.rmtree(each, ignore_errors=True)
-            total -= size
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _weights(module: nn.Module) -> str:
-    """A network by its weights, where nothing else identifies it."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return anew_once("TensorRT", engines, lambda: build(settings))
 
 
 def _tensorrt_version() -> str:
     return str(getattr(sys.modules.get("tensorrt"), "__version__", ""))  # torch_tensorrt has imported it.
-
-
-def _gpu(device: str) -> str:
-    """Its name and compute capability: an engine serves no other."""
-    module = torch.get_device_module(torch.device(device).type)
-    asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
-    return " ".join(str(ask(device)) for ask in asked if ask is not None)

@@ -1,17 +1,32 @@
 """Huawei's graph engine (GE) through torchair, which comes inside torch_npu.
 
-Owns: torchair's options. Must not know models or images.
+Owns: torchair's options and its cache. Must not know models or images.
 
 The string "npu" as a backend of torch.compile is never used: without torchair it stands for eager, in silence. Names
-are those of torch_npu 2.14.0's wheel. Unverified on hardware.
+are those of torch_npu's wheels from 2.5.1 to 2.14.0. What torchair keeps (`cache_compile`) it names by the layers of a
+network and its own options: not by weights, shapes, chip or version. So each network, precision, chip and version has
+a folder of its own, and each batch size a function of its own: where PyTorch compiles one function twice, torchair
+throws away what it has kept of it. Unverified on hardware.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from backends.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import by_torch_compile, compiling, imported, is_installed
+from backends.engine_cache import private_folder
+from backends.engines.compiled import Dispatched, by_torch_compile, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
+from backends.engines.kept import anew_once, device_kind, own_folder, weights_of
 from backends.engines.streamed import StreamedExecutable
 
 
@@ -36,11 +51,59 @@ class TorchairEngine(Engine):
             config.mode = "max-autotune"  # GE, the default; "reduce-overhead" is what the graph engine does.
             # Weights stay where they are: else their addresses are set anew for each batch.
             config.experimental_config.frozen_parameter = True
-            backend = torchair.get_npu_backend(compiler_config=config)
-            placed(network, device, precision, self._channels_last)
-            compiled = by_torch_compile(network, device, batch_sizes, backend)
+            module = placed(network, device, precision, self._channels_last)
+            kept = private_folder(options.cache_dir / "torchair") if options.cache_dir else None
+            if kept is None:
+                backend = torchair.get_npu_backend(compiler_config=config)
+                compiled = by_torch_compile(network, device, batch_sizes, backend)
+            else:
+                key = f"{options.key or weights_of(module)} {network.input_shape} {precision}"
+                own = own_folder(kept, key, f"{_versions()} {device_kind(device)}")
+                compile_cached = partial(
+                    imported("torchair.inference", "this torch_npu was built without it").cache_compile,
+                    config=config,
+                    dynamic=False,
+                    cache_dir=str(own),
+                    ge_cache=True,  # GE's own result is kept, too, and not only the graph that PyTorch has traced.
+                )
+                compiled = anew_once("torchair", own, lambda: _by_cache(network, device, batch_sizes, compile_cached))
         return StreamedExecutable(device, batch_sizes, compiled)
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Only in refusing."""
+        """Only in refusing. What is kept is read meanwhile, too: how long that takes on a card nobody has measured."""
         return not is_installed("torchair")
+
+
+def _by_cache(
+    network: Network,
+    device: str,
+    batch_sizes: tuple[int, ...],
+    compile_cached: Callable[..., Callable[[Tensor], Any]],
+) -> Dispatched:
+    """The network ready for every batch size, of what is kept, or compiled and kept now."""
+    by_size = {}
+    with torch.inference_mode():
+        for size in reversed(batch_sizes):
+            made = compile_cached(MethodType(_own_function(size), network))
+            made(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
+            by_size[size] = made
+    return Dispatched(network, by_size)
+
+
+def _forward(self: Any, pixels: Tensor) -> tuple[Tensor, ...]:
+    outputs: tuple[Tensor, ...] = self(pixels)
+    return outputs
+
+
+def _own_function(size: int) -> FunctionType:
+    """`_forward` by another name: equal code would be the same to PyTorch, and the name is torchair's of the folder."""
+    name = f"batch_of_{size}"
+    return FunctionType(_forward.__code__.replace(co_name=name), _forward.__globals__, name)
+
+
+def _versions() -> str:
+    """Of PyTorch, torch_npu (torchair is part of it) and CANN."""
+    npu = sys.modules.get("torch_npu")
+    toolkit = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME") or ""
+    # The folder is called after the version; `latest` is a link to it.
+    return f"{torch.__version__} {getattr(npu, '__version__', '')} {os.path.realpath(toolkit) if toolkit else ''}"

@@ -107,6 +107,8 @@ def running(
         "eager",
         "--precision",
         "fp32",
+        "--batch-sizes",  # As measured they would differ from run to run.
+        "1,2,4,8",
         *options,
     ]
     root = str(Path(__file__).parents[2])

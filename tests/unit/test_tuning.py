@@ -162,7 +162,8 @@ def test_a_profile_is_taken_up_where_nothing_else_was_said(here):
     taken, profiles = taken_up(settings, choice, [model])
     assert (taken.decoders, taken.workers_per_device) == (3, 2)
     assert profiles == {"resnet50": PROFILE}
-    assert of_model(settings, PROFILE) == {"engine": "openvino", "precision": "bf16", "batch_sizes": (1, 4, 16)}
+    served = {"engine": "openvino", "precision": "bf16", "batch_sizes": (1, 4, 16), "grows": False}
+    assert of_model(settings, PROFILE) == served
 
 
 def test_what_was_said_stays(here):

@@ -1,0 +1,76 @@
+"""Larger batches, where they pay: which sizes beyond the first ones a device gains from, found by measurement.
+
+    1,2,4,8 ─► does 8 pay over 4? ─► 16 ─► 32 ─► … till one does not pay, does not fit, or is refused
+
+Owns: when a size pays, how much memory it may want, the order of the trials. Must not know how a network is made ready.
+A start never waits for this: a worker that serves meanwhile says that it is staged, and one beside it tries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from backends import Executable, LoadedNetwork, LoadReport, Memory
+
+LARGEST = 128
+GAIN = 1.1
+"""How many times as many images a second a size must bring as half of it."""
+_LEAST_S = 1e-3  # Of a batch that takes less, what is around it takes as long: there is nothing to be gained.
+
+log = logging.getLogger("anychip.worker")
+
+
+def pays(latency_s: Mapping[int, float]) -> bool:
+    """Whether the largest size brings enough over the one below. `latency_s`: seconds a batch, by size."""
+    sizes = sorted(latency_s)
+    if len(sizes) < 2 or latency_s[sizes[-1]] < _LEAST_S:
+        return False
+    below, largest = sizes[-2:]
+    return largest / latency_s[largest] >= GAIN * below / latency_s[below]
+
+
+def has_room(memory: Memory) -> bool:
+    """Whether twice the batch fits: this worker then holds up to twice of what it holds, and a successor as much."""
+    return 3 * memory.reserved <= memory.total - memory.used
+
+
+def grown(
+    report: LoadReport,
+    latency_s: Mapping[int, float],
+    make: Callable[[int], LoadedNetwork],
+    measure: Callable[[Executable], Mapping[int, float]],
+    memory: Callable[[], Memory],
+) -> tuple[int, ...]:
+    """The sizes to serve with: those of `latency_s`, and larger ones, each double the one before, as long as they pay.
+
+    `make`: the network ready for batches of one more size alone, on the engine and in the precision of `report`;
+    `measure`: seconds a batch. What a trial raises ends the growth, not the worker, but for DeviceLostError.
+    """
+    from backends import BackendError, DeviceLostError
+
+    found = dict(latency_s)
+    while pays(found) and (size := 2 * max(found)) <= LARGEST:
+        if not has_room(memory()):
+            log.info("batches of %d are not tried: the memory is too small for two workers with them", size)
+            return tuple(sorted(found))
+        try:
+            trial = make(size)
+            try:
+                if trial.report.precision != report.precision:
+                    break
+                found[size] = measure(trial.executable)[size]
+            finally:
+                trial.executable.close()
+        except DeviceLostError:
+            raise
+        except BackendError as error:
+            log.info("batches of %d are left out: %s", size, error)
+            break
+        log.info("batches of %d: %.1f images a second", size, size / found[size])
+    largest = max(found)
+    if largest not in latency_s and not pays(found):
+        del found[largest]
+    return tuple(sorted(found))

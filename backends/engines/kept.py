@@ -1,0 +1,92 @@
+"""Folders of compilers that keep what they make in their own way: one a network, precision, device and version.
+
+Owns: their names, their size together, and a second try when what is in one cannot be used. What is read from them are
+programs, so they are below a folder that nobody else may write to (engine_cache.private_folder).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from backends.backend import DeviceLostError, OutOfDeviceMemoryError
+from backends.faults import first_line
+
+_ALL_BYTES = 8 * 2**30  # Of one compiler.
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def own_folder(folder: Path, key: str, machine: str) -> Path:
+    """The folder for a network (`key`) on a device with its software (`machine`), made if need be.
+
+    Others that were not used for longest are removed until all are within the limit.
+    """
+    own = folder / digest(f"{key} {machine}")
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(own)  # It was used: others go first.
+    _bound(folder, own)
+    return own
+
+
+def anew_once(title: str, folder: Path, build: Callable[[], T]) -> T:
+    """`build`, which uses what is in `folder`; where that cannot be used, once more with the folder empty."""
+    kept = any(folder.iterdir())
+    try:
+        return build()
+    except (torch.OutOfMemoryError, OutOfDeviceMemoryError, DeviceLostError):
+        raise
+    except Exception as error:  # Vendors raise every kind.
+        if not kept:
+            raise
+        log.warning("what %s has kept cannot be used and is built anew: %s", title, first_line(error))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return build()
+
+
+def digest(text: str) -> str:
+    """A name for a folder."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def weights_of(module: nn.Module) -> str:
+    """A network by its weights, where nothing else identifies it."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def device_kind(device: str) -> str:
+    """Its name and compute capability: what was compiled for it serves no other."""
+    module = torch.get_device_module(torch.device(device).type)
+    asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
+    return " ".join(str(ask(device)) for ask in asked if ask is not None)
+
+
+def _bound(folder: Path, kept: Path) -> None:
+    """Remove what was not used for longest until the rest is within the limit; never `kept`."""
+    found = []
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if each.is_dir():
+                size = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
+                found.append((each.stat().st_mtime, size, each))
+    total = sum(size for _, size, _ in found)
+    for _, size, each in sorted(found):
+        if total > _ALL_BYTES and each != kept:
+            shutil.rmtree(each, ignore_errors=True)
+            total -= size
