@@ -21,6 +21,7 @@ import uvloop
 from app.workers import process as worker_process
 from app.workers import spawn as worker_spawn
 from app.workers.arena import Arena
+from app.workers.channel import MAX_WAITING_BYTES
 from app.workers.messages import Failed, Load, Release, Released, Run, Stats
 from app.workers.process import AttendedClock, Computed, Events, WorkerPlan, WorkerProcess, WorkerStartError
 from app.workers.replica import Replica
@@ -119,8 +120,10 @@ async def test_a_worker_that_does_not_read_holds_nobody_up_and_is_ended():
         worker = watched.worker()
         await asyncio.wait_for(worker.start(), WAIT_S)
         os.kill(worker.pid, signal.SIGSTOP)
-        for number in range(200_000):
+        for number in range(MAX_WAITING_BYTES // 16):  # Of 18 bytes each, so more than what may wait.
             worker.send(Release(number))
+            if number % 2000 == 0:
+                await asyncio.sleep(0)
         assert "does not read" in await until_gone(worker)
         assert not psutil.pid_exists(worker.pid)
         await asyncio.sleep(0)

@@ -195,7 +195,8 @@ def main(url: str, pid: int, ends: bool) -> None:
     measured.earlier_stall_s = client.longest_stall_s()
     print("measuring", flush=True)
     asked_stall_s = -_STALL_INTERVAL_S
-    while not select.select([sys.stdin], [], [], _INTERVAL_S)[0]:
+    # At least once, however short the block is.
+    while not (select.select([sys.stdin], [], [], _INTERVAL_S)[0] and measured.asked):
         unfair_s = _waited_s(pid) + _waited_s(os.getpid()) + stopped.total_s
         asked_s = time.monotonic()
         try:

@@ -74,3 +74,10 @@ def test_a_process_is_not_started_in_this_room(start):
         STARTS[start]()
     assert len(GUARD.tried) == 1
     GUARD.tried.clear()  # Else this test fails, too.
+
+
+@pytest.mark.xdist_group("kept together")
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process has every test")
+def test_processes_of_the_tests_know_groups(request):
+    """Where they do not, nothing fails: each process starts every service that a file shares, and all takes longer."""
+    assert request.node.nodeid.endswith("@kept together")
