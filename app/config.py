@@ -20,7 +20,7 @@ from pydantic_settings import (
 from app.workers.guard import LeakLimits
 
 CONFIG_FILE = "anychip.toml"
-CLIENTS = ("deepstack", "ultralytics")
+CLIENTS = ("deepstack", "ultralytics", "x-anylabeling")
 """Clients of other servers that are answered where `compat` names them."""
 STAGES = ">"
 """Between a detector and the classifier of what it finds."""
@@ -258,7 +258,8 @@ class Settings(BaseSettings):
     )
     metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
     compat: Annotated[str, BeforeValidator(_joined), AfterValidator(_clients)] = Field(
-        "", description="Clients of other servers to answer as well: deepstack, ultralytics (docs/your-network.md)"
+        "",
+        description="Clients of other servers to answer: deepstack, ultralytics, x-anylabeling (docs/your-network.md)",
     )
     playground: bool = Field(True, description="Offer the page at /, to try the models in a browser")
     triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")

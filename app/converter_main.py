@@ -15,7 +15,7 @@ import orjson
 
 from app.errors import ServiceError, internal_error
 from app.protocols import documents, wire
-from app.protocols.converter import ANSWER, FAILED, INSTANCES, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
+from app.protocols.converter import ANSWER, FAILED, INSTANCES, LABELLING, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
 
 _MOST_MEMORY_BYTES = 4 * 2**30
 _KEPT_MEMORY_BYTES = 512 * 2**20
@@ -68,11 +68,16 @@ def _outputs(payload: bytes, _: int) -> bytes:
     return documents.write_outputs(payload)
 
 
+def _labelling(payload: bytes, _: int) -> bytes:
+    return documents.pack(*documents.read_labelling(payload))
+
+
 _CONVERSIONS: dict[int, Callable[[bytes, int], bytes]] = {
     INSTANCES: _instances,
     TENSORS: _tensors,
     MESSAGE: _message,
     OUTPUTS: _outputs,
+    LABELLING: _labelling,
 }
 
 

@@ -39,6 +39,8 @@ caller: ContextVar[Caller] = ContextVar("anychip_caller")
 
 
 _WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
+_LABELLING_KEY = b"token"
+"""Where X-AnyLabeling sends its key."""
 HIGHEST_PRIORITY = 100
 """What anybody may ask for where there are no keys."""
 
@@ -73,6 +75,7 @@ class Access:
             pixels=settings.client_pixels,
             images_per_s=settings.client_images_per_s,
         )
+        self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in settings.compat.split(",") else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
         self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.
         self._hosts: dict[Bind, Hosts] = {
@@ -87,14 +90,14 @@ class Access:
         """
         host = origin = authorization = sent = b""
         for name, value in headers:
-            if name in _WANTED:
+            if name in self._wanted:
                 if name == b"host":
                     host = value
                 elif name == b"authorization":
                     authorization = value
                 elif name == b"origin":
                     origin = value
-                else:
+                elif name != _LABELLING_KEY or not sent:
                     sent = value
         if not self._hosts[bind].accepts(host):
             message = "the Host header names another service; --allowed-hosts says what this one is called"

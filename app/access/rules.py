@@ -61,6 +61,9 @@ ROUTES: dict[str, dict[str, Need]] = {
     "/v1/vision/custom/list": {"POST": "infer"},
     "/v1/vision/listmodels": {"POST": "infer"},
     "/v1/vision/custom/{model}": {"POST": "infer"},
+    "/v1/predict": {"POST": "infer"},
+    "/v1/models/{model}/info": {"GET": "infer"},
+    "/health": {"GET": "open"},
     "/predictions/{model}": {"POST": "infer", "PUT": "infer"},
     "/predictions/{model}/{version}": {"POST": "infer", "PUT": "infer"},
 }

@@ -22,7 +22,18 @@ from app.http.api_description import describe_api
 from app.http.docs_page import mount_docs
 from app.http.edge import BIND, Edge
 from app.http.playground import mount_playground
-from app.http.routes import deepstack, devices, infer, predict, repository, stats_stream, status, torchserve, v2
+from app.http.routes import (
+    deepstack,
+    devices,
+    infer,
+    labelling,
+    predict,
+    repository,
+    stats_stream,
+    status,
+    torchserve,
+    v2,
+)
 from app.observability.tracing import Tracing, untraced
 from app.protocols.ingress import Ingress
 from app.serving.repository import Repository
@@ -83,7 +94,10 @@ def create_app(service: Service, *, hosted: bool = False) -> FastAPI:
 
 def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None:
     """Add everything there is. Each route needs a rule in app.access.rules, or nobody reaches it."""
-    for each in (predict, status, v2, infer, repository, devices, torchserve, stats_stream):
+    app.include_router(predict.router)
+    if "x-anylabeling" in compat:  # Before ours: its list of models says more.
+        app.include_router(labelling.router)
+    for each in (status, v2, infer, repository, devices, torchserve, stats_stream):
         app.include_router(each.router)
     if "deepstack" in compat:
         app.include_router(deepstack.router)

@@ -39,6 +39,23 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     return [_instance(number, instance) for number, instance in enumerate(instances)]
 
 
+def read_labelling(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
+    """`model` and `params` of a request of X-AnyLabeling, and its image. Raises INVALID_REQUEST."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid_request(f"the body is not JSON: {error}") from None
+    found = document if isinstance(document, dict) else {}
+    model, encoded, params = found.get("model"), found.get("image"), found.get("params") or {}
+    if not isinstance(model, str) or not isinstance(encoded, str) or not isinstance(params, dict):
+        raise invalid_request('the body must be {"model": "…", "image": "data:image/png;base64,…", "params": {}}')
+    try:
+        image = base64.b64decode(encoded.rpartition(",")[2], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid_request(f"the image is not base64: {error}") from None
+    return {"model": model, "params": params}, [image]
+
+
 def _instance(number: int, instance: Any) -> bytes:
     if isinstance(instance, dict) and "url" in instance:
         raise invalid_request(f"instance {number}: this server does not fetch URLs; send the image itself")

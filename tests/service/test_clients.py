@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -21,10 +22,12 @@ IMAGE = IMAGES / "detect_1.jpg"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    models = ",".join(["yolov8n", "resnet50", *(f"{task}={written(folder, task)}" for task in ("pose", "obb"))])
+    models = ",".join(
+        ["yolov8n", "resnet50", *(f"{task}={written(folder, task)}" for task in ("pose", "obb", "segment"))]
+    )
     options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
     folder = tmp_path_factory.mktemp("clients")
-    with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics") as service:
+    with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics,x-anylabeling") as service:
         yield service
 
 
@@ -49,7 +52,13 @@ def test_deepstack_has_boxes_of_whole_pixels_best_first(service):
 
 def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
     with service.client() as client:
-        assert client.post("/v1/vision/custom/list").json()["models"] == ["yolov8n", "resnet50", "pose", "obb"]
+        assert client.post("/v1/vision/custom/list").json()["models"] == [
+            "yolov8n",
+            "resnet50",
+            "pose",
+            "obb",
+            "segment",
+        ]
         assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
         assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
         for path, files, status in (
@@ -63,6 +72,53 @@ def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
             assert refused.json()["error"]
         wrong = client.post("/v1/vision/detection", files=image(), data={"min_confidence": "7"})
         assert "min_confidence" in wrong.json()["error"]
+
+
+def labelled(client, model, **params):
+    picture = base64.b64encode(IMAGE.read_bytes()).decode()
+    body = {"model": model, "image": f"data:image/png;base64,{picture}", "params": params}
+    return client.post("/v1/predict", json=body)
+
+
+def test_x_anylabeling_has_its_models_and_ours(service):
+    with service.client() as client:
+        listed = client.get("/v1/models").json()
+        assert [each["name"] for each in listed["models"]] == list(listed["data"])
+        assert listed["data"]["pose"]["display_name"] == "pose"
+        assert client.get("/v1/models/pose/info").json()["success"]
+        assert client.get("/health").json()["success"]
+
+
+def test_x_anylabeling_draws_each_task_in_its_own_shapes(service):
+    with service.client() as client:
+        ours = client.post("/v1/models/yolov8n:predict", files=image()).json()["predictions"][0]["detections"]
+        # Thresholds of 0, as the program sends them at first, are the usual ones.
+        boxes = labelled(client, "yolov8n", conf_threshold=0.0, iou_threshold=0.0).json()["data"]["shapes"]
+        assert [shape["label"] for shape in boxes] == [found["label"] for found in ours]
+        assert boxes[0]["shape_type"] == "rectangle"
+        assert boxes[0]["points"][2] == [ours[0]["box"]["x2"], ours[0]["box"]["y2"]]
+        assert len(labelled(client, "yolov8n", conf_threshold=0.9).json()["data"]["shapes"]) < len(boxes)
+        pose = labelled(client, "pose").json()["data"]["shapes"]
+        assert [(shape["shape_type"], shape["group_id"]) for shape in pose] == [
+            ("rectangle", 1), ("point", 1), ("point", 1),
+        ]  # fmt: skip
+        [turned] = labelled(client, "obb").json()["data"]["shapes"]
+        assert (turned["shape_type"], len(turned["points"])) == ("rotation", 4)
+        assert turned["direction"] == pytest.approx(0.7854, abs=1e-3)
+        [outline] = labelled(client, "segment").json()["data"]["shapes"]
+        assert outline["shape_type"] == "polygon"
+        assert outline["points"][0] == outline["points"][-1]
+        assert labelled(client, "resnet50").json()["data"]["description"]
+
+
+def test_x_anylabeling_is_told_what_is_wrong(service):
+    with service.client() as client:
+        missing = labelled(client, "none").json()
+        assert missing["error"]["code"] == "MODEL_NOT_FOUND"
+        assert labelled(client, "yolov8n", conf_threshold=7).json()["error"]["code"] == "INVALID_REQUEST"
+        for body in (b"no JSON", b"[]", b'{"model": "yolov8n", "image": "!", "params": {}}'):
+            refused = client.post("/v1/predict", content=body)
+            assert (refused.status_code, refused.json()["success"]) == (200, False)
 
 
 ASK = """

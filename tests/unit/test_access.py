@@ -40,7 +40,7 @@ def routes(app: Any) -> Iterator[tuple[str, str]]:
 
 def test_every_route_has_a_rule_and_every_rule_a_route() -> None:
     app = FastAPI(docs_url=None, redoc_url=None)
-    add_routes(app, playground=True, compat=("deepstack",))
+    add_routes(app, playground=True, compat=("deepstack", "x-anylabeling"))
     assert set(routes(app)) == {(path, method) for path, needs in ROUTES.items() for method in needs}
 
 
