@@ -17,14 +17,13 @@ from tests.support.task_files import written
 
 ROOT = Path(__file__).parents[2]
 IMAGE = IMAGES / "detect_1.jpg"
+TASKS = ("pose", "obb", "segment", "detect")
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    models = ",".join(
-        ["yolov8n", "resnet50", *(f"{task}={written(folder, task)}" for task in ("pose", "obb", "segment"))]
-    )
+    models = ",".join(["yolov8n", "resnet50", *(f"{task}={written(folder, task)}" for task in TASKS)])
     options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
     folder = tmp_path_factory.mktemp("clients")
     with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics,x-anylabeling") as service:
@@ -52,13 +51,7 @@ def test_deepstack_has_boxes_of_whole_pixels_best_first(service):
 
 def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
     with service.client() as client:
-        assert client.post("/v1/vision/custom/list").json()["models"] == [
-            "yolov8n",
-            "resnet50",
-            "pose",
-            "obb",
-            "segment",
-        ]
+        assert client.post("/v1/vision/custom/list").json()["models"] == ["yolov8n", "resnet50", *TASKS]
         assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
         assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
         for path, files, status in (
@@ -125,9 +118,14 @@ ASK = """
 import json, sys
 from ultralytics import YOLO
 answers = {}
-for model, task in (("yolov8n", "detect"), ("pose", "pose"), ("obb", "obb")):
+for model, task in (("yolov8n", "detect"), ("detect", "detect"), ("pose", "pose"), ("obb", "obb")):
     [result] = YOLO(f"http://{sys.argv[1]}/{model}", task=task).predict(sys.argv[2], conf=0.3, verbose=False)
     answers[model] = json.loads(result.to_json())
+import numpy as np
+import tritonclient.http as triton
+tensor = triton.InferInput("image", [1], "BYTES")
+tensor.set_data_from_numpy(np.array([open(sys.argv[2], "rb").read()], dtype=np.object_))
+answers["triton"] = triton.InferenceServerClient(sys.argv[1]).infer("detect", [tensor]).as_numpy("boxes").tolist()
 print("ANSWERS" + json.dumps(answers))
 """
 
@@ -183,3 +181,12 @@ def test_ultralytics_own_client_has_poses_and_turned_boxes(service, asked):
     # A network that wants other numbers than pixels in 0..1 is none for this client.
     with service.client() as client:
         assert [each["name"] for each in client.get("/v2/models/resnet50/config").json()["input"]] != ["input"]
+
+
+def test_both_clients_have_the_boxes_of_an_exported_file(service, asked):
+    with service.client() as client:
+        [mine] = client.post("/v1/models/detect:predict", files=image()).json()["predictions"][0]["detections"]
+    box = pytest.approx([*mine["box"].values()], abs=0.5)
+    assert asked["triton"] == [[box]]
+    [theirs] = asked["detect"]
+    assert (theirs["name"], [theirs["box"][name] for name in mine["box"]]) == ("thing", box)
