@@ -45,10 +45,11 @@ class Methods:
     async def model_ready(self, request: Message, _call: CallContext) -> Message:
         """The model has a worker. One that is not known is not ready, as Triton has it: its clients ask for either."""
         try:
-            served = signatures.find(self._service, request.name, request.version)
+            signatures.find(self._service, request.name, request.version)
+            reasons = [self._service.readiness.why_not(served) for served in self._service.parts(request.name)]
         except ServiceError:
             return message("ModelReadyResponse")(ready=False)
-        return message("ModelReadyResponse")(ready=not self._service.readiness.why_not(served))
+        return message("ModelReadyResponse")(ready=not any(reasons))
 
     async def server_metadata(self, _request: Message, _call: CallContext) -> Message:
         """Name, version, extensions."""

@@ -142,6 +142,11 @@ class Service:
         profile = self.profiles.get(name)
         return "" if profile is None else profile.name
 
+    def parts(self, name: str) -> tuple[ServedModel, ...]:
+        """The models that answer under a name: one, or those of two stages. Raises MODEL_NOT_FOUND."""
+        stages = self.stages.get(name)
+        return (self.find(name),) if stages is None else (self.find(stages.first), self.find(stages.second))
+
     async def offload(self, function: Callable[..., _Result], *arguments: object) -> _Result:
         """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
         return await self._threads.run(function, *arguments)

@@ -142,7 +142,8 @@ async def model(request: Request, model: str) -> ModelReady:
     if model.endswith(":predict"):  # That path is POST's alone.
         raise HTTPException(405, headers={"Allow": "POST"})
     service: Service = request.app.state.service
-    service.readiness.check(service.find(model))
+    for served in service.parts(model):
+        service.readiness.check(served)
     return ModelReady(name=model, ready=True)
 
 

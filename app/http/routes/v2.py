@@ -80,7 +80,9 @@ async def model_metadata(request: Request, model: str, version: str = "") -> Mod
 async def model_ready(request: Request, model: str, version: str = "") -> ModelReady:
     """200 while the model has a worker and the service is not shutting down."""
     service: Service = request.app.state.service
-    service.readiness.check(signatures.find(service, model, version))
+    signatures.find(service, model, version)
+    for served in service.parts(model):
+        service.readiness.check(served)
     return ModelReady(name=model, ready=True)
 
 
