@@ -17,13 +17,13 @@ from tests.support.task_files import written
 
 ROOT = Path(__file__).parents[2]
 IMAGE = IMAGES / "detect_1.jpg"
-TASKS = ("pose", "obb", "segment", "detect")
+TASKS = ("classify", "pose", "obb", "segment", "detect")
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    models = ",".join(["yolov8n", "resnet50", *(f"{task}={written(folder, task)}" for task in TASKS)])
+    models = ",".join(["yolov8n", *(f"{task}={written(folder, task)}" for task in TASKS)])
     options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
     folder = tmp_path_factory.mktemp("clients")
     with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics,x-anylabeling") as service:
@@ -51,7 +51,7 @@ def test_deepstack_has_boxes_of_whole_pixels_best_first(service):
 
 def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
     with service.client() as client:
-        assert client.post("/v1/vision/custom/list").json()["models"] == ["yolov8n", "resnet50", *TASKS]
+        assert client.post("/v1/vision/custom/list").json()["models"] == ["yolov8n", *TASKS]
         assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
         assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
         for path, files, status in (
@@ -100,7 +100,7 @@ def test_x_anylabeling_draws_each_task_in_its_own_shapes(service):
         [outline] = labelled(client, "segment").json()["data"]["shapes"]
         assert outline["shape_type"] == "polygon"
         assert outline["points"][0] == outline["points"][-1]
-        assert labelled(client, "resnet50").json()["data"]["description"]
+        assert labelled(client, "classify").json()["data"]["description"] == "thing"
 
 
 def test_x_anylabeling_is_told_what_is_wrong(service):
@@ -179,7 +179,7 @@ def test_ultralytics_own_client_has_poses_and_turned_boxes(service, asked):
     assert {(round(theirs["box"][f"x{n}"]), round(theirs["box"][f"y{n}"])) for n in range(1, 5)} == corners
     # A network that wants other numbers than pixels in 0..1 is none for this client.
     with service.client() as client:
-        assert [each["name"] for each in client.get("/v2/models/resnet50/config").json()["input"]] != ["input"]
+        assert [each["name"] for each in client.get("/v2/models/classify/config").json()["input"]] != ["input"]
 
 
 def test_both_clients_have_the_boxes_of_an_exported_file(service, asked):

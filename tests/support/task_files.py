@@ -41,12 +41,25 @@ class Known(nn.Module):
         return rows if self.masks is None else (rows, self.masks + nothing.reshape(-1, 1, 1, 1))
 
 
+class KnownClass(nn.Module):
+    """Finds the class `thing` in every image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([[0.0, 3.0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """float [n, 3, 64, 64] -> [n, 2]."""
+        return self.logits + x.mean((1, 2, 3)).reshape(-1, 1) * 1e-7
+
+
 def written(folder: Path, task: str) -> Path:
     """`folder`/TASK.onnx and what it does not say beside it."""
     path = folder / f"{task}.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(Known(task).eval(), (torch.rand(1, 3, SIDE, SIDE),), str(path), dynamo=False)
+        network = KnownClass() if task == "classify" else Known(task)
+        torch.onnx.export(network.eval(), (torch.rand(1, 3, SIDE, SIDE),), str(path), dynamo=False)
     sidecar = {"task": task, "layout": "yolov8", "labels": ["nothing", "thing"]}
     path.with_suffix(".json").write_text(json.dumps(sidecar | ({"keypoints": [3, 3]} if task == "pose" else {})))
     return path
