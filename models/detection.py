@@ -1,4 +1,4 @@
-"""YOLOv8 detectors: from a decoded image to boxes with labels.
+"""YOLOv8 and YOLO11 detectors: from a decoded image to boxes with labels.
 
 Owns: letterbox, what a device returns, box decoding, non-maximum suppression, the answer's form. Must not know HTTP,
 devices or how images and files are read.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import log
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -32,12 +32,13 @@ from models.model import (
     PixelNetwork,
     Placement,
     Task,
-    UnknownModelError,
     WeightsError,
 )
-from models.yolov8 import BOX_CHANNELS, SIZES, Detect, Size, YOLOv8, anchors, size_of
+from models.yolo_families import DETECTORS, PUBLISHED_DETECTORS, named_in, parts_of
+from models.yolov8 import BOX_CHANNELS, YOLOv8, anchors
 
-ARCHITECTURES: tuple[str, ...] = tuple(f"yolov8{size}" for size in SIZES)
+ARCHITECTURES: tuple[str, ...] = DETECTORS
+PUBLISHED: tuple[str, ...] = PUBLISHED_DETECTORS
 INPUT_SHAPE = (640, 640, 3)
 
 Network = TypeVar("Network", bound=YOLOv8)
@@ -50,7 +51,7 @@ _DECODE_OVERSAMPLING = 6
 
 def default_labels(architecture: str) -> tuple[str, ...]:
     """Labels of the published weights. Raises UnknownModelError."""
-    _size(architecture)
+    parts_of(architecture)
     return COCO_CLASSES
 
 
@@ -59,14 +60,14 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 
     Raises UnknownModelError, WeightsError.
     """
-    size = _size(architecture)
-    found_size, bias = size_of(state), state.get("model.22.cv3.0.2.bias")
-    if found_size is None or bias is None or bias.ndim != 1 or len(bias) == 0:
-        raise WeightsError(f"The weights are not those of a YOLOv8 detector, so not of {architecture}.")
-    if found_size != size:
-        raise WeightsError(f"The weights are of yolov8{found_size}, not of {architecture}.")
+    family, size, _ = parts_of(architecture)
+    bias, found = state.get(family.class_bias[0]), named_in(state, "")
+    if found and found != architecture:
+        raise WeightsError(f"The weights are of {found}, not of {architecture}.")
+    if not found or bias is None or bias.ndim != 1 or len(bias) == 0:
+        raise WeightsError(f"The weights are not those of a {family.name} detector, so not of {architecture}.")
     with torch.device("meta"):
-        expected = YOLOv8(size, len(bias)).state_dict()
+        expected = family.detector(size, len(bias)).state_dict()
     check_fits(architecture, state, expected)
     return len(bias)
 
@@ -86,7 +87,7 @@ def check_fits(architecture: str, state: Mapping[str, Tensor], expected: Mapping
 
 
 class DetectionNetwork(PixelNetwork):
-    """A YOLOv8 network as it is served: the best class of every anchor, boxes still relative to their anchors."""
+    """Such a network as it is served: the best class of every anchor, boxes still relative to their anchors."""
 
     core: YOLOv8
 
@@ -106,7 +107,7 @@ class DetectionNetwork(PixelNetwork):
 
 @dataclass(frozen=True)
 class Detector(PixelModel):
-    """A YOLOv8 detector. `input_shape` must be a multiple of 32 in height and width."""
+    """A YOLOv8 or YOLO11 detector. `input_shape` must be a multiple of 32 in height and width."""
 
     input_shape: tuple[int, int, int] = INPUT_SHAPE
 
@@ -125,10 +126,10 @@ class Detector(PixelModel):
 
         Raises UnknownModelError, WeightsNotFoundError, WeightsError.
         """
-        size = _size(self.architecture)
+        family, size, _ = parts_of(self.architecture)
 
         def made() -> YOLOv8:
-            return YOLOv8(size, len(self.labels))
+            return family.detector(size, len(self.labels))
 
         core = enlivened(made) if self.weights == "random" else read_core(self, class_count, made)
         network = DetectionNetwork(core.fuse(), self.input_shape)
@@ -246,12 +247,6 @@ class Detector(PixelModel):
         return np.clip((boxes[kept].astype(np.float64) - pad) / placement.scale, 0, size), scores[kept], classes[kept]
 
 
-def _size(architecture: str) -> Size:
-    if architecture not in ARCHITECTURES:
-        raise UnknownModelError(f"No detector is called {architecture}; there are {', '.join(ARCHITECTURES)}.")
-    return cast(Size, architecture.removeprefix("yolov8"))
-
-
 @lru_cache(maxsize=8)
 def _anchors(height: int, width: int) -> tuple[Array, Array]:
     centres, strides = anchors(height, width)
@@ -294,12 +289,10 @@ def enlivened(made: Callable[[], Network]) -> Network:
         for module in core.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.momentum = 1.0
-        head = core.model["22"]
-        assert isinstance(head, Detect)
         core.train()
         if type(core).forward is not YOLOv8.forward:
             core(images)  # Branches that `raw` does not run.
-        for branch, level in zip(head.cv3, core.raw(images), strict=True):
+        for branch, level in zip(core.head.cv3, core.raw(images), strict=True):
             weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
             logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
             gain = 1 / logits.std()

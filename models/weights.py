@@ -136,7 +136,7 @@ class CachedFile:
 
 def cached_files(cache_directory: Path) -> list[CachedFile]:
     """Published weights that the cache holds, by architecture."""
-    architectures = (*classification.ARCHITECTURES, *detection.ARCHITECTURES)
+    architectures = (*classification.ARCHITECTURES, *detection.PUBLISHED)
     paths = ((name, cache_directory / official_source(name).file_name) for name in architectures)
     return [CachedFile(name, path, path.stat().st_size) for name, path in paths if path.is_file()]
 

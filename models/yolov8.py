@@ -6,9 +6,9 @@ images, files, thresholds or devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import log
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 Size = Literal["n", "s", "m", "l", "x"]
+Channels = tuple[int, int, int]
+"""Of the features of strides 8, 16 and 32."""
+Branch = Callable[[int, int, int], nn.Sequential]
+"""Makes a branch of a head from the channels of its input, within it, and of its output."""
 SIZES: tuple[Size, ...] = ("n", "s", "m", "l", "x")
 
 STRIDES = (8, 16, 32)
@@ -41,13 +45,15 @@ _SCALES: dict[Size, Scale] = {
 
 
 class Conv(nn.Module):
-    """Convolution, BatchNorm, SiLU."""
+    """Convolution, BatchNorm, SiLU; `is_linear`: without SiLU."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, is_linear: bool = False
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
         self.bn: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03)
-        self.act = nn.SiLU()
+        self.act: nn.Module = nn.Identity() if is_linear else nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """float [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
@@ -67,12 +73,12 @@ class Conv(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Two 3x3 convolutions, with a residual connection in the backbone."""
+    """Two 3x3 convolutions with `hidden` channels between them (default: all), and a residual connection."""
 
-    def __init__(self, channels: int, residual: bool) -> None:
+    def __init__(self, channels: int, residual: bool, hidden: int | None = None) -> None:
         super().__init__()
-        self.cv1 = Conv(channels, channels, 3)
-        self.cv2 = Conv(channels, channels, 3)
+        self.cv1 = Conv(channels, hidden or channels, 3)
+        self.cv2 = Conv(hidden or channels, channels, 3)
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,23 +87,30 @@ class Bottleneck(nn.Module):
         return x + y if self.residual else y
 
 
-class C2f(nn.Module):
-    """Cross-stage partial block: half of the channels pass `depth` bottlenecks, every step is kept."""
+class CrossStage(nn.Module):
+    """Cross-stage partial block: of two parts of the channels one passes `steps`, and every step's output is kept."""
 
-    def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = False) -> None:
+    def __init__(self, inputs: int, outputs: int, part: int, steps: Sequence[nn.Module]) -> None:
         super().__init__()
-        half = outputs // 2
-        self.cv1 = Conv(inputs, outputs)
-        self.cv2 = Conv((2 + depth) * half, outputs)
-        self.m = nn.ModuleList(Bottleneck(half, residual) for _ in range(depth))
+        self.cv1 = Conv(inputs, 2 * part)
+        self.cv2 = Conv((2 + len(steps)) * part, outputs)
+        self.m = nn.ModuleList(steps)
 
     def forward(self, x: Tensor) -> Tensor:
         """float [n, inputs, h, w] -> [n, outputs, h, w]."""
         parts = list(self.cv1(x).chunk(2, dim=1))
-        for bottleneck in self.m:
-            parts.append(bottleneck(parts[-1]))
+        for step in self.m:
+            parts.append(step(parts[-1]))
         y: Tensor = self.cv2(torch.cat(parts, dim=1))
         return y
+
+
+class C2f(CrossStage):
+    """Such a block, of half of the channels, with `depth` bottlenecks."""
+
+    def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = False) -> None:
+        half = outputs // 2
+        super().__init__(inputs, outputs, half, [Bottleneck(half, residual) for _ in range(depth)])
 
 
 class SPPF(nn.Module):
@@ -127,24 +140,24 @@ class _Expectation(nn.Module):
         self.conv.weight.copy_(torch.arange(BINS, dtype=torch.float32).view(1, BINS, 1, 1))
 
 
+def branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two 3x3 convolutions and a 1x1 one."""
+    return nn.Sequential(Conv(inputs, hidden, 3), Conv(hidden, hidden, 3), nn.Conv2d(hidden, outputs, 1))
+
+
 class Detect(nn.Module):
     """Decoupled anchor-free head: per stride a box branch (`cv2`) and a class branch (`cv3`)."""
 
-    def __init__(self, channels: tuple[int, int, int], class_count: int) -> None:
+    def __init__(self, channels: Channels, class_count: int, class_branch: Branch = branch) -> None:
         super().__init__()
         box = max(BOX_CHANNELS, channels[0] // 4)
         hidden = max(channels[0], min(class_count, 100))
-        self.cv2 = nn.ModuleList(self.branch(c, box, BOX_CHANNELS) for c in channels)
-        self.cv3 = nn.ModuleList(self.branch(c, hidden, class_count) for c in channels)
+        self.cv2 = nn.ModuleList(branch(c, box, BOX_CHANNELS) for c in channels)
+        self.cv3 = nn.ModuleList(class_branch(c, hidden, class_count) for c in channels)
         self.dfl = _Expectation()
-        for branch, stride in zip(self.cv3, STRIDES, strict=True):
+        for classes, stride in zip(self.cv3, STRIDES, strict=True):
             # A prior of five objects in a 640 x 640 image, so that training does not start with false alarms.
-            nn.init.constant_(branch.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
-
-    @staticmethod
-    def branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-        """Two 3x3 convolutions and a 1x1 one."""
-        return nn.Sequential(Conv(inputs, hidden, 3), Conv(hidden, hidden, 3), nn.Conv2d(hidden, outputs, 1))
+            nn.init.constant_(classes.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
         """Per stride: box bins, then class logits, [n, 64 + class_count, h, w]."""
@@ -154,14 +167,31 @@ class Detect(nn.Module):
 
 
 class YOLOv8(nn.Module):
-    """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32."""
+    """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
-    def __init__(
-        self, size: Size, class_count: int, head: Callable[[tuple[int, int, int], int], Detect] = Detect
-    ) -> None:
-        """`head`: makes the head of the channels of strides 8, 16 and 32, and the number of classes."""
+    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `class_branch`, `trunk` and
+    `features`.
+    """
+
+    scales: ClassVar[Mapping[Size, Scale]] = _SCALES
+    head_layer: ClassVar[str] = "22"
+
+    def __init__(self, size: Size, class_count: int, head: Callable[[Channels, int, Branch], Detect] = Detect) -> None:
+        """`head`: makes the head of the features' channels, the number of classes and what makes a class branch."""
         super().__init__()
-        scale = _SCALES[size]
+        layers, channels = self.trunk(self.scales[size])
+        self.class_count = class_count
+        # Keyed by the published layer numbers; those without weights are missing.
+        self.model = nn.ModuleDict({**layers, self.head_layer: head(channels, class_count, self.class_branch)})
+
+    @staticmethod
+    def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+        """Makes a class branch of the head, as `Branch` says."""
+        return branch(inputs, hidden, outputs)
+
+    @staticmethod
+    def trunk(scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
+        """Layers by their published numbers, and the channels of what `features` returns."""
 
         def channels(base: int) -> int:
             return int(min(base, scale.max_channels) * scale.width)
@@ -170,29 +200,32 @@ class YOLOv8(nn.Module):
             return round(base * scale.depth)
 
         c1, c2, c3, c4, c5 = (channels(base) for base in (64, 128, 256, 512, 1024))
-        self.class_count = class_count
-        # Keyed by the published layer numbers; those missing (10, 11, 13, 14, 17, 20) have no weights.
-        self.model = nn.ModuleDict(
-            {
-                "0": Conv(3, c1, 3, 2),
-                "1": Conv(c1, c2, 3, 2),
-                "2": C2f(c2, c2, depth(3), residual=True),
-                "3": Conv(c2, c3, 3, 2),
-                "4": C2f(c3, c3, depth(6), residual=True),
-                "5": Conv(c3, c4, 3, 2),
-                "6": C2f(c4, c4, depth(6), residual=True),
-                "7": Conv(c4, c5, 3, 2),
-                "8": C2f(c5, c5, depth(3), residual=True),
-                "9": SPPF(c5),
-                "12": C2f(c5 + c4, c4, depth(3)),
-                "15": C2f(c4 + c3, c3, depth(3)),
-                "16": Conv(c3, c3, 3, 2),
-                "18": C2f(c3 + c4, c4, depth(3)),
-                "19": Conv(c4, c4, 3, 2),
-                "21": C2f(c4 + c5, c5, depth(3)),
-                "22": head((c3, c4, c5), class_count),
-            }
-        )
+        layers: dict[str, nn.Module] = {
+            "0": Conv(3, c1, 3, 2),
+            "1": Conv(c1, c2, 3, 2),
+            "2": C2f(c2, c2, depth(3), residual=True),
+            "3": Conv(c2, c3, 3, 2),
+            "4": C2f(c3, c3, depth(6), residual=True),
+            "5": Conv(c3, c4, 3, 2),
+            "6": C2f(c4, c4, depth(6), residual=True),
+            "7": Conv(c4, c5, 3, 2),
+            "8": C2f(c5, c5, depth(3), residual=True),
+            "9": SPPF(c5),
+            "12": C2f(c5 + c4, c4, depth(3)),
+            "15": C2f(c4 + c3, c3, depth(3)),
+            "16": Conv(c3, c3, 3, 2),
+            "18": C2f(c3 + c4, c4, depth(3)),
+            "19": Conv(c4, c4, 3, 2),
+            "21": C2f(c4 + c5, c5, depth(3)),
+        }
+        return layers, (c3, c4, c5)
+
+    @property
+    def head(self) -> Detect:
+        """The last layer."""
+        head = self.model[self.head_layer]
+        assert isinstance(head, Detect)
+        return head
 
     def features(self, x: Tensor) -> list[Tensor]:
         """float [n, 3, h, w] in 0..1 -> what the head takes for strides 8, 16, 32: [n, c, h / stride, w / stride]."""
@@ -200,8 +233,8 @@ class YOLOv8(nn.Module):
         p3 = layer["4"](layer["3"](layer["2"](layer["1"](layer["0"](x)))))
         p4 = layer["6"](layer["5"](p3))
         p5 = layer["9"](layer["8"](layer["7"](p4)))
-        up4 = layer["12"](torch.cat((_doubled(p5), p4), dim=1))
-        out3 = layer["15"](torch.cat((_doubled(up4), p3), dim=1))
+        up4 = layer["12"](torch.cat((doubled(p5), p4), dim=1))
+        out3 = layer["15"](torch.cat((doubled(up4), p3), dim=1))
         out4 = layer["18"](torch.cat((layer["16"](out3), up4), dim=1))
         out5 = layer["21"](torch.cat((layer["19"](out4), p5), dim=1))
         return [out3, out4, out5]
@@ -211,7 +244,7 @@ class YOLOv8(nn.Module):
 
         The first 64 channels are the bins of left, top, right, bottom (logits), the rest class logits.
         """
-        outputs: list[Tensor] = self.model["22"](self.features(x))
+        outputs: list[Tensor] = self.head(self.features(x))
         return outputs
 
     def distances_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,7 +259,7 @@ class YOLOv8(nn.Module):
         """What `raw` returns -> what `distances_and_logits` does."""
         rows = by_anchor(levels).float()
         bins = rows[..., :BOX_CHANNELS].reshape(rows.shape[0], -1, 4, BINS)
-        values = self.get_parameter("model.22.dfl.conv.weight").float().flatten()
+        values = self.head.dfl.conv.weight.float().flatten()
         return (bins.softmax(dim=3) * values).sum(dim=3), rows[..., BOX_CHANNELS:]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -281,5 +314,6 @@ def anchors(height: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.cat(centres), torch.cat(strides)
 
 
-def _doubled(x: Tensor) -> Tensor:
+def doubled(x: Tensor) -> Tensor:
+    """[n, c, h, w] -> [n, c, 2 h, 2 w], each value four times."""
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")

@@ -6,12 +6,13 @@ their outputs become boxes, scores, classes and extras on the device. Must not k
 
 from __future__ import annotations
 
+from functools import partial
 from math import pi
 
 import torch
 from torch import Tensor, nn
 
-from models.yolov8 import C2f, Conv, Detect, Size, YOLOv8, anchors, by_anchor, scale_of
+from models.yolov8 import Branch, C2f, Channels, Conv, Detect, Size, YOLOv8, anchors, branch, by_anchor, scale_of
 
 MASKS = 32
 """Prototypes of masks, and coefficients of each anchor."""
@@ -22,14 +23,14 @@ _MOST_PROTOTYPE_CHANNELS = 256
 class ExtraHead(Detect):
     """A detection head with a third branch (`cv4`): `extras` numbers of each anchor."""
 
-    def __init__(self, channels: tuple[int, int, int], class_count: int, extras: int) -> None:
-        super().__init__(channels, class_count)
+    def __init__(self, channels: Channels, class_count: int, class_branch: Branch, extras: int) -> None:
+        super().__init__(channels, class_count, class_branch)
         hidden = max(channels[0] // 4, extras)
-        self.cv4 = nn.ModuleList(self.branch(c, hidden, extras) for c in channels)
+        self.cv4 = nn.ModuleList(branch(c, hidden, extras) for c in channels)
 
     def extras(self, features: list[Tensor]) -> Tensor:
         """float32 [n, anchors, extras], as the branch says them."""
-        return by_anchor([branch(x) for branch, x in zip(self.cv4, features, strict=True)]).float()
+        return by_anchor([each(x) for each, x in zip(self.cv4, features, strict=True)]).float()
 
 
 class Prototypes(nn.Module):
@@ -51,8 +52,8 @@ class Prototypes(nn.Module):
 class SegmentHead(ExtraHead):
     """Coefficients of masks for each anchor, and the prototypes."""
 
-    def __init__(self, channels: tuple[int, int, int], class_count: int, hidden: int) -> None:
-        super().__init__(channels, class_count, MASKS)
+    def __init__(self, channels: Channels, class_count: int, class_branch: Branch, hidden: int) -> None:
+        super().__init__(channels, class_count, class_branch, MASKS)
         self.proto = Prototypes(channels[0], hidden)
 
 
@@ -66,7 +67,7 @@ class InstanceYOLOv8(YOLOv8):
         Boxes are x1, y1, x2, y2 in pixels of the input; of turned ones centre x, y, width and height.
         """
         features = self.features(x)
-        head = self.model["22"]
+        head = self.head
         assert isinstance(head, ExtraHead)
         distances, logits = self.expected(head(features))
         centres, strides = (each.to(x.device) for each in anchors(x.shape[2], x.shape[3]))
@@ -90,8 +91,8 @@ class SegmentYOLOv8(InstanceYOLOv8):
 
     def __init__(self, size: Size, class_count: int) -> None:
         # As the published files have it: rounded up to a multiple of 8.
-        hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * scale_of(size).width) // 8) * 8
-        super().__init__(size, class_count, lambda channels, count: SegmentHead(channels, count, hidden))
+        hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
+        super().__init__(size, class_count, partial(SegmentHead, hidden=hidden))
 
 
 class PoseYOLOv8(InstanceYOLOv8):
@@ -99,7 +100,7 @@ class PoseYOLOv8(InstanceYOLOv8):
 
     def __init__(self, size: Size, class_count: int, keypoints: tuple[int, int]) -> None:
         extras = keypoints[0] * keypoints[1]
-        super().__init__(size, class_count, lambda channels, count: ExtraHead(channels, count, extras))
+        super().__init__(size, class_count, partial(ExtraHead, extras=extras))
         self.keypoints = keypoints
 
     def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +115,7 @@ class TurnedYOLOv8(InstanceYOLOv8):
     """Turned boxes: an angle of each anchor, from -pi/4 to 3 pi/4."""
 
     def __init__(self, size: Size, class_count: int) -> None:
-        super().__init__(size, class_count, lambda channels, count: ExtraHead(channels, count, 1))
+        super().__init__(size, class_count, partial(ExtraHead, extras=1))
 
     def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
         """Centre, width and height in pixels of the input; the angle in radians."""
@@ -126,7 +127,7 @@ class TurnedYOLOv8(InstanceYOLOv8):
         return torch.cat((centre, left_top + right_bottom), dim=2) * strides, angle
 
 
-class _ClassHead(nn.Module):
+class ClassHead(nn.Module):
     """Mean of the last features, and a linear layer."""
 
     def __init__(self, channels: int, class_count: int) -> None:
@@ -159,13 +160,18 @@ class ClassifierYOLOv8(nn.Module):
             C2f(c4, c4, many, residual=True),
             Conv(c4, c5, 3, 2),
             C2f(c5, c5, few, residual=True),
-            _ClassHead(c5, class_count),
+            ClassHead(c5, class_count),
         )
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eps = 1e-5  # PyTorch's own: detectors are published with another one.
+        use_default_epsilon(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """float [n, 3, h, w] in 0..1 -> logits [n, class_count]."""
         y: Tensor = self.model(x)
         return y
+
+
+def use_default_epsilon(network: nn.Module) -> None:
+    """PyTorch's own of BatchNorm, which classifiers are published with, and detectors are not."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-5

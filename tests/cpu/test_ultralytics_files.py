@@ -81,13 +81,12 @@ sys.path.insert(0, sys.argv[1])
 from tests.support.ultralytics_exports import enliven
 torch.manual_seed(0)
 images = torch.rand(2, 3, 128, 128)
-for kind in ("seg", "pose", "obb", "cls"):
-    yolo = YOLO(f"yolov8n-{kind}.yaml", verbose=False)
+for name in sys.argv[2:]:
+    kind = name.partition("-")[2]
+    yolo = YOLO(f"{name}.yaml", verbose=False)
     network = yolo.model.float()
     enliven(network, images)
-    if kind == "pose":
-        network.names = {0: "person"}
-    yolo.save(f"{kind}.pt")
+    yolo.save(f"{name}.pt")
     # Both compute from the halves that the file has.
     network.half().float().eval()
     with torch.no_grad():
@@ -96,8 +95,12 @@ for kind in ("seg", "pose", "obb", "cls"):
     if isinstance(found[0], tuple):
         found = list(found[0])
     found = [each for each in found if isinstance(each, torch.Tensor)]
-    torch.save({"images": images, "outputs": found}, f"{kind}.pth")
+    torch.save({"images": images, "outputs": found}, f"{name}.pth")
 """
+
+
+NETWORKS = ("yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolov8n-cls",
+            "yolo11n", "yolo11n-seg", "yolo11n-pose", "yolo11n-obb", "yolo11n-cls", "yolo11m")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ def of_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     settings = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", WRITE_TASKS, str(ROOT)],
+        [sys.executable, "-c", WRITE_TASKS, str(ROOT), *NETWORKS],
         env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,
@@ -118,15 +121,19 @@ def of_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["seg", "pose", "obb", "cls"])
-def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, kind: str) -> None:
-    expected = torch.load(of_tasks / f"{kind}.pth", weights_only=True)
-    model: Any = open_model(parse_spec(f"mine=yolov8n-{kind}:{of_tasks / kind}.pt"), of_tasks)
-    assert model.task == {"seg": "segment", "pose": "pose", "obb": "obb", "cls": "classify"}[kind]
+@pytest.mark.parametrize("name", NETWORKS)
+def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, name: str) -> None:
+    expected = torch.load(of_tasks / f"{name}.pth", weights_only=True)
+    model: Any = open_model(parse_spec(f"mine={name}:{of_tasks / name}.pt"), of_tasks)
+    kind = name.partition("-")[2]
+    assert model.task == {"": "detect", "seg": "segment", "pose": "pose", "obb": "obb", "cls": "classify"}[kind]
     network = model.network()
-    with torch.inference_mode():
-        found = network.compute(expected["images"])
     theirs = expected["outputs"][0]
+    with torch.inference_mode():
+        if not kind:
+            torch.testing.assert_close(network.core(expected["images"]), theirs, atol=5e-3, rtol=1e-4)
+            return
+        found = network.compute(expected["images"])
     if kind == "cls":
         torch.testing.assert_close(found[0].softmax(1), theirs, atol=1e-5, rtol=1e-4)
         return
@@ -134,7 +141,9 @@ def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, kind: str) 
     rows = theirs.transpose(1, 2)
     count = len(model.labels)
     best, wanted = rows[..., 4 : 4 + count].max(2)
-    torch.testing.assert_close(scores, best, atol=1e-5, rtol=1e-4)
+    # BatchNorm is fused here and not there; YOLO11 has more layers of it behind each other.
+    rounding = 10 if name.startswith("yolo11") else 1
+    torch.testing.assert_close(scores, best, atol=1e-5 * rounding, rtol=1e-4)
     assert (classes == wanted).float().mean() > 0.999
     centred = rows[..., :4]
     if kind != "obb":
@@ -142,13 +151,15 @@ def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, kind: str) 
     torch.testing.assert_close(boxes, centred, atol=5e-3, rtol=1e-4)
     torch.testing.assert_close(extras, rows[..., 4 + count :], atol=5e-3, rtol=1e-4)
     if kind == "seg":
-        torch.testing.assert_close(found[4], expected["outputs"][1], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(found[4], expected["outputs"][1], atol=1e-4 * rounding, rtol=1e-3)
     if kind == "pose":
         assert model.export.keypoints == (17, 3)
 
 
 def test_a_file_of_another_task_is_refused_in_a_sentence(of_tasks: Path) -> None:
     with pytest.raises(WeightsError, match=r"not of yolov8n-pose"):
-        open_model(parse_spec(f"mine=yolov8n-pose:{of_tasks / 'seg.pt'}"), of_tasks)
-    with pytest.raises(WeightsError, match=r"size n, not of yolov8s-seg"):
-        open_model(parse_spec(f"mine=yolov8s-seg:{of_tasks / 'seg.pt'}"), of_tasks)
+        open_model(parse_spec(f"mine=yolov8n-pose:{of_tasks / 'yolov8n-seg.pt'}"), of_tasks)
+    with pytest.raises(WeightsError, match=r"size of yolov8n-seg, not of yolov8s-seg"):
+        open_model(parse_spec(f"mine=yolov8s-seg:{of_tasks / 'yolov8n-seg.pt'}"), of_tasks)
+    with pytest.raises(WeightsError, match=r"of yolo11n, not of yolov8n"):
+        open_model(parse_spec(f"mine=yolov8n:{of_tasks / 'yolo11n.pt'}"), of_tasks)

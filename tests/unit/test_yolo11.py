@@ -1,0 +1,65 @@
+"""models.yolo11: the published names and shapes in every size, and which file is of which architecture."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from models import detection, instance_detection
+from models.model import WeightsError
+from models.yolo11 import YOLO11, size_of
+from models.yolo_families import FAMILIES, KINDS, named_in, parts_of
+from models.yolov8 import SIZES
+
+# Of the publisher's descriptions (the comments in yolo11.yaml, yolo11-seg.yaml, …), all with 80 classes.
+PARAMETERS = {
+    "": (2_624_080, 9_458_752, 20_114_688, 25_372_160, 56_966_176),
+    "cls": (1_633_584, 5_545_488, 10_455_696, 12_937_104, 28_458_544),
+}
+CLASSES = 80
+_, YOLO11_FAMILY = FAMILIES
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_every_size_has_the_published_number_of_parameters(kind: Any) -> None:
+    with torch.device("meta"):
+        networks = [YOLO11_FAMILY.made(size, kind, CLASSES) for size in SIZES]
+    counts = tuple(sum(each.numel() for each in network.parameters()) for network in networks)
+    assert counts == PARAMETERS[kind]
+
+
+def test_family_size_and_kind_are_told_from_the_state_dict() -> None:
+    for family, size, kind in itertools.product(FAMILIES, SIZES, KINDS):
+        name = f"{family.prefix}{size}{kind and '-'}{kind}"
+        assert parts_of(name) == (family, size, kind)
+        with torch.device("meta"):
+            state = family.made(size, kind, 3).state_dict()
+        assert family.size_of(state) == size
+        assert named_in(state, kind) == name
+        module = instance_detection if kind else detection
+        assert module.class_count(name, state) == 3
+    assert size_of({"model.0.conv.weight": torch.empty(17, 3, 3, 3)}) is None
+    assert size_of({"model.0.conv.weight": torch.empty(())}) is None
+    assert size_of({}) is None
+
+
+def test_another_familys_file_is_named() -> None:
+    with torch.device("meta"):
+        state = YOLO11("s", 3).state_dict()
+    with pytest.raises(WeightsError, match="of yolo11s, not of yolov8s"):
+        detection.class_count("yolov8s", state)
+
+
+def test_attention_sees_the_whole_image() -> None:
+    """A pixel in one corner changes features in the other, which convolutions and pooling alone do not reach."""
+    torch.manual_seed(0)
+    network = YOLO11("n", 3).eval().fuse()
+    images = torch.rand(1, 3, 640, 640)
+    other = images.clone()
+    other[..., :32, :32] = 1 - other[..., :32, :32]
+    with torch.inference_mode():
+        (_, _, one), (_, _, two) = (network.features(each) for each in (images, other))
+    assert (one != two)[..., -1, -1].any()
