@@ -253,6 +253,11 @@ class Settings(BaseSettings):
     simulate: str = Field(
         "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
     )
+    tiles: Annotated[str, BeforeValidator(_joined)] = Field(
+        "",
+        description="Detectors that look at large images in tiles where a request says nothing of it: name=640, or "
+        "name=640:0.2 with the overlap (docs/your-network.md)",
+    )
     float_input: bool = Field(
         False, description="Whether image models also take normalised float tensors; loads each a second time"
     )

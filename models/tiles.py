@@ -16,6 +16,7 @@ from models.model import Array, Options
 DEFAULT_OVERLAP = 0.2
 MOST_OVERLAP = 0.9
 LEAST_TILE = 32
+MOST_TILE = 100_000
 _WITHIN = 0.6
 """Of the smaller of two boxes from different tiles: beyond it the smaller one is a part of the same object."""
 _MOST = 5_000
@@ -24,7 +25,7 @@ _MOST = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """`side`: of a tile, in pixels of the image; `overlap`: share of it that neighbours have in common."""
+    """`side`: of a tile, in pixels of the image, 0: none; `overlap`: share of it that neighbours have in common."""
 
     side: int
     overlap: float = DEFAULT_OVERLAP
@@ -41,6 +42,26 @@ class Tiling:
         last = max(0, length - self.side)
         step = max(1, int(self.side * (1 - self.overlap)))
         return [*range(0, last, step), last]
+
+
+NO_TILES = Tiling(0)
+
+
+def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
+    """By model, out of `cars=640` or `cars=640:0.1`: side and overlap. Raises ValueError."""
+    tilings = {}
+    for part in parts:
+        name, _, given = part.partition("=")
+        side, colon, overlap = given.partition(":")
+        try:
+            tiling = Tiling(int(side), float(overlap) if colon else DEFAULT_OVERLAP)
+        except ValueError:
+            raise ValueError(f"{part!r} is not understood: write model=side or model=side:overlap") from None
+        if not (LEAST_TILE <= tiling.side <= MOST_TILE and 0 <= tiling.overlap <= MOST_OVERLAP):
+            limits = f"from {LEAST_TILE} to {MOST_TILE} pixels, the overlap from 0 to {MOST_OVERLAP}"
+            raise ValueError(f"the tiles of {name} must be {limits}")
+        tilings[name] = tiling
+    return tilings
 
 
 def merged(

@@ -23,7 +23,7 @@ from app.protocols.interrupt import interrupted_at
 from app.protocols.parameters import DEFAULT_OPTIONS, number, read_options, whole
 from app.serving.filling import Encoded
 from models import Options
-from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
+from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, MOST_TILE, NO_TILES, Tiling
 
 _MOST_FILES = 16
 
@@ -186,7 +186,10 @@ async def _instances(body: Body, max_images: int, converter: Converter, share: S
 
 
 def read_query(query: bytes) -> tuple[Options, float | None, Tiling | None]:
-    """Options, `timeout_ms` and `tile` with `overlap` of a query string. Raises INVALID_REQUEST."""
+    """Options, `timeout_ms` and `tile` with `overlap` of a query string; None: it says nothing of it.
+
+    Raises INVALID_REQUEST.
+    """
     if not query:
         return DEFAULT_OPTIONS, None, None
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
@@ -194,7 +197,7 @@ def read_query(query: bytes) -> tuple[Options, float | None, Tiling | None]:
     tiling = None
     if "tile" in given:
         overlap = number(given, "overlap", DEFAULT_OVERLAP, 0, MOST_OVERLAP)
-        tiling = Tiling(whole(given, "tile", 0, LEAST_TILE, 100_000), overlap)
+        tiling = NO_TILES if given["tile"] == "0" else Tiling(whole(given, "tile", 0, LEAST_TILE, MOST_TILE), overlap)
     return read_options(given), timeout_ms, tiling
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
-from app.config import Settings
+from app.config import Settings, split
 from app.decoders.image import ImageLimits
 from app.decoders.messages import REGIONS_BYTES, DecodePlan
 from app.decoders.pool import CREDITS, Decoders
@@ -34,7 +34,8 @@ from app.serving.readiness import ServiceReadiness
 from app.serving.stages import parse_stages
 from app.serving.threads import Threads
 from backends import Choice, choose, host, null, simulated
-from models import Model, ModelError, NormalisedModel, PixelModel
+from models import OBJECT_TASKS, Model, ModelError, NormalisedModel, PixelModel
+from models.tiles import Tiling, parse_tilings
 
 log = logging.getLogger("anychip.service")
 
@@ -77,6 +78,7 @@ class Service:
         self.stages = {each.name: each for each in map(parse_stages, settings.stage_specs)}
         for stages in self.stages.values():
             stages.check(self.models)
+        self.tilings = _tilings(settings, self.models)
         self.readiness = ServiceReadiness(self.dispatcher.readiness, self.models)
         self.admission = Admission(self.dispatcher, self.readiness)
         self._threads = Threads(_OFFLOAD_THREADS)
@@ -186,6 +188,21 @@ class Service:
     async def _release_all(self) -> None:
         for worker, returned in (await self.dispatcher.release()).items():
             log.info("%s gave back %d bytes", worker, sum(returned.values()))
+
+
+def _tilings(settings: Settings, models: Mapping[str, ServedModel]) -> dict[str, Tiling]:
+    """As `--tiles` says it. Raises ModelError."""
+    try:
+        tilings = parse_tilings(split(settings.tiles))
+    except ValueError as error:
+        raise ModelError(f"--tiles: {error}.") from None
+    for name in tilings:
+        if name not in models:
+            raise ModelError(f"--tiles names {name!r}, and there is {', '.join(models)}.")
+        model = models[name].model
+        if not isinstance(model, PixelModel) or model.task not in OBJECT_TASKS:
+            raise ModelError(f"--tiles names {name}, which finds no objects: tiles are of no use for it.")
+    return tilings
 
 
 def _chosen(settings: Settings) -> Choice:

@@ -18,8 +18,11 @@ from app.serving.prediction import Answer, computed
 from app.serving.regions import RegionFills
 from app.serving.service import Service
 from app.serving.terms import Terms
-from models import OBJECT_TASKS, Options, PixelModel
+from models import OBJECT_TASKS, MaskForm, Options, PixelModel
 from models.tiles import Tiling, merged
+
+TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")
+"""Forms of masks that answers in tiles may have."""
 
 
 async def predict_tiled(
@@ -37,7 +40,7 @@ async def predict_tiled(
     model, most = served.model, service.settings.max_images
     if not isinstance(model, PixelModel) or model.task not in OBJECT_TASKS:
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
-    if options.masks in ("rle", "png"):
+    if options.masks not in TILED_MASKS:
         raise invalid_request("with tiles, masks are answered as polygons")
     sizes = [service.filling.size_of(served, image) for image in images]
     regions = [_regions(tiling, width, height) for width, height in sizes]

@@ -19,7 +19,8 @@ PREDICT = "/v1/models/yolov8n:predict"
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     options = ("--models", "yolov8n,resnet50", "--weights", "sample", "--engine", "eager", "--batch-sizes", "1,4")
-    with running(tmp_path_factory.mktemp("tiles"), *options, "--precision", "fp32", "--max-images", "16") as service:
+    options += ("--precision", "fp32", "--max-images", "16", "--tiles", "yolov8n=500:0.3")
+    with running(tmp_path_factory.mktemp("tiles"), *options) as service:
         yield service
 
 
@@ -50,10 +51,12 @@ def overlap(one, other):
 def test_objects_on_and_off_the_seams_are_found_once(service):
     single = (IMAGES / "detect_1.jpg").read_bytes()
     with service.client() as client:
-        [alone] = client.post(PREDICT, content=single, headers=JPEG).json()["predictions"]
+        [alone] = client.post(f"{PREDICT}?tile=0", content=single, headers=JPEG).json()["predictions"]
         answer = client.post(f"{PREDICT}?tile=500&overlap=0.3", content=encoded(mosaic()), headers=JPEG)
+        by_setting = client.post(PREDICT, content=encoded(mosaic()), headers=JPEG).json()
         [tiled] = PredictAnswer.model_validate_json(answer.content, strict=True).model_dump()["predictions"]
     assert (tiled["width"], tiled["height"]) == (1280, 960)
+    assert by_setting["predictions"] == answer.json()["predictions"]
     expected = [
         {**found, "box": {name: value + move[name[0]] for name, value in found["box"].items()}}
         for found in alone["detections"]
@@ -76,7 +79,7 @@ def test_an_image_that_fits_into_a_tile_is_answered_as_without(service):
     with service.client() as client:
         plain, tiled = (
             client.post(f"{PREDICT}{query}", content=content, headers=JPEG).json()["predictions"]
-            for query in ("", "?tile=640")
+            for query in ("?tile=0", "?tile=640")
         )
     assert [found["label"] for found in plain[0]["detections"]] == [each["label"] for each in tiled[0]["detections"]]
     for one, other in zip(plain[0]["detections"], tiled[0]["detections"], strict=True):
@@ -104,7 +107,7 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence(service):
         refused = client.post(f"{PREDICT}?tile=320", content=large, headers=JPEG)
         assert (refused.status_code, refused.json()["code"]) == (400, "INVALID_REQUEST")
         assert "65 images of this request, and it may hold 16" in refused.json()["error"]
-        for query, words in (("tile=0", "tile must be"), ("tile=64&overlap=1", "overlap must be")):
+        for query, words in (("tile=31", "tile must be"), ("tile=64&overlap=1", "overlap must be")):
             assert words in client.post(f"{PREDICT}?{query}", content=small, headers=JPEG).json()["error"]
         broken = client.post(f"{PREDICT}?tile=320", content=small[:3000], headers=JPEG)
         assert broken.json()["code"] == "INVALID_IMAGE"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models import Options
-from models.tiles import Tiling, merged
+from models.tiles import Tiling, merged, parse_tilings
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(32, 1000), st.floats(0, 0.9))
@@ -25,6 +26,16 @@ def test_tiles_cover_the_image_and_nothing_else(width: int, height: int, side: i
         assert starts[-1] + min(side, length) == length
         assert all(later - earlier <= side * (1 - overlap) + 1 for earlier, later in pairwise(starts))
     assert len(tiling.tiles(width, height)) == len(tiling._starts(width)) * len(tiling._starts(height))
+
+
+def test_tiles_of_models_are_written_as_side_and_overlap() -> None:
+    assert parse_tilings(["cars=640", "boats=512:0.1"]) == {"cars": Tiling(640, 0.2), "boats": Tiling(512, 0.1)}
+    for wrong in ("cars", "cars=", "cars=many", "cars=640:", "cars=640:x"):
+        with pytest.raises(ValueError, match="is not understood"):
+            parse_tilings([wrong])
+    for wrong in ("cars=31", "cars=640:0.95", "cars=640:nan"):
+        with pytest.raises(ValueError, match="the tiles of cars must be from 32"):
+            parse_tilings([wrong])
 
 
 def instance(x1: float, y1: float, x2: float, y2: float, score: float, class_id: int = 0) -> dict[str, object]:

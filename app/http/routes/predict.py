@@ -19,7 +19,7 @@ from app.serving.prediction import Answer
 from app.serving.prediction import predict as predict_images
 from app.serving.staged import predict_staged
 from app.serving.terms import Terms
-from app.serving.tiles import predict_tiled
+from app.serving.tiles import TILED_MASKS, predict_tiled
 from models import MASK_FORMS
 from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
 
@@ -49,6 +49,7 @@ def _parameter(name: str, place: str, kind: str, text: str, **limits: Any) -> di
     return {"name": name, "in": place, "description": text, "schema": {"type": kind, **limits}}
 
 
+_TILE = "Look at large images in tiles of so many pixels; 0: do not, though --tiles says so"
 _OVERLAP = "Share of a tile that its neighbour has, too"
 _DOCUMENTATION: dict[str, Any] = {
     # The body is read by hand (raw bytes are the fast path), so the description is, too.
@@ -73,7 +74,7 @@ _DOCUMENTATION: dict[str, Any] = {
         _parameter(
             "masks", "query", "string", "Form of masks (docs/your-network.md)", enum=list(MASK_FORMS), default="polygon"
         ),
-        _parameter("tile", "query", "integer", "Look at large images in tiles of so many pixels", minimum=LEAST_TILE),
+        _parameter("tile", "query", "integer", _TILE, anyOf=[{"minimum": LEAST_TILE}, {"const": 0}]),
         _parameter("overlap", "query", "number", _OVERLAP, minimum=0, maximum=MOST_OVERLAP, default=DEFAULT_OVERLAP),
         _parameter("timeout_ms", "query", "number", "Deadline in milliseconds", exclusiveMinimum=0),
         _parameter("X-Timeout-Ms", "header", "number", "The same, as a header", exclusiveMinimum=0),
@@ -122,9 +123,12 @@ class PredictCall(HttpCall[Answer]):
             self.headers, self.body, service.settings.max_images, ingress.converter, share, any_type=self._any_type
         )
         if (stages := service.stages.get(self.model)) is not None:
-            if self._tiling is not None:
+            if self._tiling is not None and self._tiling.side:
                 raise invalid_request("two stages do not look at tiles")
             return lambda: predict_staged(service, stages, images, terms, options=self._options)
-        if (tiling := self._tiling) is not None:
+        tiling = self._tiling
+        if tiling is None and self._options.masks in TILED_MASKS:
+            tiling = service.tilings.get(self.model)
+        if tiling is not None and tiling.side:
             return lambda: predict_tiled(service, served, images, terms, options=self._options, tiling=tiling)
         return lambda: predict_images(service, served, images, terms, options=self._options)
