@@ -331,8 +331,7 @@ class ExportedDetector(Detector):
         """Each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
         if len(found["scores"]):
             grid = self.grid(found["prototypes"], placement, factor)
-            for coefficients, box in zip(found["coefficients"], found["boxes"], strict=True):
-                yield grid.mask(coefficients, found["prototypes"], box * factor)
+            yield from grid.masks(found["coefficients"], found["prototypes"], found["boxes"] * factor)
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:

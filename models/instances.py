@@ -6,7 +6,9 @@ it is bounded: by the candidates that are looked at, the instances that are want
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -26,6 +28,8 @@ _FIRST_CANDIDATES = 1_024
 _BLOCK = 256
 _MASK_SIDE = 1_280
 """Polygons are found in masks of at most this side: prototypes have a quarter of the network's input."""
+_TOGETHER = 16
+"""Masks whose logits are in memory at once."""
 _EPSILON = 1e-7
 
 
@@ -118,6 +122,22 @@ def corners_of(boxes: Array, angles: Array) -> Array:
     )
 
 
+class _Window(NamedTuple):
+    """What a box needs of prototypes, each pair for x and y: from `first` to before `last`.
+
+    `shifts` and `enlarged`: where these are enlarged, the place of the first sample and how many there are. `offsets`,
+    `steps` and `size`: of the samples that are the image's pixels.
+    """
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+    shifts: tuple[float, float]
+    enlarged: tuple[int, int]
+    offsets: tuple[float, float]
+    steps: tuple[float, float]
+    size: tuple[int, int]
+
+
 @dataclass(frozen=True)
 class MaskGrid:
     """Where prototypes lie in an image, each pair for x and y.
@@ -142,16 +162,41 @@ class MaskGrid:
         x1, y1, x2, y2 = (round(float(place)) for place in places * enlargement)
         return cls(enlargement, (x1, y1), (max(x1 + 1, x2), max(y1 + 1, y2)), size)
 
-    def mask(self, coefficients: Array, prototypes: Array, box: Array) -> tuple[Array, int, int]:
-        """One instance's mask within its box: uint8 [h, w] of 0 and 1, and the x and y of its first pixel.
+    def masks(self, coefficients: Array, prototypes: Array, boxes: Array) -> Iterator[tuple[Array, int, int]]:
+        """Each instance's mask within its box: uint8 [h, w] of 0 and 1, and the x and y of its first pixel.
 
-        coefficients: [m]; prototypes: float32 [m, ph, pw]; box: x1, y1, x2, y2 in pixels of the image. Only the part of
-        the prototypes that the box needs is looked at.
+        coefficients: [k, m]; prototypes: float32 [m, ph, pw]; boxes: [k, 4], x1, y1, x2, y2 in pixels of the image.
+        Only the part of the prototypes that a box needs is looked at. Where boxes are large or overlap, that part is
+        one for several instances: reading prototypes costs more than multiplying them.
         """
+        coefficients = coefficients.astype(np.float32)
+        for first in range(0, len(boxes), _TOGETHER):
+            windows = [self._window(box, prototypes.shape) for box in boxes[first : first + _TOGETHER]]
+            seen = [each for each in windows if each is not None]
+            x1, y1 = (min((each.first[axis] for each in seen), default=0) for axis in (0, 1))
+            x2, y2 = (max((each.last[axis] for each in seen), default=0) for axis in (0, 1))
+            area = sum((each.last[0] - each.first[0]) * (each.last[1] - each.first[1]) for each in seen)
+            together = None
+            if area > (x2 - x1) * (y2 - y1):
+                together = np.tensordot(coefficients[first : first + _TOGETHER], prototypes[:, y1:y2, x1:x2], 1)
+            for number, (box, window) in enumerate(zip(boxes[first : first + _TOGETHER], windows, strict=True)):
+                if window is None:
+                    yield np.zeros((0, 0), np.uint8), *_first_pixel(box)
+                    continue
+                (left, top), (right, bottom) = window.first, window.last
+                if together is not None:
+                    logits = together[number, top - y1 : bottom - y1, left - x1 : right - x1]
+                else:
+                    logits = np.tensordot(coefficients[first + number], prototypes[:, top:bottom, left:right], 1)
+                yield self._mask(logits, window), *_first_pixel(box)
+
+    def _window(self, box: Array, shape: tuple[int, ...]) -> _Window | None:
+        """What a box needs of prototypes of this shape; None where it has no pixel."""
         x1, y1, x2, y2 = (int(np.ceil(value)) for value in box)
         if x2 <= x1 or y2 <= y1:
-            return np.zeros((0, 0), np.uint8), x1, y1
-        windows: list[slice] = []
+            return None
+        firsts: list[int] = []
+        lasts: list[int] = []
         offsets, steps, enlarged, parts = [], [], [], []
         for axis, (start, stop) in enumerate(((x1, x2), (y1, y2))):
             step = (self.last[axis] - self.first[axis]) / self.size[axis]
@@ -159,25 +204,40 @@ class MaskGrid:
             place = (start + 0.5) * step - 0.5 + self.first[axis]
             low = int(np.clip(np.floor(place) - 1, self.first[axis], self.last[axis] - 1))
             high = int(np.clip(np.ceil(place + (stop - start) * step) + 2, low + 1, self.last[axis]))
-            length = prototypes.shape[2 - axis]
+            length = shape[2 - axis]
             least = int(np.clip(low // self.enlargement - 1, 0, length - 1))
             greatest = int(np.clip(high // self.enlargement + 2, least + 1, length))
-            windows.append(slice(least, greatest))
+            firsts.append(least)
+            lasts.append(greatest)
             enlarged.append((low, high, least))
             offsets.append(place - low)
             steps.append(step)
             parts.append(stop - start)
-        logits = np.tensordot(coefficients.astype(np.float32), prototypes[:, windows[1], windows[0]], 1)
+        scale = 1 / self.enlargement
+        shifts = [(low + 0.5) * scale - 0.5 - least for low, _, least in enlarged]
+        if self.enlargement == 1:
+            offsets = [offset + low - least for offset, (low, _, least) in zip(offsets, enlarged, strict=True)]
+        return _Window(
+            (firsts[0], firsts[1]),
+            (lasts[0], lasts[1]),
+            (shifts[0], shifts[1]),
+            (enlarged[0][1] - enlarged[0][0], enlarged[1][1] - enlarged[1][0]),
+            (offsets[0], offsets[1]),
+            (steps[0], steps[1]),
+            (parts[0], parts[1]),
+        )
+
+    def _mask(self, logits: Array, window: _Window) -> Array:
+        """uint8 [h, w] of 0 and 1, from the logits of the window."""
         if self.enlargement > 1:
             scale = 1 / self.enlargement
-            shifts = [(low + 0.5) * scale - 0.5 - least for low, _, least in enlarged]
-            sides = (enlarged[0][1] - enlarged[0][0], enlarged[1][1] - enlarged[1][0])
-            logits = _sampled(logits, (scale, scale), (shifts[0], shifts[1]), sides)
-        else:
-            offsets = [offset + low - least for offset, (low, _, least) in zip(offsets, enlarged, strict=True)]
-        found = _sampled(logits, (steps[0], steps[1]), (offsets[0], offsets[1]), (parts[0], parts[1]))
-        mask: Array = (found > 0).astype(np.uint8)
-        return mask, x1, y1
+            logits = _sampled(logits, (scale, scale), window.shifts, window.enlarged)
+        found = _sampled(logits, window.steps, window.offsets, window.size)
+        return (found > 0).view(np.uint8)
+
+
+def _first_pixel(box: Array) -> tuple[int, int]:
+    return int(np.ceil(box[0])), int(np.ceil(box[1]))
 
 
 def _sampled(values: Array, step: tuple[float, float], offset: tuple[float, float], size: tuple[int, int]) -> Array:

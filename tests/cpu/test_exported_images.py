@@ -136,8 +136,9 @@ def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
             if file.name in masks and number < 20:  # The best of an image: whole masks take their time.
                 row, size = rows[best], (placement.height, placement.width)
                 theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
-                mask, x, y = model.grid(inner["prototypes"], placement).mask(
-                    inner["coefficients"][row], inner["prototypes"], inner["boxes"][row]
+                one = slice(row, row + 1)
+                [(mask, x, y)] = model.grid(inner["prototypes"], placement).masks(
+                    inner["coefficients"][one], inner["prototypes"], inner["boxes"][one]
                 )
                 whole = np.zeros(size, bool)
                 whole[y : y + mask.shape[0], x : x + mask.shape[1]] = mask[: size[0] - y, : size[1] - x]

@@ -124,3 +124,11 @@ async def test_parts_of_different_requests_share_batches(service):
     assert {answer.status_code for answer in answers} == {200}
     assert images == 8 * 3
     assert batches < images / 1.5
+
+
+def test_it_is_ready_when_both_are(service):  # The last: the second stage stays unloaded.
+    with service.client() as client, service.admin_client() as admin:
+        assert client.get("/v2/models/shapes/ready").status_code == 200
+        assert admin.post("/v2/repository/models/resnet50/unload").status_code == 200
+        assert [client.get(path).status_code for path in ("/v2/models/shapes/ready", "/v1/models/shapes")] == [503] * 2
+        assert client.get("/v2/models/yolov8n/ready").status_code == 200

@@ -105,7 +105,13 @@ def test_a_mask_is_that_of_the_whole_image_cut_at_the_box(width, height):
     part = large[:, :, grid.first[1] : grid.last[1], grid.first[0] : grid.last[0]]
     whole = (functional.interpolate(part, (height, width), mode="bilinear")[0, 0] > 0).numpy()
     box = np.array([width * 0.1, height * 0.2, width * 0.8, height * 0.9])
-    mask, x, y = grid.mask(coefficients, prototypes, box)
+    # Alone, and of several whose boxes overlap, which are computed in another way.
+    [(mask, x, y)] = grid.masks(coefficients[None], prototypes, box[None])
+    several = [*grid.masks(np.stack([-coefficients, coefficients, coefficients]), prototypes, np.stack([box] * 3))]
+    assert all((several[number][0] != mask).mean() < 1e-4 for number in (1, 2))
+    assert ((several[0][0] == mask).mean()) < 1e-4
+    [(empty, *_)] = grid.masks(coefficients[None], prototypes, np.array([[5.0, 5, 5, 9]]))
+    assert empty.size == 0
     assert (x, y) == (math.ceil(box[0]), math.ceil(box[1]))
     expected = whole[y : math.ceil(box[3]), x : math.ceil(box[2])]
     assert mask.shape == expected.shape
