@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 from app.config import Settings
-from app.images.decoding import decode
-from app.images.header import read_header
 from app.tools.drawing import draw
 from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
 from models import Options, WeightsError, open_model, parse_spec
 from models.exported_images import ExportedDetector
-from models.sample.generator import detection_image
+from tests.support.export_comparison import compare, exported, opened, written_images
 from tests.support.ultralytics_exports import NETWORKS
 
 pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
 # In `make test` one of each task and of each way through the code; `make soak` has all.
 USUAL = ["v8-detect", "v8-nms", "v8-torchscript", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
-SIZES = [(320, 320), (640, 480), (480, 640), (333, 517), (97, 301), (1280, 720), (500, 375), (641, 479)]
-
-
-def written_images(folder: Path, count: int) -> Path:
-    """JPEGs of mixed sizes, a third of them turned by EXIF."""
-    for index in range(count):
-        rgb, _, _ = detection_image(77, index, SIZES[index % len(SIZES)])
-        exif = Image.Exif()
-        if index % 3 == 2:
-            exif[0x112] = (6, 8, 3, 5)[index % 4]
-        Image.fromarray(rgb).save(folder / f"{index:02}.jpg", quality=92, exif=exif)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -55,108 +37,10 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written_images(tmp_path_factory.mktemp("many"), 50)
 
 
-def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Path:
-    script = ROOT / "tests" / "support" / "ultralytics_exports.py"
-    command = [sys.executable, str(script), str(folder), str(images), *tags]
-    environment = {**os.environ, "ANYCHIP_TEST_SIDE": str(side)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return folder
-
-
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
     pytest.importorskip("ultralytics")
     return exported(tmp_path_factory.mktemp("usual"), images, USUAL)
-
-
-def opened(folder: Path, tag: str) -> Any:
-    [file] = [path for path in folder.iterdir() if path.stem == tag and path.suffix in (".onnx", ".torchscript")]
-    return open_model(parse_spec(f"cars={file}"), folder, allow_download=False)
-
-
-def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
-    """What the worker returns, the placement and the answer, for a JPEG."""
-    header = read_header(encoded)
-    out = torch.zeros(model.input_shape, dtype=torch.uint8)
-    pixels = decode(encoded, header, model.decode_size(header.width, header.height))
-    placement = model.preprocess(pixels, out, header.width, header.height)
-    with torch.inference_mode():
-        outputs = [output.numpy() for output in network(out[None])]
-    reduced = model.reduce(outputs, 0, Options())
-    return reduced, placement, model.postprocess(reduced, placement, Options())
-
-
-def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
-    """Compare with what Ultralytics predicts; the largest differences."""
-    model = opened(folder, tag)
-    network = model.network()
-    expected = json.loads((folder / f"{tag}.expected.json").read_text())
-    masks = np.load(folder / f"{tag}.masks.npz")
-    worst: dict[str, float] = {}
-    instances = lost = 0
-
-    def note(name: str, value: float) -> None:
-        worst[name] = max(worst.get(name, 0.0), float(value))
-
-    for file in sorted(images.iterdir()):
-        reduced, placement, answer = predicted(model, network, file.read_bytes())
-        theirs = expected[file.name]
-        if "probabilities" in theirs:
-            ours = np.exp(reduced[0] - reduced[0].max())
-            note("probability", np.abs(ours / ours.sum() - theirs["probabilities"]).max())
-            instances += 1
-            continue
-        found = list(answer["detections"])
-        inner = model._instances(reduced, placement, Options())
-        rows = list(range(len(inner["scores"])))
-        if "segments" in (found[0] if found else {}):
-            rows = [row for row, rings in enumerate(model._polygons(inner, placement)) if rings is not None]
-        instances += len(theirs["scores"])
-        lost += abs(len(found) - len(theirs["scores"]))
-        free = set(range(len(found)))
-        for number, (score, class_id) in enumerate(zip(theirs["scores"], theirs["classes"], strict=True)):
-            place = np.array(theirs["corners" if "corners" in theirs else "boxes"][number])
-            alike = [
-                row
-                for row in free
-                if found[row]["class_id"] == int(class_id) and abs(found[row]["score"] - score) <= 0.01
-            ]
-            errors = {row: error for row in alike if (error := _distance(found[row], place)) <= 1}
-            if not errors:
-                lost += 1
-                continue
-            best = min(errors, key=lambda row: errors[row])
-            free.discard(best)
-            note("box", errors[best])
-            note("score", abs(found[best]["score"] - score))
-            if "keypoints" in theirs:
-                points = np.array([[point["x"], point["y"]] for point in found[best]["keypoints"]])
-                note("keypoint", np.abs(points - np.array(theirs["keypoints"][number])[:, :2]).max())
-            if file.name in masks and number < 20:  # The best of an image: whole masks take their time.
-                row, size = rows[best], (placement.height, placement.width)
-                theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
-                one = slice(row, row + 1)
-                [(mask, x, y)] = model.grid(inner["prototypes"], placement).masks(
-                    inner["coefficients"][one], inner["prototypes"], inner["boxes"][one]
-                )
-                whole = np.zeros(size, bool)
-                whole[y : y + mask.shape[0], x : x + mask.shape[1]] = mask[: size[0] - y, : size[1] - x]
-                union = (whole | theirs_mask).sum()
-                note("mask", 1 - (whole & theirs_mask).sum() / union if union else 0)
-                worst["count"] = worst.get("count", 0.0) + 1
-                worst["masks"] = worst.get("masks", 0.0) + (1 - (whole & theirs_mask).sum() / union if union else 0)
-    print(tag, "instances", instances, "lost", lost, {name: round(value, 5) for name, value in worst.items()})
-    worst["mask mean"] = worst.pop("masks", 0.0) / max(1, worst.pop("count", 0.0))
-    worst["instances"], worst["lost"] = instances, lost
-    return worst
-
-
-def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
-    if place.ndim == 1:
-        return float(np.abs(np.array([*found["box"].values()]) - place).max())
-    corners = np.array(found["corners"])  # The order around the box is a matter of taste.
-    return float(max(np.abs(corners - corner).max(axis=1).min() for corner in place))
 
 
 def check(worst: dict[str, float]) -> None:

@@ -149,7 +149,7 @@ def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, name: str) 
     if kind != "obb":
         centred = torch.cat((centred[..., :2] - centred[..., 2:] / 2, centred[..., :2] + centred[..., 2:] / 2), 2)
     torch.testing.assert_close(boxes, centred, atol=5e-3, rtol=1e-4)
-    torch.testing.assert_close(extras, rows[..., 4 + count :], atol=5e-3, rtol=1e-4)
+    torch.testing.assert_close(extras, rows[..., 4 + count :], atol=2e-2 if rounding > 1 else 5e-3, rtol=1e-4)
     if kind == "seg":
         torch.testing.assert_close(found[4], expected["outputs"][1], atol=1e-4 * rounding, rtol=1e-3)
     if kind == "pose":

@@ -1,0 +1,183 @@
+"""Exported files beside Ultralytics' own predictions from them: images, exports, differences, and a table of these.
+
+    python -m tests.support.export_comparison --side 640 --images 50 v8-detect v8-segment
+
+prints a row of docs/your-network.md for each of the networks (all without a name; one takes about a minute). Owns: the
+images, what counts as the same instance, and the row. Ultralytics runs in a process of its own, from the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from app.images.decoding import decode
+from app.images.header import read_header
+from models import Options, open_model, parse_spec
+from models.sample.generator import detection_image
+from tests.support.ultralytics_exports import NETWORKS
+
+ROOT = Path(__file__).parents[2]
+SIZES = [(320, 320), (640, 480), (480, 640), (333, 517), (97, 301), (1280, 720), (500, 375), (641, 479)]
+
+
+def written_images(folder: Path, count: int) -> Path:
+    """JPEGs of mixed sizes, a third of them turned by EXIF."""
+    for index in range(count):
+        rgb, _, _ = detection_image(77, index, SIZES[index % len(SIZES)])
+        exif = Image.Exif()
+        if index % 3 == 2:
+            exif[0x112] = (6, 8, 3, 5)[index % 4]
+        Image.fromarray(rgb).save(folder / f"{index:02}.jpg", quality=92, exif=exif)
+    return folder
+
+
+def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Path:
+    script = ROOT / "tests" / "support" / "ultralytics_exports.py"
+    command = [sys.executable, str(script), str(folder), str(images), *tags]
+    environment = {**os.environ, "ANYCHIP_TEST_SIDE": str(side)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+def opened(folder: Path, tag: str) -> Any:
+    [file] = [path for path in folder.iterdir() if path.stem == tag and path.suffix in (".onnx", ".torchscript")]
+    return open_model(parse_spec(f"cars={file}"), folder, allow_download=False)
+
+
+def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
+    """What the worker returns, the placement and the answer, for a JPEG."""
+    header = read_header(encoded)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    pixels = decode(encoded, header, model.decode_size(header.width, header.height))
+    placement = model.preprocess(pixels, out, header.width, header.height)
+    with torch.inference_mode():
+        outputs = [output.numpy() for output in network(out[None])]
+    reduced = model.reduce(outputs, 0, Options())
+    return reduced, placement, model.postprocess(reduced, placement, Options())
+
+
+def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
+    """Compare with what Ultralytics predicts; the largest differences."""
+    model = opened(folder, tag)
+    network = model.network()
+    expected = json.loads((folder / f"{tag}.expected.json").read_text())
+    masks = np.load(folder / f"{tag}.masks.npz")
+    worst: dict[str, float] = {}
+    instances = lost = 0
+    differences: list[float] = []
+
+    def note(name: str, value: float) -> None:
+        worst[name] = max(worst.get(name, 0.0), float(value))
+
+    for file in sorted(images.iterdir()):
+        reduced, placement, answer = predicted(model, network, file.read_bytes())
+        theirs = expected[file.name]
+        if "probabilities" in theirs:
+            ours = np.exp(reduced[0] - reduced[0].max())
+            note("probability", np.abs(ours / ours.sum() - theirs["probabilities"]).max())
+            instances += 1
+            continue
+        found = list(answer["detections"])
+        inner = model._instances(reduced, placement, Options())
+        rows = list(range(len(inner["scores"])))
+        if "segments" in (found[0] if found else {}):
+            rows = [row for row, rings in enumerate(model._polygons(inner, placement)) if rings is not None]
+        instances += len(theirs["scores"])
+        lost += abs(len(found) - len(theirs["scores"]))
+        free = set(range(len(found)))
+        for number, (score, class_id) in enumerate(zip(theirs["scores"], theirs["classes"], strict=True)):
+            place = np.array(theirs["corners" if "corners" in theirs else "boxes"][number])
+            alike = [
+                row
+                for row in free
+                if found[row]["class_id"] == int(class_id) and abs(found[row]["score"] - score) <= 0.01
+            ]
+            errors = {row: error for row in alike if (error := _distance(found[row], place)) <= 1}
+            if not errors:
+                lost += 1
+                continue
+            best = min(errors, key=lambda row: errors[row])
+            free.discard(best)
+            note("box", errors[best])
+            note("score", abs(found[best]["score"] - score))
+            if "keypoints" in theirs:
+                points = np.array([[point["x"], point["y"]] for point in found[best]["keypoints"]])
+                note("keypoint", np.abs(points - np.array(theirs["keypoints"][number])[:, :2]).max())
+            if file.name in masks and number < 20:  # The best of an image: whole masks take their time.
+                place_of, size = rows[best], (placement.height, placement.width)
+                theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
+                one = slice(place_of, place_of + 1)
+                [(mask, x, y)] = model.grid(inner["prototypes"], placement).masks(
+                    inner["coefficients"][one], inner["prototypes"], inner["boxes"][one]
+                )
+                whole = np.zeros(size, bool)
+                whole[y : y + mask.shape[0], x : x + mask.shape[1]] = mask[: size[0] - y, : size[1] - x]
+                union = (whole | theirs_mask).sum()
+                difference = 1 - (whole & theirs_mask).sum() / union if union else 0.0
+                note("mask", difference)
+                differences.append(difference)
+    worst["mask mean"] = float(np.mean(differences)) if differences else 0.0
+    worst["masks"] = len(differences)
+    worst["masks within 0.01"] = sum(difference <= 0.01 for difference in differences)
+    worst["instances"], worst["lost"] = instances, lost
+    return worst
+
+
+def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
+    if place.ndim == 1:
+        return float(np.abs(np.array([*found["box"].values()]) - place).max())
+    corners = np.array(found["corners"])  # The order around the box is a matter of taste.
+    return float(max(np.abs(corners - corner).max(axis=1).min() for corner in place))
+
+
+def row(tag: str, worst: dict[str, float]) -> str:
+    """A row of the table."""
+    if "probability" in worst:
+        return f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.0e} |"
+    names = {"box": "corners" if "obb" in tag else "box", "keypoint": "key points"}
+    parts = [f"{name} {worst[key]:.1g} px" for key, name in names.items() if key in worst]
+    parts.insert(1, f"score {worst.get('score', 0.0):.0e}")
+    if "mask" in worst:
+        good, count = worst["masks within 0.01"], worst["masks"]
+        parts.append(
+            f"mask IoU {1 - worst['mask mean']:.4f} on average, {good:.0f} of {count:.0f} at 0.99 or above, "
+            f"the worst {1 - worst['mask']:.2f}"
+        )
+    return f"| {tag} | {worst['instances']:.0f} | {worst['lost']:.0f} | {', '.join(parts)} |"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("networks", nargs="*", choices=[[], *NETWORKS], help="all of them where none is named")
+    parser.add_argument("--side", type=int, default=640)
+    parser.add_argument("--images", type=int, default=50)
+    given = parser.parse_args()
+    names = ("ultralytics", "torch", "onnx", "onnxruntime", "opencv-python-headless", "opencv-python")
+    found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
+    print(", ".join(f"{name} {found[name]}" for name in names if name in found), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        images = Path(folder) / "images"
+        images.mkdir()
+        written_images(images, given.images)
+        for tag in given.networks or NETWORKS:
+            exports = Path(folder) / tag
+            exports.mkdir()
+            print(row(tag, compare(exported(exports, images, [tag], given.side), images, tag)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
