@@ -21,6 +21,9 @@ from collections.abc import Sequence
 MAX_MESSAGE_BYTES = 4 << 20
 """Longer messages are refused, by both ends: what is large travels in shared memory."""
 MAX_WAITING_BYTES = 8 << 20
+"""What may wait until the other end reads, what keeping it takes included."""
+_KEEPING_BYTES = 256
+"""What a message that waits takes beside its bytes: many small ones shall cost no more than few large ones."""
 _HEADER = struct.Struct("<I")
 _CHUNK_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 8
@@ -62,7 +65,7 @@ class Channel:
         Raises ChannelError when too much waits already, OSError when the other end is gone.
         """
         frame = memoryview(_HEADER.pack(len(message)) + message)
-        if len(message) > MAX_MESSAGE_BYTES or self._waiting_bytes + len(frame) > MAX_WAITING_BYTES:
+        if len(message) > MAX_MESSAGE_BYTES or self._waiting_bytes + len(frame) + _KEEPING_BYTES > MAX_WAITING_BYTES:
             _close_all(descriptors)
             reason = "a message is too long" if len(message) > MAX_MESSAGE_BYTES else "the other end does not read"
             raise ChannelError(f"{reason}: {len(message)} bytes, {self._waiting_bytes} wait")
@@ -74,9 +77,11 @@ class Channel:
             if sent == len(frame):
                 return
             frame = frame[sent:]
+        first = not self._waiting
         self._waiting.append((frame, list(descriptors)))
-        self._waiting_bytes += len(frame)
-        self.flush()
+        self._waiting_bytes += len(frame) + _KEEPING_BYTES
+        if first:  # Else the socket is full: to try it for each message would cost a system call each.
+            self.flush()
 
     def flush(self) -> None:
         """Write as much as the socket takes of what waits. Raises OSError."""
@@ -91,6 +96,7 @@ class Channel:
             self._waiting_bytes -= sent
             if sent == len(frame):
                 self._waiting.popleft()
+                self._waiting_bytes -= _KEEPING_BYTES
             else:
                 self._waiting[0] = (frame[sent:], descriptors)
 
