@@ -360,13 +360,28 @@ ROWS: dict[str, list[Panel]] = {
             "As the vendor's tool reports it.",
         ),
         Panel(
+            "Clock",
+            {"{{instance}} {{device}}": gauge("anychip_device_clock_hertz", DEVICE, "instance, device")},
+            "hertz",
+            "Of the card's cores now.",
+        ),
+        Panel(
+            "Slowed down",
+            {
+                "{{instance}} {{device}} {{reason}}": gauge(
+                    "anychip_device_throttled", DEVICE, "instance, device, reason"
+                )
+            },
+            text="1 while a card runs slower than it could. By heat: cool it. By power: that is its limit.",
+            limits={"min": 0, "max": 1},
+        ),
+        Panel(
             "Health",
             {"{{instance}} {{device}}": gauge("anychip_device_healthy", DEVICE, "instance, device", "min")},
             text="1: the vendor's software calls the card healthy. Nothing: it does not say.",
             kind="state-timeline",
             floor=(1, 1),
             words=("bad", "good"),
-            width=6,
         ),
         Panel(
             "Errors of cards",
@@ -379,25 +394,6 @@ ROWS: dict[str, list[Panel]] = {
                 ),
             },
             text="Memory (ECC): corrected ones are a sign, others a reason to act. Driver: of NVIDIA, XIDs.",
-            width=6,
-        ),
-        Panel(
-            "Slowed down",
-            {
-                "{{instance}} {{device}} {{reason}}": gauge(
-                    "anychip_device_throttled", DEVICE, "instance, device, reason"
-                )
-            },
-            text="1 while a card runs slower than it could. By heat: cool it. By power: that is its limit.",
-            width=6,
-            limits={"min": 0, "max": 1},
-        ),
-        Panel(
-            "Clock",
-            {"{{instance}} {{device}}": gauge("anychip_device_clock_hertz", DEVICE, "instance, device")},
-            "hertz",
-            "Of the card's cores now.",
-            width=6,
         ),
         Panel(
             "Images per joule",

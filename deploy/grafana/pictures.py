@@ -1,0 +1,217 @@
+"""Draw the dashboard's panels from a live Prometheus, a picture for each row, for where there is no Grafana.
+
+    python deploy/grafana/pictures.py http://localhost:9090 --last-s 600 --out pictures/
+
+These are plots of our own of what each panel's queries return: the data is what Grafana would show, the drawing is not
+Grafana's. Owns: that drawing. Needs matplotlib and httpx, for development only. Must not change what a panel asks: the
+queries are read from anychip.json, with every variable at All.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import httpx
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+BOARD = Path(__file__).with_name("anychip.json")
+VARIABLES = ("namespace", "job", "model", "device", "instance")
+_POINTS = 240
+_INCH_A_COLUMN, _INCH_A_ROW = 0.75, 0.36
+_LEFT, _RIGHT, _BELOW, _ABOVE = 0.9, 0.2, 1.0, 0.9
+"""What is free around a panel's plot, in columns and rows of Grafana's grid: for numbers and the title."""
+_LEGEND = 8
+"""So many series are named; the rest is only counted."""
+_SCALES = {"percentunit": (100, " %"), "s": (1000, " ms"), "bytes": (2**-20, " MiB"), "Bps": (2**-20, " MiB/s")}
+_SCALES |= {"hertz": (1e-6, " MHz"), "celsius": (1, " °C"), "watt": (1, " W")}
+_COLORS = {"red": "#d62728", "orange": "#ff7f0e", "green": "#2ca02c"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a query returned for some labels, at the times asked for; NaN where there was nothing."""
+
+    name: str
+    labels: Mapping[str, str]
+    values: Sequence[float]
+
+
+class Data:
+    """The answers of a Prometheus over a span of time that ends now."""
+
+    def __init__(self, url: str, last_s: float, rate_interval_s: float, ends_s: float) -> None:
+        """`rate_interval_s`: in the place of Grafana's variable; four times the scrape interval, as there."""
+        self.times = [ends_s - last_s + last_s * point / (_POINTS - 1) for point in range(_POINTS)]
+        self._interval = f"{rate_interval_s:g}s"
+        self._client = httpx.Client(base_url=url, timeout=60)
+
+    def series(self, target: Mapping[str, Any]) -> list[Series]:
+        """Of one query of a panel. Raises httpx.HTTPError."""
+        expression = target["expr"].replace("$__rate_interval", self._interval)
+        for variable in VARIABLES:
+            expression = expression.replace(f"${variable}", ".*")
+        step = self.times[1] - self.times[0]
+        span = {"query": expression, "start": self.times[0], "end": self.times[-1], "step": step}
+        answer = self._client.get("/api/v1/query_range", params=span).raise_for_status().json()
+        return [self._one(each, target["legendFormat"]) for each in answer["data"]["result"]]
+
+    def _one(self, found: Mapping[str, Any], legend: str) -> Series:
+        step = self.times[1] - self.times[0]
+        values = [nan] * _POINTS
+        for at, value in found["values"]:
+            values[round((at - self.times[0]) / step)] = float(value)
+        labels = {name: value for name, value in found["metric"].items() if name != "__name__"}
+        named = re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), legend)
+        return Series(", ".join(labels.values()) if legend == "__auto" else named, labels, values)
+
+
+def rows(board: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The panels below each of the dashboard's headings."""
+    title, panels = "", list[dict[str, Any]]()
+    for panel in board["panels"]:
+        if panel["type"] != "row":
+            panels.append(panel)
+            continue
+        if panels:
+            yield title, panels
+        title, panels = panel["title"], []
+    yield title, panels
+
+
+def draw(data: Data, folder: Path) -> list[Path]:
+    """A picture for each row; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for title, panels in rows(json.loads(BOARD.read_text(encoding="utf-8"))):
+        top = min(panel["gridPos"]["y"] for panel in panels)
+        high = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) - top
+        figure = pyplot.figure(figsize=(24 * _INCH_A_COLUMN, high * _INCH_A_ROW))
+        for panel in panels:
+            place = panel["gridPos"]
+            left, bottom = place["x"] + _LEFT, high - (place["y"] - top + place["h"]) + _BELOW
+            width, height = place["w"] - _LEFT - _RIGHT, place["h"] - _BELOW - _ABOVE
+            axes = figure.add_axes((left / 24, bottom / high, width / 24, height / high))
+            _panel(axes, panel, data)
+        path = folder / f"dashboard-{re.sub(r'[^a-z]+', '-', title.lower())}.png"
+        figure.savefig(path, dpi=60)
+        pyplot.close(figure)
+        written.append(path)
+    return written
+
+
+def _panel(axes: Axes, panel: Mapping[str, Any], data: Data) -> None:
+    found = [series for target in panel["targets"] for series in data.series(target)]
+    axes.set_title(panel["title"], fontsize=9, loc="left")
+    {"stat": _number, "table": _table, "heatmap": _heatmap, "state-timeline": _states}.get(panel["type"], _lines)(
+        axes, panel, found, [at - data.times[-1] for at in data.times]
+    )
+
+
+def _scale(panel: Mapping[str, Any]) -> tuple[float, str]:
+    return _SCALES.get(panel["fieldConfig"]["defaults"]["unit"], (1, ""))
+
+
+def _color(panel: Mapping[str, Any], value: float) -> str:
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    reached = [step["color"] for step in steps if step["value"] is None or step["value"] <= value]
+    return _COLORS.get(reached[-1], "#333333")
+
+
+def _last(series: Series) -> float:
+    return next((value for value in reversed(series.values) if not isnan(value)), nan)
+
+
+def _number(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
+    value = _last(found[0]) if found else nan
+    factor, unit = _scale(panel)
+    text = "no data" if isnan(value) else f"{value * factor:.3g}{unit}"
+    axes.text(0.5, 0.5, text, fontsize=20, ha="center", va="center", color=_color(panel, value))
+    axes.axis("off")
+
+
+def _table(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
+    axes.axis("off")
+    now = [series for series in found if not isnan(series.values[-1])]
+    names = sorted({name for series in now for name in series.labels} - {"job", "namespace"})
+    if not now:
+        axes.text(0.5, 0.5, "none", ha="center", va="center")
+        return
+    cells = [[series.labels.get(name, "") for name in names] for series in now[:12]]
+    table = axes.table(cells, colLabels=names, loc="upper center", cellLoc="left")
+    table.auto_set_font_size(False)
+    table.set_fontsize(7)
+    table.auto_set_column_width(list(range(len(names))))
+
+
+def _heatmap(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
+    by_bound = sorted(found, key=lambda series: float(series.labels["le"]))
+    cells, below = [], [0.0] * len(times)
+    for series in by_bound:  # The buckets are cumulative.
+        cells.append([max(value - less, 0) for value, less in zip(series.values, below, strict=True)])
+        below = list(series.values)
+    if cells:
+        axes.pcolormesh(times, range(len(cells)), cells, cmap="Oranges", shading="nearest")
+    axes.set_yticks(range(0, len(by_bound), 3), [series.labels["le"] for series in by_bound[::3]], fontsize=7)
+    axes.set_xlabel("seconds before now", fontsize=7)
+    axes.tick_params(labelsize=7)
+
+
+def _states(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
+    width = times[1] - times[0]
+    for number, series in enumerate(found):
+        for at, value in zip(times, series.values, strict=True):
+            if not isnan(value):
+                axes.broken_barh([(at, width)], (number - 0.4, 0.8), color=_color(panel, value))
+        axes.text(times[0], number, f" {series.name}", fontsize=7, va="center")
+    axes.set_yticks([])
+    axes.set_xlim(times[0], 0)
+    axes.tick_params(labelsize=7)
+
+
+def _lines(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
+    factor, unit = _scale(panel)
+    scaled = [[value * factor for value in series.values] for series in found]
+    names = [series.name if number < _LEGEND else "_" for number, series in enumerate(found)]
+    if panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal" and scaled:
+        filled = [[0.0 if isnan(value) else value for value in values] for values in scaled]
+        axes.stackplot(times, filled, labels=names, alpha=0.7)
+    else:
+        for values, name in zip(scaled, names, strict=True):
+            axes.plot(times, values, label=name, linewidth=1.2)
+    if found:
+        more = f"and {len(found) - _LEGEND} more" if len(found) > _LEGEND else None
+        axes.legend(fontsize=6, loc="upper left", title=more, title_fontsize=6)
+    else:
+        axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
+    axes.set_xlim(times[0], 0)
+    axes.set_ylabel(unit.strip(), fontsize=7, labelpad=0)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.3)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Draw the dashboard's panels from a live Prometheus.")
+    parser.add_argument("url", help="of the Prometheus")
+    parser.add_argument("--last-s", type=float, default=600, help="the span of time to draw")
+    parser.add_argument("--rate-interval-s", type=float, default=60, help="four times the scrape interval")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures")
+    options = parser.parse_args()
+    for path in draw(Data(options.url, options.last_s, options.rate_interval_s, time.time()), options.out):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
