@@ -130,6 +130,51 @@ def test_helm_has_nothing_to_say(chart):
 
 
 @pytest.mark.deploy
+@pytest.mark.parametrize("certificates", [False, True])
+def test_keys_and_tls_come_from_secrets_and_probes_and_prometheus_get_in(chart, certificates):
+    access = {"keysSecret": "keys", "tlsSecret": "tls", "clientCertificates": certificates}
+    monitoring = {**EVERYTHING["monitoring"], "keySecret": {"name": "scraper", "key": "key"}}
+    objects = rendered(chart, "cpu", {"access": access, "monitoring": monitoring})
+    for document in objects.values():
+        checked(document)
+    [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("ANYCHIP_")}
+    settings = {name.removeprefix("ANYCHIP_").lower(): value for name, value in given.items()}
+    assert settings.keys() <= Settings.model_fields.keys()
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    for name in ("api_keys_file", "tls_cert", "tls_key", *(["tls_client_ca"] if certificates else [])):
+        assert settings[name].rpartition("/")[0] in mounts
+    probes = [container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")]
+    if certificates:  # The kubelet has none.
+        assert [each["exec"]["command"][1] for each in probes] == ["ready", "ready", "live"]
+    else:
+        assert {each["httpGet"]["scheme"] for each in probes} == {"HTTPS"}
+    for kind, field in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+        [endpoint] = objects[kind]["spec"][field]
+        assert endpoint["scheme"] == "https"
+        assert endpoint["authorization"]["credentials"] == {"name": "scraper", "key": "key"}
+    assert objects["Service"]["spec"]["ports"][0]["appProtocol"] == "https"
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"access": {"keysSecret": "keys"}}, "keys would cross the network in the clear"),
+        ({"access": {"clientCertificates": True}}, "needs access.tlsSecret"),
+        (
+            {"access": {"tlsSecret": "tls", "clientCertificates": True}, "settings": {"admin": "off"}},
+            "needs settings.admin=loopback",
+        ),
+        ({"access": {"keysSecret": "keys", "tlsSecret": "tls"}, **EVERYTHING}, "Prometheus needs a key, too"),
+    ],
+)
+def test_access_that_cannot_work_is_refused_with_a_sentence(chart, values, sentence):
+    with pytest.raises(Exception, match=sentence):
+        rendered(chart, "cpu", values)
+
+
+@pytest.mark.deploy
 @pytest.mark.parametrize("mode", ["none", "hpa", "keda"])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_flavour_renders_valid_objects(chart, flavour, mode):

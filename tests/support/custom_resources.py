@@ -127,7 +127,21 @@ _SCALED = closed(
 )
 # prometheus-operator/prometheus-operator pkg/apis/monitoring/v1.
 _SELECTOR = closed({"matchLabels": STRINGS}, ("matchLabels",))
-_ENDPOINTS = several(closed({"port": TEXT, "path": TEXT, "interval": DURATION}, ("port",)))
+_SECRET_KEY = closed({"name": TEXT, "key": TEXT}, ("key",))
+_TLS = closed({"insecureSkipVerify": {"type": "boolean"}, "serverName": TEXT, "ca": closed({"secret": _SECRET_KEY})})
+_ENDPOINTS = several(
+    closed(
+        {
+            "port": TEXT,
+            "path": TEXT,
+            "interval": DURATION,
+            "scheme": {"enum": ["http", "https"]},
+            "tlsConfig": _TLS,
+            "authorization": closed({"type": TEXT, "credentials": _SECRET_KEY}),
+        },
+        ("port",),
+    )
+)
 _RULE = closed(
     {
         "alert": TEXT,

@@ -81,3 +81,18 @@ maxUnavailable: 0
 {{- $update := fromYaml (include "anychip.rollingUpdate" .) -}}
 {{- if and (eq (toString $update.maxSurge) "0") (le (int (include "anychip.replicas" .)) 1) -}}true{{- end -}}
 {{- end -}}
+
+{{/* Whether the service speaks TLS: "true" or empty. */}}
+{{- define "anychip.tls" -}}
+{{- if or .Values.access.tlsSecret .Values.settings.tls_cert }}true{{ end -}}
+{{- end -}}
+
+{{/* How a probe asks; a list of the root and "ready" or "live". The kubelet has no certificate: with mTLS the container asks itself. */}}
+{{- define "anychip.probe" -}}
+{{- $root := index . 0 -}}
+{{- if or $root.Values.access.clientCertificates $root.Values.settings.tls_client_ca -}}
+exec: {command: [/opt/anychip/libexec/healthcheck.py, {{ index . 1 }}]}
+{{- else -}}
+httpGet: {path: /v2/health/{{ index . 1 }}, port: http, scheme: {{ ternary "HTTPS" "HTTP" (eq (include "anychip.tls" $root) "true") }}}
+{{- end -}}
+{{- end -}}
