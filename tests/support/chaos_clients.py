@@ -126,7 +126,7 @@ class HttpConnection:
             self._streams = await asyncio.open_connection(self._host, self._port, local_addr=(self._source, 0))
         reader, writer = self._streams
         request_id = f"chaos-{next(_NUMBERS)}"
-        given = {"Host": "x", "X-Request-Id": request_id, "Content-Length": str(len(body)), **(headers or {})}
+        given = {"Host": "localhost", "X-Request-Id": request_id, "Content-Length": str(len(body)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         try:
             writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
