@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -37,22 +38,33 @@ TRACEPARENT = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
 # A disk without room is a small one in memory, which only root may mount.
 SMALL_DISKS = os.geteuid() == 0 and subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
 
+BURNING = {"AnychipErrorBudgetBurnFast", "AnychipErrorBudgetBurn", "AnychipErrorBudgetBurnSlow"}
 # What must fire in which story, and what may: a killed worker's images wait for the next one, which takes seconds.
 EXPECTED = {
     "steady": set(),
     "killed": {"AnychipWorkerFlapping", "AnychipOutOfMemory", "AnychipNotReady", "AnychipDown", "AnychipAbsent"},
-    "overload": {
-        "AnychipErrorBudgetBurnFast",
-        "AnychipErrorBudgetBurn",
-        "AnychipErrorBudgetBurnSlow",
-        "AnychipQueueNearLimit",
-        "AnychipTailLatency",
-    },
+    "overload": {*BURNING, "AnychipQueueNearLimit", "AnychipTailLatency"},
     "leak": {"AnychipMemoryLeak"},
     "lost": {"AnychipDeviceLost", "AnychipOnCpu"},
     "surprise": {"AnychipOnCpu", "AnychipPrecisionGateFailed"},
     "decoding": {"AnychipDecodeBound", *(["AnychipCacheDiskFull"] if SMALL_DISKS else [])},
     "slow": {"AnychipSlowDevice", "AnychipDeviceUnhealthy", "AnychipDeviceTooHot"},
+    "pair": {"AnychipDown"},
+    "failing": BURNING,
+    "storm": BURNING,
+}
+# The ten faults of docs/runbook.md, and the story in which each of them is.
+FAULTS = {
+    "a slow card among four": "slow",
+    "a card's software that leaks": "leak",
+    "a model that fails": "failing",
+    "the processor is too slow to decode": "decoding",
+    "one pod of two is down": "pair",
+    "the precision gate refused an engine": "surprise",
+    "the service runs on the CPU by surprise": "surprise",
+    "a worker dies again and again": "killed",
+    "clients set deadlines that nobody can meet": "storm",
+    "the disk of the cache is full": "decoding",
 }
 ALLOWED = {
     "killed": {"AnychipTailLatency", "AnychipQueueNearLimit"},
@@ -61,6 +73,8 @@ ALLOWED = {
     "surprise": {"AnychipTailLatency"},
     "decoding": {"AnychipTailLatency", "AnychipQueueNearLimit"},
     "slow": {"AnychipTailLatency"},
+    "pair": {"AnychipTailLatency"},
+    "storm": {"AnychipTailLatency"},
 }
 
 
@@ -213,6 +227,34 @@ async def slow(story: Story, folder: Path) -> None:
             assert {each["instance"] for each in found} <= {service.url.removeprefix("http://")}, alert
 
 
+async def failing(story: Story, folder: Path) -> None:
+    async with story.watched(folder, "failing", "resnet18", *NULL, "--null", "fail=*1") as service:
+        async with Load(service.url, RESNET, GREY, 2) as load:
+            await story.see("failing", EXPECTED["failing"])
+        assert set(load.outcomes) == {(500, "INFERENCE_FAILED")}
+
+
+async def storm(story: Story, folder: Path) -> None:
+    null = ("--null", "delay_ms=100", "--batch-sizes", "1")
+    async with story.watched(folder, "storm", "resnet18", *NULL, *null) as service:
+        async with Load(service.url, RESNET, GREY, 4, {"X-Timeout-Ms": "50"}) as load:
+            await story.see("storm", EXPECTED["storm"])
+        assert {code.partition("_")[0] for _, code in load.outcomes} == {"DEADLINE"}
+
+
+async def pair(story: Story, folder: Path) -> None:
+    """Two services of one job, of which one is killed."""
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(2):
+            place = folder / f"of-two-{number}"
+            place.mkdir()
+            service = await stack.enter_async_context(story.watched(place, "pair", "resnet18", *NULL))
+        service.process.kill()
+        await story.see("pair", EXPECTED["pair"])
+        [down] = story.server.now(alerts()["AnychipDown"] + ' and on (job) up{job="pair"}')
+        assert down["instance"] == service.url.removeprefix("http://")
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
     folder = tmp_path_factory.mktemp("monitoring")
@@ -223,7 +265,9 @@ def story(tmp_path_factory):
                 await chapter(story, folder)
 
         await steady(story, folder)  # By itself: nothing may be slow here.
-        await asyncio.gather(one_after_another(killed, overload), one_after_another(leak, lost, surprise))
+        await asyncio.gather(
+            one_after_another(killed, overload, failing, storm), one_after_another(leak, lost, surprise, pair)
+        )
         # Decoding is compared with a device, and a device with others: by themselves as well.
         await one_after_another(decoding, slow)
         return story
@@ -247,15 +291,43 @@ def test_what_has_no_pause_was_firing_by_prometheus_own_account(story):
     assert story.server.values(firing)
 
 
-def expressions():
-    """Every query of the dashboard, by panel, as Grafana asks it with all variables at All."""
+def asked(job=".*"):
+    """Panel, number and expression of every query, as Grafana asks it with all variables at All, or of one job."""
     panels = json.loads((DEPLOY / "grafana" / "anychip.json").read_text())["panels"]
     for panel in panels:
         for target in panel.get("targets", ()):
-            expr = target["expr"].replace("$__rate_interval", "20s")
-            for variable in ("namespace", "job", "model", "device", "instance"):
+            expr = target["expr"].replace("$__rate_interval", "20s").replace("$job", job)
+            for variable in ("namespace", "model", "device", "instance"):
                 expr = expr.replace(f"${variable}", ".*")
-            yield pytest.param(expr, id=f"{panel['title']} {target['refId']}")
+            yield panel["title"], target["refId"], expr
+
+
+def expressions():
+    """Every query of the dashboard, by panel."""
+    for title, number, expr in asked():
+        yield pytest.param(expr, id=f"{title} {number}")
+
+
+def exercise():
+    """Fault, alert and panels of the runbook's table."""
+    page = (DEPLOY.parent / "docs" / "runbook.md").read_text().partition("## Ten faults")[2].partition("\n## ")[0]
+    for fault, alert, panels in re.findall(r"^\| ([^|]+) \| `(Anychip\w+)` \| (.+) \|$", page, re.MULTILINE):
+        yield pytest.param(fault, alert, re.findall(r"\*([^*]+)\*", panels), id=fault)
+
+
+@pytest.mark.parametrize(("fault", "alert", "panels"), [*exercise()])
+def test_on_call(story, fault, alert, panels):
+    """Where the fault is the alert fires, and the panels that the runbook names have something of that service."""
+    job = FAULTS[fault]
+    if alert not in EXPECTED[job]:
+        pytest.skip("only root may mount a small disk")
+    assert alert in story.fired[job]
+    by_title = {}
+    for title, _, expr in asked(job):
+        by_title[title] = by_title.get(title, []) + story.server.values(expr)
+    assert all(any(by_title[title]) for title in panels), {title: len(by_title[title]) for title in panels}
+    if job == "pair":
+        assert 0.5 in by_title["Ready"]
 
 
 @pytest.mark.parametrize("expression", [*expressions()])
