@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.export_metadata import Description, Sidecar, description, script_metadata
 from models.exported_images import load_parts
-from models.exported_layouts import interpret, resize_of
+from models.exported_layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
 from models.model import WeightsError
 from models.onnx_file import OnnxFile, read_onnx
 from models.onnx_graph import OnnxPart
@@ -46,10 +46,15 @@ def tried(
                 return None
             raise
     metadata: Mapping[str, Any] = onnx.metadata if onnx is not None else script_metadata(file)
+    is_detr = onnx is not None and _is_detr(onnx)
+    if onnx is not None and is_detr:
+        onnx, metadata = onnx.with_constants(SIZES), {"task": "detect", **metadata}
     try:
         about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels)
         if about is None:
             return None
+        if is_detr and about.layout is None:
+            about = about.model_copy(update={"layout": "detr"})
         return _tried(file, about, onnx)
     except ValueError as error:
         raise WeightsError(f"{file.name}: {error}.") from error
@@ -104,6 +109,12 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
         "labels": labels,
         "shapes": [[1, *output.shape[1:]] for output in outputs],
     }
+
+
+def _is_detr(onnx: OnnxFile) -> bool:
+    """Whether it is as RT-DETR's own repository exports its networks, and those of D-FINE and DEIM: by its names."""
+    names = {value.name for value in onnx.inputs}
+    return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
 
 
 def _is_imagenet(about: Description) -> bool:

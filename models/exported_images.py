@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from models.classification import Classifier
 from models.detection import Detector
-from models.exported_layouts import Interpretation, Resize, decoded, output_names
+from models.exported_layouts import SIZES, Interpretation, Resize, decoded, output_names
 from models.instances import (
     MAX_CANDIDATES,
     MaskGrid,
+    combined,
     corners_of,
     mask_reduction,
     polygons_of,
@@ -94,7 +95,7 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
     if architecture == "onnx":
         from models.onnx_graph import load_onnx
 
-        graph, _ = load_onnx(Path(file))
+        graph, _ = load_onnx(Path(file), SIZES)
         graph.free_batch = freed
         return graph.core, graph.tail
     from models.exported_networks import FORMS, load_graph
@@ -306,7 +307,8 @@ class ExportedDetector(Detector):
                 polygons.append(None)
                 continue
             rings = polygons_of(mask, x, y, most)
-            polygons.append([(ring / factor).round(1).tolist() for ring in rings])
+            whole = factor == 1  # Then the points are pixels.
+            polygons.append([(ring if whole else (ring / factor).round(1)).tolist() for ring in rings])
         return polygons
 
     def _masks(self, found: Mapping[str, Array], placement: Placement, form: MaskForm) -> list[dict[str, Any] | None]:
@@ -373,8 +375,8 @@ class ExportedDetector(Detector):
         if not len(masks) or prototypes.shape[1:] != (height, width):
             return masks
         for number, (x1, y1, x2, y2) in enumerate(np.ceil(boxes).clip(0, (width, height) * 2).astype(int)):
-            part = prototypes[:, y1:y2, x1:x2]
-            masks[number, y1:y2, x1:x2] = np.tensordot(found["coefficients"][number], part, 1) > 0
+            one = found["coefficients"][number : number + 1]
+            masks[number, y1:y2, x1:x2] = combined(one, prototypes[:, y1:y2, x1:x2])[0] > 0
         return masks
 
 

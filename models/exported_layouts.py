@@ -7,15 +7,22 @@ Owns: the layouts (docs/your-network.md has the table) and how they are told apa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from models.export_metadata import Description, ImageTask, Layout
+from models.model import Array
+
+SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
+"""What RT-DETR's own exports and D-FINE's multiply boxes by: so these come in 0 to 1."""
+DETR_OUTPUTS = ("labels", "boxes", "scores")
 
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 _ROWS = (100, 300, 1000)
@@ -50,6 +57,11 @@ def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[i
         return Interpretation("adapted", "adapted", 0)
     if about.layout == "rfdetr":
         return _rfdetr(about, shapes, seen)
+    if about.layout == "detr":
+        lengths = [list(shape[1:]) for shape in shapes]
+        if about.task != "detect" or len(lengths) != 3 or [lengths[0], [*lengths[0], 4], lengths[0]] != lengths:
+            raise ValueError(f"RT-DETR has outputs [n, queries], [n, queries, 4] and [n, queries], not {seen}")
+        return Interpretation("detect", "detr", len(about.labels or ()), 0, True, 1)
     boxes, prototypes = _outputs(about, shapes, seen)
     _, first, second = shapes[boxes]
     extras = {"detect": 0, "obb": 1}.get(about.task, 0)
@@ -170,6 +182,9 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int
         logits = outputs[0].flatten(1)
         return (logits.clamp_min(_LEAST_PROBABILITY).log() if how.probabilities else logits,)
     raw = outputs[how.boxes]
+    if how.layout == "detr":
+        labels, _, scores = outputs
+        return _stretched(raw, size), scores.contiguous(), labels.to(torch.int32)
     if how.layout == "rfdetr":
         # As many instances as queries, the best of all pairs of a query and a class.
         probabilities = outputs[how.prototypes][..., : how.classes].sigmoid()
@@ -224,8 +239,12 @@ def _corners(centred: Tensor) -> Tensor:
 
 
 def _scaled(centred: Tensor, size: tuple[int, int]) -> Tensor:
+    return _corners(_stretched(centred, size))
+
+
+def _stretched(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     height, width = size
-    return _corners(centred * torch.tensor([width, height, width, height], dtype=centred.dtype, device=centred.device))
+    return boxes * torch.tensor([width, height, width, height], dtype=boxes.dtype, device=boxes.device)
 
 
 def _yolox(raw: Tensor, strides: tuple[int, ...], size: tuple[int, int]) -> Tensor:
@@ -247,4 +266,6 @@ def resize_of(about: Description, how: Interpretation) -> Resize:
     """How images are brought to the network's size, where nobody says."""
     if about.resize:
         return about.resize
-    return {"rtdetr": "stretch", "rfdetr": "stretch", "yolox": "top-left"}.get(how.layout, "letterbox")  # type: ignore[return-value]
+    if how.layout in ("rtdetr", "detr", "rfdetr"):
+        return "stretch"
+    return "top-left" if how.layout == "yolox" else "letterbox"

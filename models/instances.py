@@ -169,7 +169,6 @@ class MaskGrid:
         Only the part of the prototypes that a box needs is looked at. Where boxes are large or overlap, that part is
         one for several instances: reading prototypes costs more than multiplying them.
         """
-        coefficients = coefficients.astype(np.float32)
         for first in range(0, len(boxes), _TOGETHER):
             windows = [self._window(box, prototypes.shape) for box in boxes[first : first + _TOGETHER]]
             seen = [each for each in windows if each is not None]
@@ -178,7 +177,7 @@ class MaskGrid:
             area = sum((each.last[0] - each.first[0]) * (each.last[1] - each.first[1]) for each in seen)
             together = None
             if area > (x2 - x1) * (y2 - y1):
-                together = np.tensordot(coefficients[first : first + _TOGETHER], prototypes[:, y1:y2, x1:x2], 1)
+                together = combined(coefficients[first : first + _TOGETHER], prototypes[:, y1:y2, x1:x2])
             for number, (box, window) in enumerate(zip(boxes[first : first + _TOGETHER], windows, strict=True)):
                 if window is None:
                     yield np.zeros((0, 0), np.uint8), *_first_pixel(box)
@@ -187,7 +186,8 @@ class MaskGrid:
                 if together is not None:
                     logits = together[number, top - y1 : bottom - y1, left - x1 : right - x1]
                 else:
-                    logits = np.tensordot(coefficients[first + number], prototypes[:, top:bottom, left:right], 1)
+                    one = coefficients[first + number : first + number + 1]
+                    logits = combined(one, prototypes[:, top:bottom, left:right])[0]
                 yield self._mask(logits, window), *_first_pixel(box)
 
     def _window(self, box: Array, shape: tuple[int, ...]) -> _Window | None:
@@ -234,6 +234,19 @@ class MaskGrid:
             logits = _sampled(logits, (scale, scale), window.shifts, window.enlarged)
         found = _sampled(logits, window.steps, window.offsets, window.size)
         return (found > 0).view(np.uint8)
+
+
+def combined(coefficients: Array, prototypes: Array) -> Array:
+    """Logits of masks: [k, m] and float32 [m, h, w] -> float32 [k, h, w].
+
+    By PyTorch, whose threads the server has set to one: NumPy's BLAS takes every core for a product of this size and
+    waits for them busily, which took up to 20 times as long where they were at work.
+    """
+    # Writable, as PyTorch wants arrays; what comes out of shared memory may not be.
+    rows, flat = (np.require(each, np.float32, ("C", "W")) for each in (coefficients, prototypes))
+    product = torch.mm(torch.from_numpy(rows), torch.from_numpy(flat.reshape(len(flat), -1)))
+    logits: Array = product.numpy().reshape(len(coefficients), *prototypes.shape[1:])
+    return logits
 
 
 def _first_pixel(box: Array) -> tuple[int, int]:

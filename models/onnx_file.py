@@ -7,8 +7,8 @@ are there, subgraphs are not followed, and weights outside the file must lie in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ class OnnxFile:
     constants: dict[str, Array] = field(default_factory=dict)
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
+
+    def with_constants(self, given: Mapping[str, Array]) -> OnnxFile:
+        """The same file in which those of its inputs that are named here are constants."""
+        taken = {value.name: given[value.name] for value in self.inputs if value.name in given}
+        left = tuple(value for value in self.inputs if value.name not in taken)
+        return replace(self, inputs=left, constants={**self.constants, **taken})
 
 
 class _InvalidError(ValueError):

@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 import models.onnx_layers
 import models.onnx_shapes  # noqa: F401  # Both register their operators.
-from models.model import WeightsError
+from models.model import Array, WeightsError
 from models.onnx_file import Node, OnnxFile, read_onnx
 from models.onnx_operators import OPERATORS, UnsupportedError, as_numbers, is_host
 
@@ -198,9 +199,9 @@ class OnnxGraph(nn.Module):
                 raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
 
 
-def load_onnx(path: Path) -> tuple[OnnxGraph, OnnxFile]:
-    """The module of a file, and the file. Raises WeightsError."""
-    file = read_onnx(path)
+def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
+    """The module of a file, and the file, in which the inputs of `given` are constants. Raises WeightsError."""
+    file = read_onnx(path).with_constants(given)
     return OnnxGraph(file, path.name).eval().requires_grad_(False), file
 
 

@@ -180,6 +180,54 @@ def test_rf_detr_has_a_box_for_each_class_of_a_query_and_no_background(tmp_path:
     assert [*found[0]["box"].values()] == [0, 50, 100, 100]
 
 
+class Detr(nn.Module):
+    """As RT-DETR's own repository exports it: a second input has the images' sizes, and the best pairs come out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes = nn.Parameter(torch.tensor([[[0.5, 0.5, 0.2, 0.4]] * 4 + [[0.25, 0.75, 0.5, 0.5]]]))
+        logits = torch.full((1, 5, 3), -5.0)
+        logits[0, 4] = torch.tensor([1.0, -1.0, 2.0])
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, images: torch.Tensor, orig_target_sizes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        nothing = images.mean((1, 2, 3)).reshape(-1, 1, 1) * 1e-7
+        scores, index = torch.topk((self.logits + nothing).sigmoid().flatten(1), 5, dim=-1)
+        labels = index - index // 3 * 3
+        boxes = self.boxes + nothing
+        x, y, w, h = boxes.unbind(-1)
+        corners = torch.stack([x - 0.5 * w, y - 0.5 * h, x + 0.5 * w, y + 0.5 * h], dim=-1)
+        corners = corners * orig_target_sizes.repeat(1, 2).unsqueeze(1)
+        return labels, corners.gather(1, (index // 3).unsqueeze(-1).repeat(1, 1, 4)), scores
+
+
+@pytest.mark.parametrize("beside", [None, {"labels": ["a", "b", "c"]}, {"task": "tensors"}])
+def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, beside: dict[str, Any] | None) -> None:
+    file = tmp_path / "best.onnx"
+    names = {"input_names": ["images", "orig_target_sizes"], "output_names": ["labels", "boxes", "scores"]}
+    axes = {"dynamic_axes": {"images": {0: "N"}, "orig_target_sizes": {0: "N"}}}
+    given = (torch.rand(1, 3, 64, 64), torch.tensor([[64, 64]]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Detr().eval(), given, str(file), dynamo=False, opset_version=17, **names, **axes)  # type: ignore[arg-type]
+    if beside is not None:
+        file.with_suffix(".json").write_text(json.dumps(beside))
+    model: Any = open_model(parse_spec(str(file)), tmp_path)
+    if beside == {"task": "tensors"}:
+        assert [spec.name for spec in model.inputs] == ["images", "orig_target_sizes"]
+        return
+    assert (model.task, model.export.resize, model.export.batch[1] > 1) == ("detect", "stretch", True)
+    image, out = torch.zeros((100, 200, 3), dtype=torch.uint8), torch.zeros((64, 64, 3), dtype=torch.uint8)
+    placement = model.preprocess(image, out, 200, 100)
+    with torch.inference_mode():
+        outputs = [output.numpy() for output in model.network()(out[None].repeat(2, 1, 1, 1))]
+    found = model.postprocess(model.reduce(outputs, 1, Options()), placement, Options())["detections"]
+    labels = ["c", "a", "b"] if beside else ["class 2", "class 0", "class 1"]
+    assert [each["label"] for each in found] == labels
+    assert [each["score"] for each in found] == [0.8808, 0.73106, 0.26894]
+    assert [*found[0]["box"].values()] == pytest.approx([0, 50, 100, 100], abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("sidecar", "sentence"),
     [

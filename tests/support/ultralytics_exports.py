@@ -33,6 +33,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "12-detect": ("yolo12n.yaml", {}),
     "26-detect": ("yolo26n.yaml", {}),
     "26-end-to-end": ("yolo26n.yaml", {"nms": False}),
+    "rtdetr": ("rtdetr-l.yaml", {}),
     "v8-segment": ("yolov8n-seg.yaml", {}),
     "v8-pose": ("yolov8n-pose.yaml", {}),
     "v8-obb": ("yolov8n-obb.yaml", {}),
@@ -73,6 +74,10 @@ def enliven(network: Any, images: torch.Tensor) -> None:
             kind = name.removeprefix("one2one_").split(".")[0]
             if name not in seen:
                 continue
+            if type(head).__name__ == "RTDETRDecoder":
+                if kind == "dec_score_head":
+                    _enliven_scores(module, seen[name])
+                continue
             if isinstance(module, torch.nn.Linear):
                 module.weight.mul_(4 / seen[name].std())
                 continue
@@ -92,6 +97,14 @@ def enliven(network: Any, images: torch.Tensor) -> None:
             else:
                 module.bias.copy_(torch.randn(len(module.bias)) * 0.5)
     network.eval()
+
+
+def _enliven_scores(layer: Any, output: torch.Tensor) -> None:
+    """One query in ten passes the threshold; `output`: what the layer has answered, [n, queries, classes]."""
+    gain = 1 / (output - layer.bias).std()
+    best = ((output - layer.bias) * gain).amax(dim=2).quantile(0.9, dim=1).median()
+    layer.weight.mul_(gain)
+    layer.bias.copy_(np.log(0.25 / 0.75) - best.repeat(len(layer.bias)))
 
 
 def described(result: Any) -> dict[str, Any]:
