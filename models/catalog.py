@@ -32,6 +32,20 @@ _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
 
 
+_UNREAD = {
+    "_openvino_model": "a folder of OpenVINO",
+    ".xml": "a file of OpenVINO",
+    ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
+    ".tflite": "a file of LiteRT",
+    ".mlpackage": "a package of Core ML",
+    "_ncnn_model": "a folder of NCNN",
+    "_mnn_model": "a folder of MNN",
+    "_paddle_model": "a folder of Paddle",
+    "_saved_model": "a folder of TensorFlow",
+}
+"""What exporters write as well, by the ends of their names."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A model to serve: `weights` is `official`, `sample`, `random` or a path.
@@ -156,6 +170,9 @@ def _checked(file: Path, spec: ModelSpec) -> str:
 
 
 def _family(architecture: str) -> _Family:
+    kind = next((kind for ending, kind in _UNREAD.items() if architecture.rstrip("/").endswith(ending)), None)
+    if kind is not None:
+        raise UnknownModelError(f"{architecture} is {kind}, which is not read: export the network as .onnx instead.")
     if architecture in classification.ARCHITECTURES:
         return _CLASSIFIERS
     if architecture in detection.ARCHITECTURES:

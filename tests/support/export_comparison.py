@@ -146,7 +146,7 @@ def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
 def row(tag: str, worst: dict[str, float]) -> str:
     """A row of the table."""
     if "probability" in worst:
-        return f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.0e} |"
+        return f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.1e} |"
     names = {"box": "corners" if "obb" in tag else "box", "keypoint": "key points"}
     parts = [f"{name} {worst[key]:.1g} px" for key, name in names.items() if key in worst]
     parts.insert(1, f"score {worst.get('score', 0.0):.0e}")

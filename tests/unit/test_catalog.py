@@ -225,3 +225,9 @@ def test_a_file_that_is_a_program_wants_trust(tmp_path: Path, suffix: str) -> No
     path.write_bytes(b"a program")
     with pytest.raises(WeightsError, match=f"@sha256:{sha256_of(path)}, or trust all"):
         open_model(parse_spec(str(path)), tmp_path, trust_exported=False)
+
+
+@pytest.mark.parametrize("name", ["best_openvino_model", "cars=best_openvino_model/", "best.engine", "a/b/best.xml"])
+def test_what_exporters_write_as_well_is_named_and_not_read(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="is not read: export the network"):
+        parse_spec(name)

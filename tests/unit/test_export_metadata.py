@@ -1,0 +1,79 @@
+"""What exported files and their sidecars say: whatever that is, it is understood or refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from models.export_metadata import TASKS, Sidecar, description, read_sidecar
+from models.exported_layouts import interpret
+from models.model import WeightsError
+
+KEYS = ("task", "names", "imgsz", "stride", "kpt_shape", "args", "end2end", "head", "description", "version", "license")
+NUMBERS = st.integers(-3, 9000) | st.floats() | st.booleans() | st.none()
+PLAIN = st.recursive(
+    NUMBERS | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.integers(-1, 4) | st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+VALUES = PLAIN | PLAIN.map(str) | st.sampled_from([*TASKS, "{0: 'car'}", "[64, 64]", "[17, 3]", "{'nms': True}"])
+SIDECARS = st.builds(
+    Sidecar,
+    task=st.sampled_from([None, *TASKS]),
+    layout=st.sampled_from([None, "yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox"]),
+    labels=st.sampled_from([None, "coco", ["a", "b"], {0: "a"}, {1: "a"}]),
+    size=st.sampled_from([None, 64, (64, 96)]),
+    keypoints=st.sampled_from([None, (3, 3), (0, 0), (-1, 3)]),
+)
+SHAPES = st.lists(st.lists(st.sampled_from([1, 2, 4, 5, 6, 7, 32, 84, 252, 300]), max_size=5), max_size=4)
+
+
+def sentence_of(call: Callable[[], object], error: type[Exception]) -> str:
+    """What a call is refused with; empty where it is not."""
+    try:
+        call()
+    except error as found:
+        return str(found) or "nothing"
+    return ""
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=7), st.none() | SIDECARS, SHAPES)
+@example({"task": "pose", "kpt_shape": "[17, 3]"}, None, [[56, 84]])
+@example({"task": "detect", "names": "{0: 'a', 2: 'b'}"}, None, [[6, 84]])
+@example({"stride": "32", "names": "['a']"}, None, [[252, 6]])
+def test_any_metadata_is_understood_or_refused_in_a_sentence(
+    metadata: dict[str, Any], sidecar: Sidecar | None, shapes: list[list[int]]
+) -> None:
+    def understood() -> None:
+        found = description(metadata, sidecar, None)
+        if found is not None:
+            how = interpret(found, [[1, *shape] for shape in shapes], found.size or (64, 64))
+            assert how.task == found.task
+
+    sentence = sentence_of(understood, ValueError)
+    assert "\n" not in sentence
+    assert sentence != "nothing"
+
+
+@given(st.binary(max_size=60) | PLAIN.map(lambda value: json.dumps(value).encode()), st.sampled_from([*KEYS, "size"]))
+def test_any_sidecar_is_read_or_refused_in_a_sentence(tmp_path_factory: Any, content: bytes, key: str) -> None:
+    folder: Path = tmp_path_factory.mktemp("sidecar", numbered=True)
+    for beside in (content, b'{"%s": %s, "task": "detect"}' % (key.encode(), content or b"1")):
+        (folder / "best.json").write_bytes(beside)
+        sentence = sentence_of(lambda: read_sidecar(folder / "best.onnx"), WeightsError)
+        assert "\n" not in sentence
+        assert not sentence or sentence.startswith("best.json")
+
+
+def test_a_sidecar_that_never_ends_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text("[" * 100_000)
+    with pytest.raises(WeightsError, match="cannot be read as JSON"):
+        read_sidecar(tmp_path / "best.onnx")
