@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup
+PAIR := -n 2 --dist loadgroup
 NO_TESTS := 5
 PATHS = $(filter tests/%,$(ARGS))
 
@@ -35,7 +36,8 @@ check: lint  ## lint, types and every test that starts no process: three minutes
 	$(PYTEST) $(PARALLEL) tests/unit $(ARGS)
 
 # First the unit room by itself, as packages that other rooms import change torch and logging for everybody; then what may
-# share the processors; then, one by one, what measures time. A choice (ARGS) may leave any of them empty.
+# share the processors; then, two at a time, what mostly waits and measures for how long; then, one by one, what needs the
+# machine to itself. A choice (ARGS) may leave any of them empty.
 test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
 	@status=$(NO_TESTS); \
 	phase() { \
@@ -44,7 +46,8 @@ test: lint  ## everything that a change must pass, e.g. make test ARGS="-k sched
 	    [ $$code = 0 ] || [ $$code = $(NO_TESTS) ]; \
 	}; \
 	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" tests/unit $(ARGS) &&) \
-	phase $(PARALLEL) -m "not alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
+	phase $(PARALLEL) -m "not paired and not alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
+	phase $(PAIR) -m "paired and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
 	phase -m "alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS); \
 	exit $$status
 

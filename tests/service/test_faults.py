@@ -30,7 +30,7 @@ from tests.support.null_service import (
     ready,
 )
 
-pytestmark = pytest.mark.alone  # Times are measured.
+pytestmark = pytest.mark.paired
 
 
 async def test_ten_killed_workers_under_load_cost_nobody_an_answer(serve):

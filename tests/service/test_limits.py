@@ -22,7 +22,7 @@ from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
 from tests.support.service_process import free_port
 from tests.support.stall import answering
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.paired
 
 JPEG = {"Content-Type": "image/jpeg"}
 PREDICT = "/v1/models/resnet18:predict"

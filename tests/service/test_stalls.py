@@ -15,7 +15,7 @@ from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric, post
 
-pytestmark = pytest.mark.alone  # Times are measured.
+pytestmark = pytest.mark.paired
 
 SLOW_TO_IMPORT = "delay_ms=20,import_ms=3000"
 
