@@ -80,8 +80,8 @@ deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray an
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder
 	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
 
-sbom: $(VENV)/.installed $(AUDIT_VENV)/.installed  ## write sbom.cdx.json: what .venv holds, as CycloneDX
-	$(AUDIT_VENV)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file sbom.cdx.json $(ARGS) $(BIN)/python
+sbom: $(VENV)/.installed  ## write sbom.cdx.json: what .venv holds, as CycloneDX; each image has its own
+	$(BIN)/python deploy/sbom.py sbom.cdx.json
 
 # Without a network: a copy of the advisories that speaks OSV's interface, ARGS="-s osv --osv-url http://mirror/v1/query".
 audit: $(VENV)/.installed $(AUDIT_VENV)/.installed  ## known vulnerabilities of what .venv holds; needs a network or a mirror
@@ -114,7 +114,7 @@ $(TRITON_VENV)/.installed: tests/environments/triton_environment.py
 
 $(AUDIT_VENV)/.installed:
 	$(PYTHON) -m venv $(AUDIT_VENV)
-	$(AUDIT_VENV)/bin/pip install --quiet --disable-pip-version-check 'cyclonedx-bom>=7.5' 'pip-audit>=2.10' 'schemathesis>=4.30'
+	$(AUDIT_VENV)/bin/pip install --quiet --disable-pip-version-check 'pip-audit>=2.10' 'schemathesis>=4.30'
 	@touch $@
 
 $(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py

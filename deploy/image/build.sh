@@ -32,5 +32,6 @@ if [[ $step != dependencies ]]; then
     "$target/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$code/code" .
     rm -rf "$code/code/bin"
     mkdir -p "$code/libexec"
+    "$target/bin/python" deploy/sbom.py "$code/sbom.cdx.json"
     install -m 0755 deploy/image/entrypoint.sh deploy/image/healthcheck.py deploy/image/prepare.sh "$code/libexec/"
 fi

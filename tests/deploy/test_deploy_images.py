@@ -226,6 +226,9 @@ def test_the_image_says_what_an_orchestrator_needs(builder, image):
 @pytest.mark.deploy
 @pytest.mark.timeout(1800)
 def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory(builder, image, cache, tmp_path):
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     running, url = serving(builder, image, cache, tmp_path)
     with running as inside:
         wait_for_readiness(inside, tmp_path / "service.log")
@@ -245,6 +248,9 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
         checks = inside.run("/opt/anychip/libexec/entrypoint.sh", "doctor", "--skip", "port,limits,weights")
         assert checks.returncode == 0, checks.stdout
         assert "FAIL" not in checks.stdout
+        held = inside.run("cat", "/opt/anychip/sbom.cdx.json").stdout
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(held) is None
+        assert {"torch", "fastapi", "openvino"} <= {component["name"] for component in json.loads(held)["components"]}
 
         inside.process.send_signal(signal.SIGTERM)
         assert inside.process.wait(60) == 0
