@@ -1,10 +1,11 @@
-"""What watching costs: throughput with metrics, traces and scrapes, as a share of that without any of them.
+"""What watching costs, or keys: throughput with them as a share of that without.
 
 Two services on the device that computes nothing, so that nothing hides the cost, or on a real one (`--device cpu`); the
-same load, turn and turn about in one run, the order changed every round. On: metrics, scraped as OpenMetrics once a
-second, and traces of one request in a hundred, sent to a sink. Off: `--metrics false`, no traces, no scrapes.
+same load, turn and turn about in one run, the order changed every round. Watching on: metrics, scraped as OpenMetrics
+once a second, and traces of one request in a hundred, sent to a sink; off: `--metrics false`, no traces, no scrapes.
+Keys on: a file of a hundred keys with every limit, and one of them with each request; off: no file.
 
-    python -m benchmarks.observability [--connections 32] [--seconds 5] [--rounds 6] [--trace-ratio 0.01] [--json FILE]
+    python -m benchmarks.observability [--of keys] [--connections 32] [--seconds 5] [--rounds 6] [--json FILE]
 
 Owns: the two services, the rounds, and the ratio.
 """
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import json
 import statistics
+import tempfile
 import threading
 import time
 import urllib.request
@@ -23,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from app.access import keys
 from app.tools.benchmark.load import drive
 from backends.host import core_count
 from benchmarks import servers
@@ -30,11 +33,13 @@ from benchmarks.overhead import IMAGE_BYTES, measure_once, medians, noise_jpeg
 
 AIM = 0.97
 _SCRAPE_INTERVAL_S = 1.0
+_KEYS = 100
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--of", choices=("watching", "keys"), default="watching", help="what is on and off")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--device", default="null", help="what anychip serve takes; with sample weights unless null")
     parser.add_argument("--connections", type=int, default=32)
@@ -56,25 +61,35 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     image = noise_jpeg(IMAGE_BYTES)
     common = ("--weights", "random" if given.device == "null" else "sample", "--device", given.device)
     rounds: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
-    with _sink() as endpoint, contextlib.ExitStack() as stack:
-        traces = ("--trace-endpoint", endpoint, "--trace-ratio", str(given.trace_ratio)) if given.trace_ratio else ()
+    with contextlib.ExitStack() as stack:
+        options: dict[str, tuple[str, ...]] = {"off": (), "on": ()}
+        headers = {}
+        if given.of == "keys":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            options["on"], headers = _keys(folder)
+        else:
+            endpoint = stack.enter_context(_sink())
+            traces = ("--trace-endpoint", endpoint, "--trace-ratio", str(given.trace_ratio))
+            options = {"off": ("--metrics", "false"), "on": traces if given.trace_ratio else ()}
         services = {
-            "off": stack.enter_context(servers.service(given.model, *common, "--metrics", "false")),
-            "on": stack.enter_context(servers.service(given.model, *common, *traces)),
+            kind: stack.enter_context(servers.service(given.model, *common, *more)) for kind, more in options.items()
         }
-        request = servers.service_request(given.model, image)
-        for server in services.values():
-            drive(server.port, request, given.connections, 1.0)  # Warm-up.
+        requests = {
+            "off": servers.service_request(given.model, image),
+            "on": servers.service_request(given.model, image, headers),
+        }
+        for kind, server in services.items():
+            drive(server.port, requests[kind], given.connections, 1.0)  # Warm-up.
         for number in range(given.rounds):
             for kind in ("off", "on") if number % 2 else ("on", "off"):
-                server = services[kind]
-                with _scraped(server.port) if kind == "on" else contextlib.nullcontext():
-                    rounds[kind].append(measure_once(server, request, given.connections, given.seconds))
+                server, watched = services[kind], kind == "on" and given.of == "watching"
+                with _scraped(server.port) if watched else contextlib.nullcontext():
+                    rounds[kind].append(measure_once(server, requests[kind], given.connections, given.seconds))
     pairs = list(zip(rounds["on"], rounds["off"], strict=True))
     return {
         **{
             name: getattr(given, name)
-            for name in ("model", "device", "connections", "seconds", "rounds", "trace_ratio")
+            for name in ("of", "model", "device", "connections", "seconds", "rounds", "trace_ratio")
         },
         "cores": core_count(),
         "date": time.strftime("%Y-%m-%d"),
@@ -83,6 +98,16 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "throughput_ratios": [round(on["answers_per_s"] / off["answers_per_s"], 3) for on, off in pairs],
         "cpu_ratio": statistics.median(on["cpu_ms"] / off["cpu_ms"] for on, off in pairs),
     }
+
+
+def _keys(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The options and the headers of a service that wants a key, and knows a hundred."""
+    file = folder / "keys.txt"
+    for number in range(_KEYS):
+        key = keys.add(file, f"client-{number}", "infer")
+    limits = "requests=4096 images_per_s=1e6 bytes=4e9 pixels=4e9"
+    file.write_text("".join(f"{line} {limits}\n" for line in file.read_text().splitlines()))
+    return ("--api-keys-file", str(file)), {"Authorization": f"Bearer {key}"}
 
 
 @contextlib.contextmanager
@@ -138,8 +163,8 @@ def _sink() -> Iterator[str]:
 
 def _print(report: dict[str, Any]) -> None:
     print(
-        f"{report['model']} on {report['device']}, {report['connections']} connections, {report['rounds']} rounds of "
-        f"{report['seconds']:g} s, {report['trace_ratio']:.0%} traced, {report['cores']} cores"
+        f"{report['of']}: {report['model']} on {report['device']}, {report['connections']} connections, "
+        f"{report['rounds']} rounds of {report['seconds']:g} s, {report['cores']} cores"
     )
     print(f"{'':5}{'answers/s':>11}{'p99 ms':>9}{'CPU ms a request':>18}")
     for kind in ("off", "on"):
