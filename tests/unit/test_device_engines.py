@@ -410,7 +410,7 @@ class TestTensorRT:
 
         tensorrt.dynamo.compile = refitting
         assert_answers(load(TensorRTEngine, cache_dir=tmp_path))
-        assert "cannot be used and are built anew: Refitting failed" in caplog.text
+        assert "cannot be used and is built anew: Refitting failed" in caplog.text
 
         def never(exported: Any, **options: Any) -> nn.Module:
             raise AssertionError("no converter")
