@@ -268,6 +268,16 @@ def test_who_asks_and_how_it_is_counted(file: Path) -> None:
     assert open_metrics.admit("metrics", "public", [], "1.2.3.4").name == "1.2.3.4"
 
 
+def test_x_anylabeling_sends_its_key_as_a_token_where_it_is_answered(file: Path) -> None:
+    key, other = (keys.add(file, name, "infer").encode() for name in ("labels", "cam"))
+    access = Access(settings(api_keys_file=str(file), compat="deepstack,x-anylabeling"))
+    assert access.admit("infer", "public", [(b"token", key)], "").key == "labels"
+    for both in ([(b"token", key), (b"x-api-key", other)], [(b"x-api-key", other), (b"token", key)]):
+        assert access.admit("infer", "public", both, "").key == "cam"
+    with pytest.raises(ServiceError, match="wants an API key"):
+        Access(settings(api_keys_file=str(file))).admit("infer", "public", [(b"token", key)], "")
+
+
 @pytest.mark.parametrize("need", ["open", "infer", "admin"])
 def test_no_web_page_reaches_the_administration(need: Any) -> None:
     for mode, bind in (("loopback", "admin"), ("port", "public")):
