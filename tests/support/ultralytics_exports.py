@@ -133,7 +133,7 @@ def main(folder: Path, images: Path, tags: list[str]) -> None:
 
     YOLO: Any = importlib.import_module("ultralytics").YOLO
 
-    files = sorted(images.iterdir())
+    files = sorted(images.glob("*.jpg"))
     batch = []
     for file in files[:8]:
         pixels = np.asarray(Image.open(file).convert("RGB").resize((SIZE, SIZE)))
