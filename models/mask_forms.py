@@ -22,13 +22,14 @@ def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> list[in
     mask: uint8 [h, w] of 0 and 1, whose first pixel is (x, y) of an image of `width` x `height`.
     """
     mask = mask[: max(0, height - y), : max(0, width - x)]
-    padded = np.zeros((mask.shape[1], mask.shape[0] + 2), np.int8)
-    padded[:, 1:-1] = mask.T
-    steps = np.diff(padded, axis=1)
-    columns, first = np.nonzero(steps == 1)
-    _, stop = np.nonzero(steps == -1)
-    base = (x + columns) * height + y
-    starts, stops = base + first, base + stop
+    # A zero before the first column and after each: so changes are by turns the start and the stop of a run.
+    side = mask.shape[0] + 1
+    padded = np.zeros(mask.shape[1] * side + 1, np.uint8)
+    if mask.size:
+        padded[1:].reshape(mask.shape[1], side)[:, :-1] = cv2.transpose(np.ascontiguousarray(mask))
+    columns, rows = np.divmod(np.flatnonzero(padded[1:] != padded[:-1]), side)
+    changes = (x + columns) * height + y + rows
+    starts, stops = changes[::2], changes[1::2]
     apart = np.flatnonzero(starts[1:] != stops[:-1])  # A run may go on in the next column.
     starts = np.concatenate((starts[:1], starts[1:][apart]))
     stops = np.concatenate((stops[:-1][apart], stops[-1:]))
