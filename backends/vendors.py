@@ -145,7 +145,12 @@ NVIDIA = Facts(
     by_name=("inductor", "onnxruntime", "torchscript"),
     precisions=("fp16", "bf16", "int8", "fp32"),
     graph_class="CUDAGraph",
-    lost=_CUDA_LOST,
+    # The two further ones are what a process gets once the driver was reset or reloaded under it.
+    lost=(*_CUDA_LOST, "cuda error: unknown error", "driver shutting down"),
+    remedies={
+        "busy or unavailable": "another process has the card for itself: end it, or let several share the card "
+        "(nvidia-smi --compute-mode=0)",
+    },
 )
 ASCEND = Facts(
     name="npu",

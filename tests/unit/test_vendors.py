@@ -266,11 +266,18 @@ def test_one_sick_card_does_not_disable_the_others(monkeypatch: pytest.MonkeyPat
     ("device", "said", "remedy"),
     [
         ("npu:0", "AclSetCompileopt, error code is 500001", "pip install 'numpy<2'"),
+        ("cuda:0", "CUDA error: CUDA-capable device(s) is/are busy or unavailable", "another process has the card"),
         ("npu:0", "Cannot run aclop operators during NPU graph capture.", "--engine eager or torchair"),
     ],
 )
 def test_a_known_fault_brings_its_remedy(device: str, said: str, remedy: str) -> None:
     with pytest.raises(BackendError, match=re.escape(remedy)), translated_errors(device):
+        raise RuntimeError(said)
+
+
+@pytest.mark.parametrize("said", ["CUDA error: unknown error", "CUDA error: driver shutting down"])
+def test_a_driver_that_was_reset_ends_the_worker_that_had_it(said: str) -> None:
+    with pytest.raises(DeviceLostError, match="is lost"), translated_errors("cuda:0"):
         raise RuntimeError(said)
 
 
