@@ -174,7 +174,7 @@ async def lost(story: Story, folder: Path) -> None:
 
 
 async def surprise(story: Story, folder: Path) -> None:
-    options = ("--device", "auto", "--precision", "bf16", "--batch-sizes", "1")
+    options = ("--device", "auto", "--precision", "bf16", "--batch-sizes", "1", "--plugins", "tests.support.wrong_bf16")
     async with story.watched(folder, "surprise", "yolov8n", *options):
         await story.see("surprise", EXPECTED["surprise"])
 
