@@ -253,6 +253,8 @@ async def pair(story: Story, folder: Path) -> None:
         await story.see("pair", EXPECTED["pair"])
         [down] = story.server.now(alerts()["AnychipDown"] + ' and on (job) up{job="pair"}')
         assert down["instance"] == service.url.removeprefix("http://")
+        ready = next(expr for title, _, expr in asked("pair") if title == "Ready")
+        await until(lambda: 0.5 in story.server.values(ready))  # The panel is looked at in steps.
 
 
 @pytest.fixture(scope="module")
