@@ -131,13 +131,19 @@ class Faults:
         async with httpx.AsyncClient(base_url=self._service.url, timeout=_LOAD_TIMEOUT_S) as client:
             return await client.post(f"/v2/repository/models/{path}")
 
+    async def _change(self, path: str) -> httpx.Response:
+        """Asked again while an earlier change is under way, whose client may have left."""
+        while (answer := await self._ask(path)).status_code == 429:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        return answer
+
     async def _reloaded(self) -> None:
-        answer = await self._ask("resnet50/load")
+        answer = await self._change("resnet50/load")
         assert answer.status_code == 200, answer.text
 
     async def _reload_fails(self) -> None:
         before = {worker.pid for worker in self._service.workers()}
-        loading = asyncio.create_task(self._ask("resnet50/load"))
+        loading = asyncio.create_task(self._change("resnet50/load"))
         await until(lambda: len(self._service.workers()) > len(before) or loading.done())
         for worker in self._service.workers():
             if worker.pid not in before:
@@ -147,7 +153,7 @@ class Faults:
 
     async def _reload_left(self) -> None:
         before = {worker.pid for worker in self._service.workers()}
-        loading = asyncio.create_task(self._ask("resnet50/load"))
+        loading = asyncio.create_task(self._change("resnet50/load"))
         await until(lambda: len(self._service.workers()) > len(before))
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
@@ -159,5 +165,5 @@ class Faults:
 
     async def _unloaded(self) -> None:
         for path in (f"{SPARE}/unload", f"{SPARE}/load"):
-            answer = await self._ask(path)
+            answer = await self._change(path)
             assert answer.status_code == 200, answer.text
