@@ -45,7 +45,7 @@ MIB = 1 << 20
 MODELS = f"resnet50=resnet50:sample,yolov8n=yolov8n:sample,{SPARE}=mobilenet_v3_small:random"
 OPTIONS = (
     *("--models", MODELS, "--device", "cpu", "--batch-sizes", "1,4", "--plugins", "tests.support.hanging_worker"),
-    *("--admin", "port"),
+    *("--admin", "port", "--changes-per-minute", "1000"),
     *("--heartbeat-timeout-s", "5", "--batch-timeout-s", "8", "--header-timeout-s", "5", "--decode-timeout-s", "5"),
     *("--grace-s", "2"),
 )
