@@ -89,7 +89,7 @@ class EngineCache:
                 return None
         finally:
             shutil.rmtree(own, ignore_errors=True)
-        self._bound(entry)
+        bound(self._folder, entry, self._limit_bytes)
         return entry
 
     def _signature(self, name: str, files: Mapping[str, str]) -> str:
@@ -101,21 +101,22 @@ class EngineCache:
         text = json.dumps({name: str(part) for name, part in parts.items()}, sort_keys=True)
         return self._folder / hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def _bound(self, kept: Path) -> None:
-        """Remove what was not used for longest until the rest is within the limit; never the newest."""
-        entries = []
-        for entry in self._folder.iterdir():
-            with contextlib.suppress(OSError):
-                if entry.is_dir() and not entry.name.startswith("."):
-                    size = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
-                    entries.append((entry.stat().st_mtime, size, entry))
-        total = sum(size for _, size, _ in entries)
-        for _, size, entry in sorted(entries):
-            if total <= self._limit_bytes:
-                return
-            if entry != kept:
-                shutil.rmtree(entry, ignore_errors=True)
-                total -= size
+
+def bound(folder: Path, kept: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Remove the folders in `folder` that were not used for longest until all are within the limit; never `kept`."""
+    entries = []
+    for entry in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if entry.is_dir() and not entry.name.startswith("."):
+                size = sum(path.stat().st_size for path in entry.rglob("*") if path.is_file())
+                entries.append((entry.stat().st_mtime, size, entry))
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries):
+        if total <= limit_bytes:
+            return
+        if entry != kept:
+            shutil.rmtree(entry, ignore_errors=True)
+            total -= size
 
 
 def _digests(entry: Path) -> dict[str, str]:

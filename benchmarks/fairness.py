@@ -12,13 +12,11 @@ import argparse
 import asyncio
 import json
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
-from pathlib import Path
 
+from benchmarks import servers
 from models.sample import IMAGES
 
 AIM = 1.5
@@ -33,19 +31,9 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=20.0, help="that a batch takes (default: %(default)g)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as log:
-        null = f"delay_ms={given.delay_ms:g}"
-        options = f"--models {_MODEL} --weights random --port 0 --device null --null {null} --batch-sizes 1,2,4,8"
-        command = [sys.executable, "-m", "app", "serve", *options.split()]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as service:
-            try:
-                assert service.stdout is not None
-                found = re.search(r":(\d+)", service.stdout.readline().partition(" at ")[2])
-                if found is None:
-                    raise SystemExit("the service did not start")
-                report = asyncio.run(measure(int(found[1]), given.seconds, given.greedy))
-            finally:
-                service.terminate()
+    null = ("--device", "null", "--null", f"delay_ms={given.delay_ms:g}", "--batch-sizes", "1,2,4,8")
+    with servers.service(_MODEL, "--weights", "random", *null) as server:
+        report = asyncio.run(measure(server.port, given.seconds, given.greedy))
     if given.json:
         print(json.dumps(report, indent=2))
     else:

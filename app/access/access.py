@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from app.access.hosts import Hosts, is_loopback
 from app.access.keys import CallerLimits, Key, Keys, KeysError, Role
 from app.access.rules import Bind, Need
+from app.config import split
 from app.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class KeyForbiddenError(ServiceError):
         super().__init__("FORBIDDEN", f"the key {key} may not administer this service")
         self.key = key
 
+    @property
+    def caller(self) -> Caller:
+        """Whose key it is, for the audit."""
+        return Caller("", CallerLimits(), self.key)
+
 
 def check_exposure(settings: Settings) -> None:
     """Whether keys would be sent in the clear to other machines. Raises KeysError."""
@@ -75,7 +81,7 @@ class Access:
             pixels=settings.client_pixels,
             images_per_s=settings.client_images_per_s,
         )
-        self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in settings.compat.split(",") else _WANTED
+        self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in split(settings.compat) else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
         self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.
         self._hosts: dict[Bind, Hosts] = {

@@ -24,6 +24,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from app.access.stamp import stamp
+
 log = logging.getLogger("anychip.access")
 
 Role = Literal["infer", "admin"]
@@ -139,7 +141,7 @@ class Keys:
         self.path = path
         self._clock = clock
         self._secret = secrets.token_bytes(32)
-        self._seen = self._stamp()
+        self._seen = stamp(path)
         self._looked_s = clock()
         self._by_hash = self._hashed(read(path))
 
@@ -148,7 +150,7 @@ class Keys:
         self._look_again()
         if len(sent) > LONGEST_KEY:
             return None
-        digest = hashlib.sha256(sent).digest()
+        digest = digest_of(sent)
         found = self._by_hash.get(self._hash(digest))
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
 
@@ -164,23 +166,16 @@ class Keys:
         if now_s < self._looked_s + _LOOK_AGAIN_S:
             return
         self._looked_s = now_s
-        stamp = self._stamp()
-        if stamp == self._seen:
+        seen = stamp(self.path)
+        if seen == self._seen:
             return
-        self._seen = stamp
+        self._seen = seen
         try:
             self._by_hash = self._hashed(read(self.path))
         except KeysError as error:
             log.error("the keys stay as they were: %s", error)
         else:
             log.info("%d keys read again from %s", len(self._by_hash), self.path)
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            found = self.path.stat()  # Of what a link leads to: Kubernetes changes that.
-        except OSError:
-            return ()
-        return found.st_ino, found.st_dev, found.st_mtime_ns, found.st_size
 
 
 def add(path: Path, name: str, role: Role) -> str:

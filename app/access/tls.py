@@ -14,6 +14,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from app.access.stamp import stamp
 from app.config import Settings
 
 log = logging.getLogger("anychip.access")
@@ -61,8 +62,8 @@ class Tls:
 
     def refresh(self) -> bool:
         """Read the files again where they have changed; whether they are in use now."""
-        stamp = self._stamp()
-        if stamp == self._seen:
+        seen = self._stamp()
+        if seen == self._seen:
             return False
         try:
             self._made()  # In a context of its own first: a certificate without its key would spoil the one in use.
@@ -71,7 +72,7 @@ class Tls:
             log.error("the certificate stays as it was: %s", error)
             return False
         finally:
-            self._seen = stamp
+            self._seen = seen
         log.info("the certificate was read again from %s", self._certificate)
         return True
 
@@ -108,11 +109,4 @@ class Tls:
         return grpc.dynamic_ssl_server_credentials(configuration(), fetched, required)
 
     def _stamp(self) -> tuple[tuple[int, ...], ...]:
-        found = []
-        for path in (self._certificate, self._key, self._client_authority):
-            try:
-                status = path.stat() if path is not None else None
-            except OSError:
-                status = None
-            found.append((status.st_ino, status.st_mtime_ns, status.st_size) if status is not None else ())
-        return tuple(found)
+        return tuple(stamp(path) for path in (self._certificate, self._key, self._client_authority) if path is not None)

@@ -65,7 +65,7 @@ class Door:
         except ServiceError as error:
             outcome = error.code
             if isinstance(error, KeyForbiddenError):
-                entry.caller = Caller("", NOBODY.limits, error.key)
+                entry.caller = error.caller
             raise
         finally:
             audit.record(

@@ -17,13 +17,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access import audit
-from app.access.access import Caller, KeyForbiddenError
+from app.access.access import KeyForbiddenError
 from app.access.rules import Bind, Need, administered, check_spelling, need_of
 from app.errors import ClientLeftError, ServiceError, internal_error
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
 from app.http.turns import Turns
-from app.protocols.context import NOBODY, RequestContext, begin_request, end_request
+from app.protocols.context import RequestContext, begin_request, end_request
 from app.protocols.ingress import Ingress
 
 log = logging.getLogger("anychip")
@@ -104,7 +104,7 @@ class Edge:
         try:
             context.caller = self._access.admit(need, bind, scope["headers"], context.address)
         except KeyForbiddenError as error:
-            context.caller = Caller("", NOBODY.limits, error.key)
+            context.caller = error.caller
             raise
 
     def _record(self, scope: Scope, context: RequestContext, code: str) -> None:

@@ -25,12 +25,17 @@ _MOST_HEAD_BYTES = 64 * 1024
 """Of a request without its tensors: names, shapes, parameters."""
 
 
-def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
-    """The images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST."""
+def loaded(body: wire.Buffer) -> Any:
+    """The values of a body of JSON. Raises INVALID_REQUEST."""
     try:
-        document = orjson.loads(body)
+        return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise invalid_request(f"the body is not JSON: {error}") from None
+
+
+def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
+    """The images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST."""
+    document = loaded(body)
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list) or not instances:
         raise invalid_request('the body must be {"instances": [{"b64": "…"}]} with at least one instance')
@@ -41,10 +46,7 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
 
 def read_labelling(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
     """`model` and `params` of a request of X-AnyLabeling, and its image. Raises INVALID_REQUEST."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid_request(f"the body is not JSON: {error}") from None
+    document = loaded(body)
     found = document if isinstance(document, dict) else {}
     model, encoded, params = found.get("model"), found.get("image"), found.get("params") or {}
     if not isinstance(model, str) or not isinstance(encoded, str) or not isinstance(params, dict):

@@ -31,6 +31,7 @@ from app.workers.results import Result, ResultError, write_results
 
 if TYPE_CHECKING:
     from backends import Executable, Started
+    from models import Options, TensorOptions
 
 STATS_INTERVAL_S = 1.0
 _FLUSH_S = 5.0
@@ -180,7 +181,7 @@ class Worker:
             # The device was busy with the batch before until that was done.
             infer_s = now_s - max(under_way.started_s, self._done_s)
             self._done_s = now_s
-            return _Computed(self._reduced(run, outputs, 0, run.batch_size), infer_s)
+            return _Computed(self._reduced(run, outputs, run.asked(), run.batch_size), infer_s)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError:
@@ -226,7 +227,7 @@ class Worker:
 
         executable = self._models[run.model].executable
         results: list[Result] = []
-        size = run.batch_size
+        asked, size = run.asked(), run.batch_size
         while len(results) < len(run.slots):
             first = len(results)
             outputs = self._outputs(executable, pixels[first : first + size])
@@ -236,18 +237,18 @@ class Worker:
                     raise OutOfDeviceMemoryError(f"{self._device} has no memory for a batch of {size}")
                 size = max((rung for rung in smaller if rung <= size // 2), default=smaller[0])
                 continue
-            results += self._reduced(run, outputs, first, size)
+            results += self._reduced(run, outputs, asked[first : first + size], size)
         return results, size
 
-    def _reduced(self, run: Run, outputs: Outputs, first: int, size: int) -> list[Result]:
-        """What is sent of the outputs of items `first` to `first + size`. Raises ValueError."""
+    def _reduced(self, run: Run, outputs: Outputs, asked: Sequence[Options | TensorOptions], size: int) -> list[Result]:
+        """What is sent of the outputs of a batch of `size`, an entry of `asked` for each. Raises ValueError."""
         model = self._models[run.model].model
         if any(len(output) != size for output in outputs):
             shapes = [output.shape for output in outputs]
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
         return [
             model.reduce(outputs, row, options) if model.may_be_infinite or _finite(outputs, row) else None
-            for row, options in enumerate(run.asked()[first : first + size])
+            for row, options in enumerate(asked)
         ]
 
     def _outputs(self, executable: Executable, pixels: Pixels) -> Outputs | None:

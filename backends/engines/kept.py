@@ -6,7 +6,6 @@ programs, so they are below a folder that nobody else may write to (engine_cache
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -19,9 +18,8 @@ import torch
 from torch import nn
 
 from backends.backend import DeviceLostError, OutOfDeviceMemoryError
+from backends.engine_cache import bound
 from backends.faults import first_line
-
-_ALL_BYTES = 8 * 2**30  # Of one compiler.
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ def own_folder(folder: Path, key: str, machine: str) -> Path:
     own = folder / digest(f"{key} {machine}")
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.utime(own)  # It was used: others go first.
-    _bound(folder, own)
+    bound(folder, own)
     return own
 
 
@@ -75,18 +73,3 @@ def device_kind(device: str) -> str:
     module = torch.get_device_module(torch.device(device).type)
     asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
     return " ".join(str(ask(device)) for ask in asked if ask is not None)
-
-
-def _bound(folder: Path, kept: Path) -> None:
-    """Remove what was not used for longest until the rest is within the limit; never `kept`."""
-    found = []
-    for each in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if each.is_dir():
-                size = sum(path.stat().st_size for path in each.rglob("*") if path.is_file())
-                found.append((each.stat().st_mtime, size, each))
-    total = sum(size for _, size, _ in found)
-    for _, size, each in sorted(found):
-        if total > _ALL_BYTES and each != kept:
-            shutil.rmtree(each, ignore_errors=True)
-            total -= size

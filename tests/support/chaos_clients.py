@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from app.grpc.messages import METHODS, SERVICE, message_of
-from tests.support.grpc_client import arrays_of, image_request
+from tests.support.grpc_client import arrays_of, image_request, method
 
 IMAGES = Path(__file__).parents[2] / "models" / "sample" / "images"
 SOURCE, FORWARDED_SOURCE = "127.0.0.2", "127.0.0.3"
@@ -216,21 +215,12 @@ def http_clients(url: str) -> Iterator[dict[str, Ask]]:
 def grpc_clients(channel: grpc.aio.Channel) -> dict[str, Ask]:
     """By name."""
 
-    def method(name: str) -> Any:
-        descriptor = METHODS[name]
-        kind = channel.stream_stream if descriptor.client_streaming else channel.unary_unary
-        return kind(
-            f"/{SERVICE}/{name}",
-            request_serializer=message_of(descriptor.input_type).SerializeToString,
-            response_deserializer=message_of(descriptor.output_type).FromString,
-        )
-
     def kept(answer: Any, wanted: str) -> Any:
         if answer.id != wanted:
             raise LostError(f"the answer to {answer.id} came for {wanted}")
         return {name: array.tolist() for name, array in arrays_of(answer).items()}
 
-    infer, stream = method("ModelInfer"), method("ModelStreamInfer")
+    infer, stream = method(channel, "ModelInfer"), method(channel, "ModelStreamInfer")
 
     def unary(model: str, *images: bytes) -> Ask:
         async def ask() -> Any:

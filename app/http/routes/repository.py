@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from app.errors import invalid_request
-from app.protocols import triton
+from app.protocols import documents, triton
 from app.protocols.parameters import switch
 
 router = APIRouter(tags=["repository"])
@@ -77,10 +76,7 @@ async def _document(request: Request) -> dict[str, Any]:
             raise invalid_request(f"the body is larger than the {_LARGEST_BYTES} bytes that such a request may have")
     if not body.strip():
         return {}
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid_request(f"the body is not JSON: {error}") from None
+    document = documents.loaded(body)
     if not isinstance(document, dict):
         raise invalid_request("the body must be a JSON object")
     return document

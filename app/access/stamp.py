@@ -1,0 +1,17 @@
+"""What tells that a file has changed.
+
+Owns: that tuple. Must not know what is in the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """Of what a link leads to, as Kubernetes changes that; empty where nothing is there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_dev, found.st_mtime_ns, found.st_size
