@@ -6,10 +6,8 @@ by backends.host.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from math import isnan, nan
@@ -128,10 +126,7 @@ class CpuBackend(Backend):
         process = psutil.Process()
         before = int(process.memory_info().rss)
         gc.collect()
-        if sys.platform == "linux":
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
-            if trim is not None:
-                trim(0)
+        host.release_free_memory()
         return max(0, before - int(process.memory_info().rss))
 
     def telemetry(self, device: str) -> Telemetry:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from app.access.shares import Portion
@@ -22,6 +23,10 @@ class Budget:
 
     def __init__(self, limit: int, what: str) -> None:
         self.limit, self.held = limit, 0
+        self.total = 0
+        """What requests held that are over, added up."""
+        self.on_empty: Callable[[], None] | None = None
+        """Called when nobody holds anything any more."""
         self._what = what
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
         self._by_client: dict[str, int] = {}
@@ -75,6 +80,8 @@ class Budget:
             self._by_client[client] = left
         else:
             del self._by_client[client]  # Addresses are the clients': what holds nothing must not stay.
+            if not self.held and self.on_empty is not None:
+                self.on_empty()
         for entry in [*self._waiting]:
             waiting, wanted, given = entry
             if self.held + wanted > self.limit:
@@ -119,5 +126,6 @@ class Share:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held_bytes:
+            self._budget.total += self._held_bytes
             self._budget.give(self._client, self._held_bytes)
             self._held_bytes = 0

@@ -21,6 +21,7 @@ from app.protocols import signatures
 from app.protocols.budget import Budget, Share
 from app.protocols.context import RequestContext
 from app.protocols.converter import Converter
+from app.protocols.heap import Heap
 from app.protocols.interrupt import interrupted_at
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
@@ -62,11 +63,13 @@ class Ingress:
         self.service, self.access = service, access
         self.converter = Converter()
         self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests")
+        self._heap = Heap(self.bodies)
         self.shares = Shares()
         self.calls = Budget(service.settings.max_connections, "calls")
 
     async def close(self) -> None:
         """End what the ingress has started. Idempotent."""
+        await self._heap.close()
         await self.converter.close()
 
     async def answer(self, call: Call[Answer]) -> Answer:

@@ -1,0 +1,85 @@
+"""Memory goes back to the system when large bodies are over, and not while any is held."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.protocols.budget import Budget
+from app.protocols.heap import Heap
+
+MIB = 1 << 20
+
+
+class Released:
+    def __init__(self):
+        self.times, self.event = 0, asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def __call__(self):
+        self.times += 1
+        self.loop.call_soon_threadsafe(self.event.set)
+
+
+@pytest.fixture
+async def heap():
+    budget, released = Budget(1000 * MIB, "bytes"), Released()
+    heap = Heap(budget, released, quiet_s=0)
+    yield budget, released
+    await heap.close()
+
+
+def request(budget, size):
+    with budget.share("a") as share:
+        share.take(size)
+
+
+async def turns():
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_many_bodies_one_after_the_other_end_in_one_release(heap):
+    budget, released = heap
+    for _ in range(63):
+        request(budget, MIB)
+    await turns()
+    assert released.times == 0
+    request(budget, MIB)
+    await released.event.wait()
+    for _ in range(60):
+        request(budget, MIB)
+    await turns()
+    assert released.times == 1, "what was released is not counted again"
+
+
+async def test_nothing_is_released_while_a_body_is_held(heap):
+    budget, released = heap
+    with budget.share("other") as held:
+        request(budget, 64 * MIB)
+        held.take(1)
+        await turns()
+        assert released.times == 0
+    await released.event.wait()
+    assert released.times == 1
+
+
+async def test_room_that_was_given_back_unused_does_not_count(heap):
+    budget, released = heap
+    for _ in range(100):
+        with budget.share("a") as share:
+            await share.wait(40 * MIB)
+            share.give(40 * MIB - 100)
+    await turns()
+    assert released.times == 0
+
+
+async def test_closing_ends_the_timer():
+    budget, released = Budget(1000 * MIB, "bytes"), Released()
+    heap = Heap(budget, released, quiet_s=3600)
+    request(budget, 64 * MIB)
+    await heap.close()
+    await heap.close()
+    request(budget, 64 * MIB)
+    assert released.times == 0
