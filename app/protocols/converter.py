@@ -36,6 +36,8 @@ _SOCKET_BYTES = 1 << 20
 _LOOK_INTERVAL_S = 1.0
 _STOPPED_LOOKS = 4
 """How often in a row a child may be found stopped before it is killed."""
+_KILLED = 2
+"""So many children killed one after the other are the request's doing."""
 _ROOT = str(Path(__file__).parents[2])
 _MAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.converter_main import main; main()"
 
@@ -56,30 +58,32 @@ class Converter:
     async def convert(self, kind: int, argument: int, payload: wire.Buffer) -> memoryview:
         """The converted payload. Raises what the conversion raises: INVALID_REQUEST; cancelled, it ends the child."""
         async with self._free:
-            try:
-                flags, answer = await self._asked(kind, argument, payload)
-            except _KilledError:
-                # By a person, or for want of memory. The request may well be innocent: once more.
-                flags, answer = await self._asked(kind, argument, payload, again=True)
+            child, killed = await self._one(), 0
+            while True:
+                try:
+                    flags, answer = await self._asked(child, kind, argument, payload)
+                    break
+                except _KilledError:
+                    # By a person, or for want of memory. The request may well be innocent: once more. Who stopped a
+                    # child may have stopped those that wait as well, so the next one is new.
+                    killed += not child.was_stopped
+                    if killed == _KILLED:
+                        raise _too_complex() from None
+                child = self._new()
         if not flags & FAILED:
             return memoryview(answer)
         error = orjson.loads(answer)
         raise internal_error() if error["code"] == "INTERNAL" else ServiceError(error["code"], error["message"])
 
-    async def _asked(
-        self, kind: int, argument: int, payload: wire.Buffer, *, again: bool = False
-    ) -> tuple[int, bytearray]:
-        """Flags and answer of a child. Raises _KilledError (not `again`), ServiceError."""
-        if self._closed:
-            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
-        child = await self._one()
+    async def _asked(self, child: _Child, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+        """Flags and answer of a child. Raises _KilledError, ServiceError."""
         try:
             flags, answer = await child.ask(kind, argument, payload)
         except (OSError, EOFError):
             await self._end(child)
-            if child.was_killed and not again:
+            if child.was_killed:
                 raise _KilledError from None
-            raise invalid_request("the request is too complex to be read here") from None
+            raise _too_complex() from None
         except BaseException:
             await self._end(child)
             raise
@@ -102,6 +106,11 @@ class Converter:
             if child.is_alive():
                 return child
             await self._end(child)
+        return self._new()
+
+    def _new(self) -> _Child:
+        if self._closed:
+            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
         child = _Child()
         self._children.add(child)
         return child
@@ -111,10 +120,16 @@ class Converter:
         await child.end()
 
 
+def _too_complex() -> ServiceError:
+    return invalid_request("the request is too complex to be read here")
+
+
 class _Child:
     """A process and our end of the socket that is its standard input."""
 
     def __init__(self) -> None:
+        self.was_stopped = False
+        """Whether it was found stopped, and killed for that."""
         self._connection, theirs = socket.socketpair()
         self._connection.setblocking(False)
         for end in (self._connection, theirs):
@@ -147,6 +162,7 @@ class _Child:
                 # In a row, as a pause of the whole service (docker pause) ends for the two of us at once.
                 looks = looks + 1 if is_stopped(self.process.pid) else 0
                 if looks == _STOPPED_LOOKS:
+                    self.was_stopped = True
                     self.process.kill()
             return answer.result()
         finally:

@@ -92,6 +92,18 @@ async def test_a_child_that_was_killed_or_stopped_by_others_takes_nothing(conver
     assert list(wire.split(await asyncio.wait_for(waiting, 60))) == [b"y"]
 
 
+async def test_children_that_were_all_stopped_take_nothing(converter, monkeypatch):
+    """Two wait for work, and somebody stops both: the request goes to one, and then to a third."""
+    monkeypatch.setattr(converter_module, "_LOOK_INTERVAL_S", 0.05)
+    large = instances(os.urandom(3_000_000))
+    await asyncio.gather(converter.convert(INSTANCES, 1, large), converter.convert(INSTANCES, 1, large))
+    assert len(converter._children) == 2
+    for child in converter._children:
+        child.process.send_signal(signal.SIGSTOP)
+    waiting = converter.convert(INSTANCES, 1, instances(b"y"))
+    assert list(wire.split(await asyncio.wait_for(waiting, 60))) == [b"y"]
+
+
 async def test_a_request_whose_children_are_all_killed_is_refused(converter, monkeypatch):
     killed = []
 
