@@ -5,7 +5,9 @@
 Owns: the file's form, finding the key that was sent, and making a new one. Must not know what a key opens.
 
 A key is 256 random bits, so a plain SHA-256 hides it: nobody can guess one and compare. It is looked up by a hash that
-is keyed anew in each process, so the time this takes says nothing about the hashes in the file.
+is keyed anew in each process, so the time this takes says nothing about the hashes in the file. The same is true of the
+keys that have been found, which are remembered as they were sent until the file changes: a `dict` compares bytes only
+where their hashes are equal, and Python's hash is keyed anew in each process, too.
 """
 
 from __future__ import annotations
@@ -142,17 +144,23 @@ class Keys:
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         self._seen = stamp(path)
-        self._looked_s = clock()
+        self._look_s = clock() + _LOOK_AGAIN_S
         self._by_hash = self._hashed(read(path))
+        self._found: dict[bytes, Key] = {}  # By what was sent: one entry a key of the file, at most.
 
     def find(self, sent: bytes) -> Key | None:
         """The key that was sent; None where there is none like it."""
-        self._look_again()
-        if len(sent) > LONGEST_KEY:
-            return None
+        if self._clock() >= self._look_s:
+            self._look_again()
+        known = self._found.get(sent)
+        if known is not None or len(sent) > LONGEST_KEY:
+            return known
         digest = digest_of(sent)
         found = self._by_hash.get(self._hash(digest))
-        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+        if found is None or not hmac.compare_digest(found[0], digest):
+            return None
+        key = self._found[sent] = found[1]
+        return key
 
     def _hash(self, digest: bytes) -> bytes:
         return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
@@ -162,10 +170,7 @@ class Keys:
 
     def _look_again(self) -> None:
         """Read the file again where it has changed. What cannot be read changes nothing: the log says so."""
-        now_s = self._clock()
-        if now_s < self._looked_s + _LOOK_AGAIN_S:
-            return
-        self._looked_s = now_s
+        self._look_s = self._clock() + _LOOK_AGAIN_S
         seen = stamp(self.path)
         if seen == self._seen:
             return
@@ -175,6 +180,7 @@ class Keys:
         except KeysError as error:
             log.error("the keys stay as they were: %s", error)
         else:
+            self._found.clear()
             log.info("%d keys read again from %s", len(self._by_hash), self.path)
 
 

@@ -20,12 +20,13 @@ class Pace:
 
     def wait_s(self, now_s: float, size: float = 1) -> float:
         """Seconds until `size` more may be taken; 0: now. What never fits may be taken once all is there."""
-        self._left = min(self._most, self._left + max(0.0, now_s - self._seen_s) * self._rate)
-        self._seen_s = now_s
-        lacking = min(size, self._most) - self._left
-        return lacking / self._rate if lacking > 0 else 0.0
+        if now_s > self._seen_s:
+            self._left = min(self._most, self._left + (now_s - self._seen_s) * self._rate)
+            self._seen_s = now_s
+        if size <= self._left:
+            return 0.0
+        return max(0.0, min(size, self._most) - self._left) / self._rate
 
-    def take(self, now_s: float, size: float = 1) -> None:
-        """Count what is begun; to be asked after `wait_s`."""
-        self.wait_s(now_s, 0)
+    def take(self, size: float = 1) -> None:
+        """Count what is begun at the moment that `wait_s` was asked about."""
         self._left -= size

@@ -102,11 +102,10 @@ class Portion:
         pace = self._standing.pace
         if pace is None:
             return
-        now_s = time.monotonic()
-        wait_s = pace.wait_s(now_s, count)
+        wait_s = pace.wait_s(time.monotonic(), count)
         if wait_s > 0:
             raise _enough(f"{self.caller.limits.images_per_s:g} images a second", math.ceil(wait_s))
-        pace.take(now_s, count)
+        pace.take(count)
 
     @property
     def counts_pixels(self) -> bool:

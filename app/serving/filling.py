@@ -74,10 +74,13 @@ class Filling:
         with _as_clients_hear(served):
             if isinstance(image, Frame) and (image.placed or not self._reads_pixels):
                 return self._copied(served, image, slot)
-            if terms.portion is not None and terms.portion.counts_pixels and not isinstance(image, Frame):
-                self._count_pixels(terms.portion, served, image, slot)
-            if self._decoders is None or not self._reads_pixels:
-                return self._measured(served, image, slot)
+            decoders = self._decoders if self._reads_pixels else None
+            portion = _counting(terms)
+            if not isinstance(image, Frame) and (decoders is None or portion is not None):
+                with _given_back(served, slot):
+                    width, height = self._measured(image, portion)
+                if decoders is None:
+                    return Placement(width, height)
             return await self._decoded(served, terms, image, slot, position)
 
     async def regions(
@@ -111,12 +114,13 @@ class Filling:
                 count=len(regions),
             )
 
-    def size_of(self, served: ServedModel, image: Encoded) -> tuple[int, int]:
-        """Width and height of an image as displayed, by its header alone. Raises INVALID_IMAGE, IMAGE_TOO_LARGE."""
+    def size_of(self, served: ServedModel, terms: Terms, image: Encoded) -> tuple[int, int]:
+        """Width and height of an image as displayed, by its header alone; its pixels count from now on.
+
+        Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
+        """
         with _as_clients_hear(served):
-            header = read_header(image)
-            check_pixels(header, self._max_image_pixels)
-        return header.width, header.height
+            return self._measured(image, _counting(terms))
 
     async def row(
         self, served: ServedModel, model: TensorModel, inputs: Mapping[str, npt.NDArray[Any]], slot: int, position: int
@@ -166,19 +170,18 @@ class Filling:
                 target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
         return Placement(frame.width, frame.height)
 
-    def _count_pixels(self, portion: Portion, served: ServedModel, image: Encoded, slot: int) -> None:
-        with _given_back(served, slot):
-            header = read_header(image)
-            check_pixels(header, self._max_image_pixels)
+    def _measured(self, image: Encoded, portion: Portion | None) -> tuple[int, int]:
+        """Width and height by the header; `portion`: what they count against."""
+        header = read_header(image)
+        check_pixels(header, self._max_image_pixels)
+        if portion is not None:
             portion.hold_pixels(header.width * header.height)
+        return header.width, header.height
 
-    def _measured(self, served: ServedModel, image: Encoded | Frame, slot: int) -> Placement:
-        """The size of an image whose pixels nobody looks at."""
-        assert not isinstance(image, Frame)
-        with _given_back(served, slot):
-            header = read_header(image)
-            check_pixels(header, self._max_image_pixels)
-        return Placement(header.width, header.height)
+
+def _counting(terms: Terms) -> Portion | None:
+    """What an image's pixels count against; None where they are not limited, so that no header is read for it."""
+    return terms.portion if terms.portion is not None and terms.portion.counts_pixels else None
 
 
 @contextmanager

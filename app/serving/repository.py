@@ -70,7 +70,7 @@ class Repository:
         if wait_s > 0:
             message = f"models are loaded and unloaded {self._pace.per_minute} times a minute at most; try again"
             raise ServiceError("QUEUE_FULL", message, retry_after_s=math.ceil(wait_s))
-        self._pace.take(now_s)
+        self._pace.take()
         async with self._lock:
             yield
 

@@ -42,7 +42,7 @@ async def predict_tiled(
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in TILED_MASKS:
         raise invalid_request("with tiles, masks are answered as polygons")
-    sizes = [service.filling.size_of(served, image) for image in images]
+    sizes = [service.filling.size_of(served, terms, image) for image in images]
     regions = [_regions(tiling, width, height) for width, height in sizes]
     count = sum(map(len, regions))
     if count > most:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
+import queue
+import time
 
 import grpc
 import httpx
@@ -11,6 +15,7 @@ import pytest
 
 from app.access import keys
 from app.access.rules import ROUTES, RPCS
+from tests.support.grpc_client import image_request, method
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
 from tests.support.null_service import MODEL, PREDICT, serving
@@ -22,10 +27,14 @@ ONLY_ONE = {"Watch", "ModelStreamInfer", "ServerReflectionInfo"}
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
+def keys_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("guarded") / "keys.txt"
+
+
+@pytest.fixture(scope="module")
+def guarded(keys_file):
     """A service with keys, these, and the addresses of HTTP and gRPC by bind."""
-    folder = tmp_path_factory.mktemp("guarded")
-    file = folder / "keys.txt"
+    folder, file = keys_file.parent, keys_file
     made = {"wrong": "ak_wrong", "infer": keys.add(file, "cam", "infer"), "admin": keys.add(file, "ops", "admin")}
     ports = {"public": free_port(), "admin": free_port()}
     options = ("--api-keys-file", str(file), "--compat", "deepstack", "--grpc-port", str(ports["public"]))
@@ -131,6 +140,48 @@ def test_a_key_opens_the_hot_routes_and_both_headers_hold_it(guarded):
         assert httpx.post(url, content=GREY, headers={**JPEG, **headers}, timeout=WAIT_S).status_code == 200
     refused = httpx.post(url, content=GREY, headers=JPEG, timeout=WAIT_S)
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_a_key_that_is_taken_back_stops_on_connections_that_are_open(guarded, keys_file):
+    service, *_, ports = guarded
+    others = keys_file.read_text()
+    sent = {"Authorization": f"Bearer {keys.add(keys_file, 'short', 'infer')}"}
+    connection = http.client.HTTPConnection(service.url.removeprefix("http://"), timeout=WAIT_S)
+
+    def wait_for(status):
+        ends_s = time.monotonic() + WAIT_S
+        while time.monotonic() < ends_s:
+            connection.request("POST", PREDICT, GREY, {**JPEG, **sent})
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == status:
+                return
+        raise AssertionError(f"never {status}")
+
+    wait_for(200)  # The file is looked at once a second.
+    opened, messages = connection.sock, queue.Queue()
+    messages.put(image_request(GREY))
+    metadata = (("authorization", sent["Authorization"]),)
+    with (
+        contextlib.closing(connection),
+        grpc.insecure_channel(f"127.0.0.1:{ports['public']}") as channel,
+        httpx.stream("GET", service.url + "/v1/stats/stream", headers=sent, timeout=WAIT_S) as stats,
+    ):
+        lines = stats.iter_lines()
+        assert "event: stats" in lines
+        stream = method(channel, "ModelStreamInfer")(iter(messages.get, None), timeout=WAIT_S, metadata=metadata)
+        assert not next(stream).error_message
+        keys_file.write_text(others)
+        wait_for(401)
+        assert connection.sock is opened
+        messages.put(image_request(GREY))
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stream)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        messages.put(None)
+        ends_s = time.monotonic() + WAIT_S
+        for _ in lines:  # What was sent before; then the stream ends.
+            assert time.monotonic() < ends_s
 
 
 @pytest.mark.parametrize(

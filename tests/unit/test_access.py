@@ -176,6 +176,7 @@ def test_the_file_is_read_again_when_it_changes(file: Path, caplog: pytest.LogCa
     assert known.find(second.encode()) is None, "it looks once a second"
     now_s = 2.0
     assert known.find(second.encode()) is not None
+    assert known.find(second.encode()) is known.find(second.encode()), "it is remembered"
     file.write_text("what is this")
     now_s = 4.0
     assert known.find(first.encode()) is not None, "a broken file changes nothing"
@@ -296,7 +297,7 @@ def test_so_many_a_minute_and_no_more() -> None:
     pace = Pace(60)
     for _ in range(60):
         assert pace.wait_s(100.0) == 0
-        pace.take(100.0)
+        pace.take()
     assert pace.wait_s(100.0) == pytest.approx(1)
     assert pace.wait_s(100.5) == pytest.approx(0.5)
     assert pace.wait_s(101.0) == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +16,11 @@ from app.access.keys import CallerLimits
 from app.access.shares import Shares
 from app.errors import ServiceError
 from app.scheduling.scheduler import Scheduler
+from app.serving.filling import Filling
+from app.serving.terms import Terms
+from tests.support.images import png
+
+WIDE = png(size=(20, 5))
 
 
 def caller(name: str = "a", **limits: float) -> Caller:
@@ -75,6 +83,23 @@ def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     with shares.request(limited):
         pass
     assert len(shares) == 0
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at_in_tiles(limited: bool) -> None:
+    filling = Filling(None, None, 10**9, None, reads_pixels=False)  # type: ignore[arg-type]
+    given_back: list[int] = []
+    served: Any = SimpleNamespace(slots=SimpleNamespace(give=given_back.append))
+    with Shares().request(caller(pixels=150 if limited else 0)) as portion:
+        terms = Terms(0.0, portion=portion)
+        assert filling.size_of(served, terms, WIDE) == (20, 5)
+        if limited:
+            assert "150 pixels" in refused(filling.size_of, served, terms, WIDE).message
+            filled = filling.image(served, terms, WIDE, 7, 0)
+            assert refused(asyncio.run, filled).code == "QUEUE_FULL"
+            assert given_back == [7]
+        else:
+            filling.size_of(served, terms, WIDE)
 
 
 def test_priorities_are_for_those_who_may() -> None:

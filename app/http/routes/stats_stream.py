@@ -7,7 +7,7 @@ that takes milliseconds, so a thread does it, and only while somebody listens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.errors import ServiceError
+from app.http.edge import BIND
 from app.serving.service import Service
 from app.serving.snapshot import snapshot
 
@@ -46,14 +47,16 @@ class StatsFeed:
         """Listen no longer."""
         self.listeners -= 1
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Server-sent events, each with the JSON of `/v1/stats`. A slow listener misses some and is never behind.
 
-        Ends when the service shuts down.
+        Ends when the service shuts down, or the listener is not `admitted` any more: its key was taken back.
         """
         yield b"retry: 2000\n\n"
         while not self._service.readiness.draining:
             text = await asyncio.shield(self._following())
+            if not admitted():
+                break
             yield b"event: stats\ndata: " + text + b"\n\n"
 
     def _following(self) -> asyncio.Task[bytes]:
@@ -79,9 +82,9 @@ def _collected_json(service: Service) -> bytes:
 class _EventStream(StreamingResponse):
     """A stream that leaves its feed however it ends, also when not one event was sent."""
 
-    def __init__(self, feed: StatsFeed) -> None:
+    def __init__(self, feed: StatsFeed, admitted: Callable[[], bool]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(feed.events(), media_type="text/event-stream", headers=headers)
+        super().__init__(feed.events(admitted), media_type="text/event-stream", headers=headers)
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,5 +101,14 @@ async def stats_stream(request: Request) -> Response:
     if not state.service.metrics.enabled:
         raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
     feed: StatsFeed = state.stats_feed
+    access, scope = state.ingress.access, request.scope
+
+    def admitted() -> bool:
+        try:
+            access.admit("infer", scope.get(BIND, "public"), scope["headers"], scope["anychip"].address)
+        except ServiceError:
+            return False
+        return True
+
     feed.join()
-    return _EventStream(feed)
+    return _EventStream(feed, admitted)
