@@ -208,16 +208,25 @@ def _rows(document: dict[str, Any]) -> list[list[report.Cell]]:
         within = whole.get("within")
         agreement = ", ".join(f"{name} {value:.3g}" for name, value in each["agreement"].items())
         cells = [each["engine"], each["precision"], each["verdict"], *numbers]
-        rows.append([*cells, None if within is None else f"{within:.2%}", agreement])
+        cells += [None if within is None else f"{within:.2%}", agreement]
+        if _has_accuracy(document):  # Of every precision in one column, so that they stand side by side.
+            cells.append(", ".join(f"{key} {value:.4g}" for key, value in each["accuracy"].items()))
+        rows.append(cells)
     return rows
+
+
+def _has_accuracy(document: dict[str, Any]) -> bool:
+    return any(each["accuracy"] for each in document["comparisons"])
+
+
+def _columns(document: dict[str, Any]) -> tuple[str, ...]:
+    return (*_COLUMNS, "accuracy") if _has_accuracy(document) else _COLUMNS
 
 
 def _findings(document: dict[str, Any]) -> list[str]:
     lines = []
     for each in document["comparisons"]:
         name = f"{each['engine']} in {each['precision']}"
-        if each["accuracy"]:
-            lines.append(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in each["accuracy"].items()))
         if each["verdict"] != "agrees":
             lines.append(f"{name} {'differs' if each['verdict'] == 'differs' else 'refuses'}: {each['reason']}")
         if each["culprit"]:
@@ -249,7 +258,7 @@ def show(document: dict[str, Any]) -> None:
     console = report.console()
     simulated = " (simulated)" if document["simulated"] else ""
     console.print(f"{document['model']} on {document['device']}{simulated} against float32 on the CPU")
-    console.print(report.table("", _COLUMNS, _rows(document)))
+    console.print(report.table("", _columns(document), _rows(document)))
     for line in _findings(document):
         console.print(line, soft_wrap=True)
     if worst := _worst_rows(document):
@@ -262,7 +271,7 @@ def markdown(document: dict[str, Any]) -> str:
     environment = "".join(f"- {name}: {value}\n" for name, value in document["environment"].items() if value != "")
     findings = "".join(f"- {line}\n" for line in _findings(document))
     layers = report.markdown_table(("precision", "layer", "alone", "sum"), _worst_rows(document))
-    parts = [head + environment, report.markdown_table(_COLUMNS, _rows(document)), findings]
+    parts = [head + environment, report.markdown_table(_columns(document), _rows(document)), findings]
     return "\n".join([*parts, "## Layers with the largest error\n", layers] if document["layers"] else parts)
 
 

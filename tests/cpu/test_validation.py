@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from backends import CompileOptions, Executable, LoadedNetwork
 from backends.cpu import CpuBackend
 from backends.engines import EagerEngine, Engine, OnnxRuntimeEngine, compile_first
 from models import Model, open_model, parse_spec
+from models.sample import IMAGES
+from models.sample.generator import KINDS
 
 WRONG = 1.5
 
@@ -257,3 +260,45 @@ def test_agreement_counts_classes_and_boxes() -> None:
     other[1, 7] = 9
     found = whole.agreement_of(model, [logits], [other])
     assert found == {"top1": 0.5, "top5": pytest.approx(0.9)}
+
+
+def labelled_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, float]]:
+    """What `anychip validate` says of accuracy, by precision."""
+    options = ["--weights", "sample", "--device", "cpu", "--engines", "eager", "--no-layers", "--limit", "2", "--json"]
+    assert main(["validate", *arguments, *options]) == 0
+    return {each["precision"]: each["accuracy"] for each in json.loads(capsys.readouterr().out)["comparisons"]}
+
+
+def test_the_command_measures_top1_on_a_folder_for_each_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in IMAGES.glob("classify_*.jpg"):
+        folder = tmp_path / file.stem.removeprefix("classify_")
+        folder.mkdir()
+        shutil.copy(file, folder)
+    shutil.copy(IMAGES / "classify_star.jpg", tmp_path / "heart")
+    labels = ("--labels", str(tmp_path), "--images", str(tmp_path))
+    found = labelled_command(capsys, "resnet50", *labels, "--precisions", "fp32,bf16")
+    assert set(found) == {"fp32", "bf16"}
+    assert all(each == {"top1": 0.75, "images": 4.0} for each in found.values())
+
+
+def test_the_command_measures_map_on_labels_of_coco(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = json.loads((IMAGES / "expected.json").read_text())
+    document: dict[str, list[Any]] = {"images": [], "annotations": [], "categories": []}
+    document["categories"] = [{"id": number + 1, "name": kind} for number, kind in enumerate(KINDS)]
+    for number in (1, 2, 3):
+        document["images"].append({"id": number, "file_name": f"detect_{number}.jpg"})
+        for thing in expected[f"detect_{number}.jpg"]["objects"]:
+            x1, y1, x2, y2 = (thing["box"][side] for side in ("x1", "y1", "x2", "y2"))
+            category = KINDS.index(thing["label"]) + 1
+            box = [x1, y1, x2 - x1, y2 - y1]
+            document["annotations"].append({"image_id": number, "category_id": category, "bbox": box})
+    (tmp_path / "coco.json").write_text(json.dumps(document))
+    labels = ("--coco", str(tmp_path / "coco.json"), "--images", str(IMAGES))
+    found = labelled_command(capsys, "yolov8n", *labels, "--precisions", "fp32")["fp32"]
+    assert found["images"] == 3
+    assert found["map50"] == pytest.approx(1, abs=0.02)
+    assert 0.7 < found["map50_95"] < found["map50"]
+    assert main(["validate", "yolov8n", "--coco", str(tmp_path / "coco.json")]) == 1
+    assert "--coco needs --images" in capsys.readouterr().err
