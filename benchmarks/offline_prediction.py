@@ -2,11 +2,10 @@
 
     python -m benchmarks.offline_prediction --images 20000
 
-One process measures, one after the other: decoding alone (every decoder thread, nothing else), the device alone (full
-batches, nothing decoded) and the whole command with its output file. The device is `null`, which sleeps for as long as
-it is told and takes no processor time, so that the smaller of the two rates is what the command could reach. Twice:
-with a device that is faster than decoding, and with one that is slower. The command's rate is the one it prints: from
-the first image on, without the time that loading takes.
+One process measures, one after the other: decoding alone (the command's decoder threads, and nothing else), the
+device alone (full batches, nothing decoded) and the whole command with its output file. The device is `null`, which
+sleeps for as long as it is told and takes no processor time, so that the smaller of the two rates is what the command
+could reach. The command's rate is the one it prints: from the first image on, without the time that loading takes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import re
 import resource
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,7 @@ from app.cli import main as anychip
 from app.config import Settings
 from app.tools.image_sources import find_images
 from app.tools.offline import LocalPredictor
-from backends import host, null
+from backends import null
 from models import Options, open_model, parse_spec
 
 _MODEL = "resnet18"
@@ -54,15 +52,14 @@ def decoding_rate(predictor: LocalPredictor, folder: Path, batch_size: int) -> f
     """Images a second that all decoder threads place into batches, with nothing else to do."""
     sources = list(find_images([str(folder)]))
     pixels = torch.zeros((batch_size, 224, 224, 3), dtype=torch.uint8)
-    threads = host.core_count()
+    threads = predictor.threads
 
     def decode(first: int) -> None:
         for number in range(first, len(sources), threads):
             predictor.decode(sources[number], pixels[number % batch_size])
 
     started_s = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(decode, range(threads)))
+    list(predictor.decoders.map(decode, range(threads)))
     return len(sources) / (time.perf_counter() - started_s)
 
 

@@ -13,15 +13,20 @@ from pathlib import Path
 
 import orjson
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from app.cli import main
+from app.config import Settings
 from app.tools.arguments import CommandError
 from app.tools.image_sources import ImageSource, find_images
+from app.tools.offline import LocalPredictor
 from app.tools.outcomes import FileOutcome, Journal, read_lines
 from app.tools.tables import COLUMNS, convert
+from backends import host
+from models import Options, open_model, parse_spec
 from models.sample import IMAGES
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +182,36 @@ def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     assert main([*arguments, "--resume"]) == 0
     assert "2 images, 0 failed" in capsys.readouterr().err
     assert len(lines(output)) == 4
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_are_in_order_however_many_batches_a_device_takes_at_a_time(tmp_path, capsys, depth):
+    for number in range(18):
+        image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
+    (tmp_path / "in" / "05.png").write_text("no image")
+    Image.new("RGB", (17, 8), "blue").save(tmp_path / "in" / "09.png")
+    output = tmp_path / "out.jsonl"
+    arguments = ["predict", "resnet18", str(tmp_path / "in"), "--output", str(output), "--batch-size", "4", *NULL]
+    assert main([*arguments, "--null", f"delay_ms=2,depth={depth}"]) == 1
+    assert [line.get("width", 0) for line in lines(output)] == [0 if n == 5 else 8 + n for n in range(18)]
+    # A device that fails ends the command; what was answered before is written.
+    capsys.readouterr()
+    assert main([*arguments, "--overwrite", "--null", f"delay_ms=2,depth={depth},fail=#0000ff"]) == 1
+    assert "told to fail" in capsys.readouterr().err
+    assert [Path(line["file"]).name for line in lines(output)] == [f"{number:02}.png" for number in range(8)]
+
+
+def test_a_decoder_computes_alone_and_the_device_s_thread_with_every_core(tmp_path):
+    settings = Settings(device="cpu", engine="eager", precision="fp32", cache_dir=tmp_path, decoders=3)
+    model = open_model(parse_spec("resnet18:random"), tmp_path)
+    predictor = LocalPredictor(model, settings, Options(), 1)
+    try:
+        assert {future.result() for future in [predictor.decoders.submit(torch.get_num_threads) for _ in range(9)]} == {
+            1
+        }
+        assert predictor._device_thread.submit(torch.get_num_threads).result() == host.core_count()
+    finally:
+        predictor.close()
 
 
 def test_the_answers_of_batches_are_those_of_single_images(tmp_path):
