@@ -3,7 +3,9 @@
     .venv/bin/python -m benchmarks.fairness --json
 
 The modest client sends one image at a time, the greedy one as many as it is told, from another address. Compared is the
-99th percentile of the modest client's latency beside the greedy one with what it is alone. Owns: this measurement.
+99th percentile of the modest client's latency beside the greedy one with what it is alone. A batch that has begun is
+not stopped, so the least that can be is the rest of that batch and the modest client's own: twice a batch where all
+sizes take as long, and the client asks as soon as it is answered. Owns: this measurement.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
 import sys
 import time
@@ -29,11 +32,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default: %(default)g)")
     parser.add_argument("--greedy", type=int, default=64, help="requests of the greedy client at a time")
     parser.add_argument("--delay-ms", type=float, default=20.0, help="that a batch takes (default: %(default)g)")
+    parser.add_argument("--image-delay-ms", type=float, default=0.0, help="that each of its images adds to it")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="between the modest client's requests, at most")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    null = ("--device", "null", "--null", f"delay_ms={given.delay_ms:g}", "--batch-sizes", "1,2,4,8")
+    delay = f"delay_ms={given.delay_ms:g},image_delay_ms={given.image_delay_ms:g}"
+    null = ("--device", "null", "--null", delay, "--batch-sizes", "1,2,4,8")
     with servers.service(_MODEL, "--weights", "random", *null) as server:
-        report = asyncio.run(measure(server.port, given.seconds, given.greedy))
+        report = asyncio.run(measure(server.port, given.seconds, given.greedy, given.pause_ms / 1e3))
     if given.json:
         print(json.dumps(report, indent=2))
     else:
@@ -42,14 +48,14 @@ def main() -> None:
     print(f"aim: at most {AIM} times: {'met' if report['ratio'] <= AIM else 'missed'}", file=sys.stderr)
 
 
-async def measure(port: int, seconds: float, greedy: int) -> dict[str, float]:
+async def measure(port: int, seconds: float, greedy: int, pause_s: float = 0.0) -> dict[str, float]:
     """The modest client alone, then beside the greedy one."""
     image = min(IMAGES.glob("*.jpg"), key=lambda path: path.stat().st_size).read_bytes()
     await client(port, "127.0.0.1", image, 1.0)
-    alone_s = sorted(await client(port, "127.0.0.1", image, seconds))
+    alone_s = sorted(await client(port, "127.0.0.1", image, seconds, pause_s))
     crowd = [asyncio.create_task(client(port, "127.0.0.2", image, seconds + 2)) for _ in range(greedy)]
     await asyncio.sleep(1)
-    beside_s = sorted(await client(port, "127.0.0.1", image, seconds))
+    beside_s = sorted(await client(port, "127.0.0.1", image, seconds, pause_s))
     theirs = [latency for each in await asyncio.gather(*crowd) for latency in each]
     return {
         "alone_p50_ms": _percentile(alone_s, 0.5) * 1e3,
@@ -62,8 +68,11 @@ async def measure(port: int, seconds: float, greedy: int) -> dict[str, float]:
     }
 
 
-async def client(port: int, address: str, image: bytes, seconds: float) -> list[float]:
-    """Latencies in seconds of one request after the other from an address; those that were refused do not count."""
+async def client(port: int, address: str, image: bytes, seconds: float, pause_s: float = 0.0) -> list[float]:
+    """Latencies in seconds of one request after the other from an address, with a pause of up to `pause_s` between
+    them; those that were refused do not count.
+    """
+    pauses = random.Random(0)
     head = f"POST /v1/models/{_MODEL}:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
     request = f"{head}Content-Length: {len(image)}\r\n\r\n".encode() + image
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
@@ -71,6 +80,7 @@ async def client(port: int, address: str, image: bytes, seconds: float) -> list[
     ends_s = time.monotonic() + seconds
     try:
         while time.monotonic() < ends_s:
+            await asyncio.sleep(pauses.uniform(0.0, pause_s))
             began_s = time.monotonic()
             writer.write(request)
             answer = await reader.readuntil(b"\r\n\r\n")

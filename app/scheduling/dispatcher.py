@@ -28,9 +28,10 @@ from app.scheduling.handover import Handovers
 from app.scheduling.outcome import Outcome, Pending, too_late
 from app.scheduling.plans import how_served, worker_devices, worker_plans
 from app.scheduling.profiles import Profile, store_sizes
+from app.scheduling.queue import Batch, Item, Reservation
 from app.scheduling.readiness import ModelState, Readiness
 from app.scheduling.releases import Releases
-from app.scheduling.scheduler import Batch, Item, Reservation, Scheduler
+from app.scheduling.scheduler import Scheduler
 from app.scheduling.served_model import ServedModel
 from app.workers.arena import Arena
 from app.workers.growth import LARGEST
@@ -310,7 +311,8 @@ class Dispatcher:
 
     def _computed(self, worker: WorkerProcess, done: Computed) -> None:
         now_s = time.monotonic()
-        batch = self.scheduler.finish(worker.id, done.batch_id, now_s, learn=not done.fitted)
+        learn, prepare_s = not done.fitted, done.prepare_s
+        batch = self.scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
         # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
         if len(done.results) != len(batch.items):
             self._lost(worker, batch, f"{len(done.results)} results came for {len(batch.items)} items")

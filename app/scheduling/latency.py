@@ -87,6 +87,13 @@ class Ladder:
             self._best[waiting] = best
         return best
 
+    def short_size(self, rate_kept: float, now: float) -> int:
+        """The smallest size that answers at least such a share of the most images a second, as measured at the start:
+        what is learned since goes up and down by as much as sizes differ.
+        """
+        rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
+        return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
+
     def best_s(self, waiting: int, now: float) -> float:
         """Seconds expected of the next batch when `waiting` items are there."""
         if self._usable < len(self.sizes):

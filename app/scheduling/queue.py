@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from app.scheduling.latency import Lateness
 
@@ -84,6 +84,15 @@ class Batch(Generic[T]):
     items: tuple[Item[T], ...]
     size: int
     dispatched_s: float
+
+
+class LostBatches(NamedTuple, Generic[T]):
+    """The batches that a lost worker never finished, in the order sent."""
+
+    begun: tuple[Batch[T], ...]
+    """Those that may have been running: one of them may be the reason for the loss."""
+    waiting: tuple[Batch[T], ...]
+    """Those that cannot have begun."""
 
 
 @dataclass(slots=True)

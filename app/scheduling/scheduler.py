@@ -8,10 +8,11 @@ no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must 
                                       └─ discard: the client left, the deadline passed
 
 Work-conserving: an idle worker gets whatever is there, at once. While it computes, one full batch may wait in front of
-it; a partial batch keeps filling until the worker is free. Models share a worker by device time, not by requests: each
-has a virtual clock that runs on by the seconds its batches take, and the model furthest behind goes first (start-time
-fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its deadline is refused at the door; what has
-become hopeless meanwhile is dropped when a batch is formed, never computed.
+it; a partial batch keeps filling until the worker is free, and while several clients ask a full one is sent late, so
+that whoever comes meanwhile has a place in it (app.scheduling.sharing). Models share a worker by device time, not by
+requests: each has a virtual clock that runs on by the seconds its batches take, and the model furthest behind goes
+first (start-time fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its deadline is refused at the
+door; what has become hopeless meanwhile is dropped when a batch is formed, never computed.
 
 After a worker is lost, the items that may have been the reason run alone: nothing else is on their worker meanwhile, so
 that a second loss shows which one it was.
@@ -22,24 +23,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import count
-from typing import Generic, NamedTuple
+from typing import Generic
 
 from app.scheduling.latency import Ladder, Lane, last_s
-from app.scheduling.queue import Batch, DeadlineUnreachableError, Item, Queue, QueueFullError, Reservation, T
+from app.scheduling.queue import (
+    Batch,
+    DeadlineUnreachableError,
+    Item,
+    LostBatches,
+    Queue,
+    QueueFullError,
+    Reservation,
+    T,
+)
+from app.scheduling.sharing import RATE_KEPT, Sharing
 from app.scheduling.worker_state import WorkerState
-
-__all__ = [
-    "PRIORITY_WORTH_S",
-    "REQUEST_SHARE",
-    "WAY_BACK",
-    "Batch",
-    "DeadlineUnreachableError",
-    "Item",
-    "LostBatches",
-    "QueueFullError",
-    "Reservation",
-    "Scheduler",
-]
 
 PRIORITY_WORTH_S = 1.0
 """Waiting time that one level of priority is worth: whoever waits long enough overtakes, so nobody starves."""
@@ -55,15 +53,6 @@ WAY_BACK = 0.04
 _USUAL_RATE = 0.2
 
 
-class LostBatches(NamedTuple, Generic[T]):
-    """The batches that a lost worker never finished, in the order sent."""
-
-    begun: tuple[Batch[T], ...]
-    """Those that may have been running: one of them may be the reason for the loss."""
-    waiting: tuple[Batch[T], ...]
-    """Those that cannot have begun."""
-
-
 class Scheduler(Generic[T]):
     """Queues in front of workers. Not thread-safe: one thread (the event loop) calls it."""
 
@@ -76,6 +65,7 @@ class Scheduler(Generic[T]):
         self._serving: dict[str, tuple[tuple[WorkerState[T], Ladder], ...]] = dict.fromkeys(queue_limits, ())
         self._free: dict[str, WorkerState[T]] = {}  # The workers that have a credit.
         self._max_wait_s = max_wait_s
+        self._clients = Sharing()
         self._ids = count(1)
         self._order = count()
 
@@ -99,6 +89,7 @@ class Scheduler(Generic[T]):
         """Reserve room for `images` of a client, all or none. Raises QueueFullError, DeadlineUnreachableError."""
         expected_s = self.check(model, images, deadline_s, priority, now)
         queue = self._queues[model]
+        self._clients.asked(client, now)
         if images > 1:
             expected_s, _ = self._expected_s(model, priority, 1, now)
         lost = queue.lost_workers
@@ -213,8 +204,8 @@ class Scheduler(Generic[T]):
         """The worker's memory held no more than `size` images of the model: no larger batches for a while."""
         self._workers[name].ladders[model].limit(size, now)
 
-    def finish(self, name: str, batch_id: int, now: float, *, learn: bool = True) -> Batch[T]:
-        """A batch is done; `learn`: whether the time it took says anything about the next. Raises KeyError."""
+    def finish(self, name: str, batch_id: int, now: float, *, learn: bool = True, prepare_s: float = 0.0) -> Batch[T]:
+        """A batch is done; `learn`: whether its time says anything of others; `prepare_s`: Done's. Raises KeyError."""
         worker = self._workers[name]
         batch = worker.batches.pop(batch_id)
         worker.alone = False
@@ -226,6 +217,7 @@ class Scheduler(Generic[T]):
         worker.served_s[batch.model] += taken_s - ladder.of(batch.size)
         if learn:
             ladder.learn(batch.size, taken_s)
+            worker.learn_preparation(prepare_s)
             queue.late(batch.items, now)
         worker.free_s = now + sum([worker.ladders[other.model].of(other.size) for other in worker.batches.values()])
         return batch
@@ -237,7 +229,7 @@ class Scheduler(Generic[T]):
         formed = True
         while formed and self._free and any(queue.depth for queue in self._queues.values()):
             formed = False
-            free = [worker for worker in self._free.values() if not worker.batches or self._fills(worker, now)]
+            free = [worker for worker in self._free.values() if not worker.batches or self._takes_more(worker, now)]
             if len(free) > 1:
                 free.sort(key=lambda worker: self._done_s(worker, now))
             for worker in free:
@@ -249,17 +241,21 @@ class Scheduler(Generic[T]):
         return batches, dropped
 
     def wake_at(self, now: float) -> float | None:
-        """When to dispatch again though nothing has happened: a batch for an idle worker has waited `max_wait_s`.
+        """When to dispatch again though nothing has happened: a batch for an idle worker has waited `max_wait_s`, or
+        the next of a busy one is due.
 
         To be asked after `dispatch`: what an idle worker did not take then waits for another worker, not for a moment.
         """
-        if not self._max_wait_s:
-            return None
-        wake_s = [
-            queue.oldest_s() + self._max_wait_s
-            for model, queue in self._queues.items()
-            if queue.depth and not all(worker.batches for worker, _ in self._serving[model])
-        ]
+        wake_s: list[float] = []
+        if self._clients.at(now):
+            busy = [worker for worker in self._free.values() if worker.batches]
+            wake_s += [worker.next_at_s for worker in busy if self._fills(worker, now)]
+        if self._max_wait_s:
+            wake_s += [
+                queue.oldest_s() + self._max_wait_s
+                for model, queue in self._queues.items()
+                if queue.depth and not all(worker.batches for worker, _ in self._serving[model])
+            ]
         return min((each for each in wake_s if each > now), default=None)
 
     def _membership_changed(self) -> None:
@@ -278,6 +274,10 @@ class Scheduler(Generic[T]):
     def _fills(self, worker: WorkerState[T], now: float) -> bool:
         """Whether a full batch waits for the worker: nothing less goes behind another batch."""
         return any(self._queues[model].depth >= ladder.ceiling(now) for model, ladder in worker.ladders.items())
+
+    def _takes_more(self, worker: WorkerState[T], now: float) -> bool:
+        """Whether a batch is sent to a worker that computes one."""
+        return self._fills(worker, now) and (not self._clients.at(now) or now >= worker.next_at_s)
 
     def _done_s(self, worker: WorkerState[T], now: float) -> float:
         """When the next batch of this worker would be done: the least of these gets the next items."""
@@ -367,9 +367,10 @@ class Scheduler(Generic[T]):
     def _take(self, model: str, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> list[Item[T]]:
         """Take the items of a batch out of the queue; those that are hopeless go to `dropped`."""
         queue, ladder = self._queues[model], worker.ladders[model]
+        most = ladder.short_size(RATE_KEPT, now) if self._clients.at(now) else queue.depth
         items: list[Item[T]] = []
         hopeless: list[Item[T]] = []
-        wanted = ladder.best_size(queue.depth, now)
+        wanted = ladder.best_size(min(queue.depth, most), now)
         best_s = here_s = now + worker.wait_s(now) + ladder.of(wanted)
         while queue.depth and len(items) < wanted:
             item = queue.first()

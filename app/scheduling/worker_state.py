@@ -8,7 +8,9 @@ from typing import Generic
 
 from app.scheduling.latency import Ladder
 from app.scheduling.queue import Batch, T
+from app.scheduling.sharing import early_s
 
+_LEARNING_RATE = 0.2
 _CREDITS = 2  # One batch running, one in front of the worker.
 
 
@@ -26,6 +28,7 @@ class WorkerState(Generic[T]):
     clock_s: float = 0.0
     free_s: float = 0.0  # When all that is in flight is expected to be done.
     finished_s: float = 0.0
+    prepare_s: float = 0.0  # What it does for a batch while it computes the one before.
     retiring: bool = False
     alone: bool = False  # It has an item that must be its only one.
     batches: dict[int, Batch[T]] = field(default_factory=dict)
@@ -39,9 +42,19 @@ class WorkerState(Generic[T]):
         return max(0.0, self.free_s - now) if self.batches else 0.0
 
     @property
+    def next_at_s(self) -> float:
+        """From when on it takes a batch behind the one that it computes, while several clients ask."""
+        running_s = sum([self.ladders[batch.model].of(batch.size) for batch in self.batches.values()])
+        return self.free_s - early_s(running_s, self.prepare_s)
+
+    @property
     def has_credit(self) -> bool:
         """Whether another batch may be sent to it."""
         return not self.retiring and not self.alone and len(self.batches) < _CREDITS
+
+    def learn_preparation(self, seconds: float) -> None:
+        """What it did for a batch while it computed the one before."""
+        self.prepare_s += _LEARNING_RATE * (seconds - self.prepare_s)
 
     def begun(self) -> int:
         """How many of the batches may have begun: a device of depth 2 starts one before the one before is done."""

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from app.errors import ServiceError
 from app.scheduling.dispatcher import Dispatcher
-from app.scheduling.scheduler import DeadlineUnreachableError, QueueFullError, Reservation
+from app.scheduling.queue import DeadlineUnreachableError, QueueFullError, Reservation
 from app.scheduling.served_model import ServedModel
 from app.serving.readiness import ServiceReadiness
 from app.serving.terms import Terms

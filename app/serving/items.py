@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.outcome import Outcome
-from app.scheduling.scheduler import Reservation
+from app.scheduling.queue import Reservation
 from app.scheduling.served_model import ServedModel
 from app.serving.recorder import ItemRecorder
 from app.serving.terms import Terms

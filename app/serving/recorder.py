@@ -17,7 +17,7 @@ from app.errors import ClientLeftError, ServiceError
 from app.observability.metrics import Exemplar
 from app.observability.tracing import RequestTrace
 from app.scheduling.outcome import Outcome, Pending, too_late
-from app.scheduling.scheduler import Item
+from app.scheduling.queue import Item
 from app.scheduling.served_model import ServedModel
 
 if TYPE_CHECKING:

@@ -171,7 +171,8 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     `results`, in order: the layout of what `Model.reduce` returned for each item, None where the network computed NaN
     or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory held, where it
     did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes with this, for
-    results that are too large for their place; 0: there is none.
+    results that are too large for their place; 0: there is none. `prepare_s`: seconds the worker took to begin it
+    while it computed the batch before.
     """
 
     batch_id: int
@@ -179,6 +180,7 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     infer_s: float
     fitted: int = 0
     overflow_bytes: int = 0
+    prepare_s: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

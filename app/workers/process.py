@@ -75,13 +75,15 @@ class WorkerPlan:
 @dataclass(frozen=True, slots=True)
 class Computed:
     """A batch is done. `results`: each item's, in order, None where the network computed NaN or infinity; `infer_s`:
-    seconds the device took; `fitted`: how many items at once its memory held, where that was not the whole batch.
+    seconds the device took; `fitted`: how many items at once its memory held, where that was not the whole batch;
+    `prepare_s`: as in Done.
     """
 
     batch_id: int
     results: list[Result]
     infer_s: float
     fitted: int = 0
+    prepare_s: float = 0.0
 
 
 Message: TypeAlias = Computed | Failed | Stats | Released | HandOver
@@ -365,7 +367,8 @@ class WorkerProcess:
             assert self._channel is not None
             overflow = map_overflow(self._channel.take_descriptor(), done.overflow_bytes)
         places = [self._arena.result(run.model, slot) for slot in run.slots]
-        return Computed(done.batch_id, read_results(done.results, places, overflow), done.infer_s, done.fitted)
+        results = read_results(done.results, places, overflow)
+        return Computed(done.batch_id, results, done.infer_s, done.fitted, done.prepare_s)
 
     def _close(self, reason: str) -> None:
         if not self._closed.done():

@@ -77,15 +77,17 @@ class _UnderWay:
     started: Started
     started_s: float
     expected_s: float
+    prepare_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A batch's results, not sent yet. `fitted`: as in Done."""
+    """A batch's results, not sent yet. `fitted`, `prepare_s`: as in Done."""
 
     results: list[Result]
     infer_s: float
     fitted: int = 0
+    prepare_s: float = 0.0
 
 
 class Worker:
@@ -145,7 +147,7 @@ class Worker:
         except (ResultError, OSError, ValueError) as error:
             self._link.send(_failed(run, error))
             return
-        done = Done(run.batch_id, layouts, computed.infer_s, computed.fitted, overflow_bytes)
+        done = Done(run.batch_id, layouts, computed.infer_s, computed.fitted, overflow_bytes, computed.prepare_s)
         self._link.send(done, (descriptor,) if overflow_bytes else ())
 
     def _start(self, run: Run) -> _UnderWay | None:
@@ -158,6 +160,7 @@ class Worker:
         loaded = self._models[run.model]
         if loaded.executable.depth == 1:
             return None
+        received_s = time.perf_counter()
         pixels = self._gathered(run)
         started_s = time.perf_counter()
         try:
@@ -168,7 +171,8 @@ class Worker:
             log.info("batch %d is tried again by itself: %s", run.batch_id, error)
             return None
         # A little less, so that waiting for a message never makes an answer late.
-        return _UnderWay(run, started, started_s, 0.9 * loaded.latency_s[run.batch_size])
+        expected_s, prepare_s = 0.9 * loaded.latency_s[run.batch_size], time.perf_counter() - received_s
+        return _UnderWay(run, started, started_s, expected_s, prepare_s)
 
     def _finish(self, under_way: _UnderWay) -> _Computed | Failed:
         """Raises DeviceLostError."""
@@ -181,7 +185,8 @@ class Worker:
             # The device was busy with the batch before until that was done.
             infer_s = now_s - max(under_way.started_s, self._done_s)
             self._done_s = now_s
-            return _Computed(self._reduced(run, outputs, run.asked(), run.batch_size), infer_s)
+            results = self._reduced(run, outputs, run.asked(), run.batch_size)
+            return _Computed(results, infer_s, prepare_s=under_way.prepare_s)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError:

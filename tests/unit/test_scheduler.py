@@ -11,14 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.scheduling.scheduler import (
-    PRIORITY_WORTH_S,
-    WAY_BACK,
-    DeadlineUnreachableError,
-    LostBatches,
-    QueueFullError,
-    Scheduler,
-)
+from app.scheduling import sharing
+from app.scheduling.queue import DeadlineUnreachableError, LostBatches, QueueFullError
+from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
 FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
@@ -924,12 +919,12 @@ class Simulation:
 
     def run(self, until_s=NEVER):
         while self._events and self._events[0][0] < until_s:
-            now, _, what, arguments = heapq.heappop(self._events)
-            what(now, *arguments)
-            batches, dropped = self.scheduler.dispatch(now)
+            self.now, _, what, arguments = heapq.heappop(self._events)
+            what(self.now, *arguments)
+            batches, dropped = self.scheduler.dispatch(self.now)
             self.dropped += dropped
             for batch in batches:
-                self._start(now, batch)
+                self._start(self.now, batch)
         return self
 
     def _start(self, now, batch):
@@ -970,6 +965,84 @@ def test_a_request_of_64_images_does_not_keep_single_ones_waiting(ladder, slack)
     assert len(large) == 64
     assert max(now for _, now in large) - 2.0 < 64 / (0.25 * 8 / ladder[8]) + 4 * ladder[8]
     assert max(waits(singles)) < slack * ladder[8]
+
+
+class Crowd(Simulation):
+    """Clients that ask for one image after the other: 64 requests of a greedy one at a time, one of a modest one."""
+
+    def __init__(self, ladder, noise, pause_s):
+        super().__init__(ladder, noise=noise)
+        self.pause_s, self.modest_s, self.woken_s = pause_s, [], 0.0
+        for _ in range(64):
+            self.at(0.0, self.ask, "greedy")
+        self.at(1.0, self.ask, "modest")
+
+    def ask(self, now, client):
+        self.scheduler.enqueue(self.scheduler.reserve("m", 1, NEVER, 0, now, client=client), None, now)
+
+    def run(self, until_s=NEVER):
+        while self._events and self._events[0][0] < until_s:
+            super().run(self._events[0][0] + 1e-9)
+            wake_s = self.scheduler.wake_at(self.now)
+            if wake_s is not None and wake_s != self.woken_s:
+                self.woken_s = wake_s
+                self.at(max(self.now + 0.001, wake_s), lambda _: None)  # As the event loop's timers are.
+        return self
+
+    def _finish(self, now, batch):
+        super()._finish(now, batch)
+        for item in batch.items:
+            client = item.reservation.client
+            self.scheduler.release(item.reservation)
+            if client == "modest":
+                self.modest_s.append(now - item.enqueued_s)
+                self.at(now + self.random.uniform(*self.pause_s), self.ask, client)
+            else:
+                self.at(now + 0.001, self.ask, client)
+
+
+CONSTANT = dict.fromkeys((1, 2, 4, 8), 0.02)
+
+
+@pytest.mark.parametrize("pause_s", [(0.001, 0.001), (0.0, 0.1)], ids=["at once", "any time"])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("ladder", [CONSTANT, FLAT, LINEAR], ids=["constant", "GPU", "CPU"])
+def test_beside_a_greedy_client_one_waits_for_the_batch_that_has_begun_and_its_own(ladder, noise, pause_s):
+    crowd = Crowd(ladder, noise, pause_s).run(20.0)
+    batch_s = ladder[4] if ladder is LINEAR else ladder[8]  # Half the size answers 97 % as many, in half the time.
+    early_s = 0.0 if pause_s[0] == pause_s[1] else sharing.early_s(batch_s, 0.0)
+    assert sorted(crowd.modest_s)[int(0.99 * len(crowd.modest_s))] < (2 * batch_s + early_s) * (1 + 3 * noise)
+    assert len(crowd.log) > 0.95 * 20 * max(size / taken_s for size, taken_s in ladder.items())
+
+
+def test_one_client_alone_has_its_next_batch_sent_at_once():
+    scheduler = make(ladder=CONSTANT)
+    for client, now in (("a", 0.0), ("a", 0.1), ("b", 2.0)):
+        for _ in range(16):
+            scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, now, client=client), None, now)
+        batches = dispatch(scheduler, now)
+        assert [len(batch.items) for batch in batches] == [8, 8]
+        for batch in batches:
+            scheduler.finish("w", batch.id, now + 0.02)
+
+
+def test_the_next_batch_is_sent_late_while_two_clients_ask_and_in_time():
+    scheduler = make(ladder=CONSTANT)
+    for client in "abababababababab":
+        scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
+    [first] = dispatch(scheduler)
+    due_s = scheduler.wake_at(0.0)
+    assert due_s == pytest.approx(0.02 - sharing.early_s(0.02, 0.0))
+    assert dispatch(scheduler, due_s - 0.001) == []
+    late = scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 5, 0.005, client="c"), None, 0.005)
+    [second] = dispatch(scheduler, due_s)
+    assert second.items[0] is late
+    scheduler.finish("w", first.id, 0.02, prepare_s=0.015)
+    assert scheduler.wake_at(0.02) is None, "nothing more is to be sent"
+    for client in "abababab":
+        scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.021, client=client), None, 0.021)
+    due_s = 0.04 - sharing.early_s(0.02, 0.2 * 0.015)
+    assert scheduler.wake_at(0.021) == pytest.approx(due_s), "the worker needs longer to begin it"
 
 
 def overloaded(load, ladder, workers=1, noise=0.1, seed=1, seconds=30.0, lasts_s=0.25):
