@@ -140,6 +140,15 @@ def internal_error() -> ServiceError:
     return ServiceError("INTERNAL", "internal error; quote the request id")
 
 
+def without_frames(error: ServiceError) -> ServiceError:
+    """The error without the calls that it came through, for who keeps it after `except`.
+
+    Their local variables would live as long as it does, and with an error in one of them for ever: among them a body.
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
+
+
 def error_body(code: Code, message: str, request_id: str) -> dict[str, str]:
     """The body of every error answer."""
     return {"error": message, "code": code, "request_id": request_id}

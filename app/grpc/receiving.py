@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from app.access.access import Caller
-from app.errors import ServiceError, invalid_request
+from app.errors import ServiceError, invalid_request, without_frames
 from app.grpc.call import Message
 from app.grpc.contents import RawRequest, parsed, split
 from app.protocols import wire
@@ -67,7 +67,7 @@ class Receiver:
             try:
                 request = await self._parsed(data, kind)
             except ServiceError as error:
-                request = error
+                request = without_frames(error)
             del data
             yield request
 

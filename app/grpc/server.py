@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.access.rules import Bind
 from app.access.tls import Tls
-from app.errors import ServiceError, internal_error
+from app.errors import ServiceError, internal_error, without_frames
 from app.grpc.entrance import Door, Entrance, Interceptor
 from app.grpc.messages import METHODS, POOL, SERVICE, message_of
 from app.grpc.methods import Methods, refuse
@@ -103,7 +103,7 @@ def _answering(
                     entry.about(request)
                     return await method(request, call)
         except ServiceError as error:
-            failure = error
+            failure = without_frames(error)
         except Exception:
             log.exception("%s failed", method.__name__)
             failure = internal_error()
@@ -126,7 +126,7 @@ def _streaming(
                     yield response
             return
         except ServiceError as error:
-            failure = error
+            failure = without_frames(error)
         except Exception:
             log.exception("%s failed", method.__name__)
             failure = internal_error()

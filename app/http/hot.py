@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from app.access.rules import Bind
-from app.errors import ClientLeftError, ServiceError, internal_error
+from app.errors import ClientLeftError, ServiceError, internal_error, without_frames
 from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
 from app.http.body import Body, Fields
@@ -127,6 +127,11 @@ class HotRequest(HttpRequest):
         elif self._arrived is not None and not self._arrived.done():
             self._arrived.set_exception(ClientLeftError())
             self._arrived.exception()  # Whoever reads hears it; nobody need read.
+
+    def end(self) -> None:
+        """Nobody reads it any more: what has come of the body is let go."""
+        self._buffer, self._view = b"", memoryview(b"")
+        self._arrived = self._reader = None
 
     async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:  # noqa: D102
         share.take(self._size)
@@ -305,7 +310,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             context.caller = self.ingress.access.admit("infer", self.bind, request.scope["headers"], context.address)
             return 200, "OK", await handler(self.ingress, request, *names)
         except ServiceError as error:
-            failed = error
+            failed = without_frames(error)
         except ClientLeftError:
             raise
         except Exception:
@@ -328,6 +333,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def _ended(self, request: HotRequest) -> None:
         """The connection is free for its next request."""
         self._request = None
+        request.end()
         self._unread = request.missing if request.keep_alive else 0
         self._general.take_back(keep_alive=request.keep_alive, unread=bool(request.missing))
         held, self._held = self._held, b""

@@ -10,22 +10,27 @@ for ever.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 from app.protocols.budget import Budget
 from backends.host import release_free_memory
 
-_WORTH_BYTES = 64 << 20
+_WORTH_BYTES = 16 << 20
 """Held in bodies, one after the other, until it is worth while."""
 _QUIET_S = 1.0
+
+
+def _release() -> None:
+    if gc.get_freeze_count():  # What was there at the start is not looked at: a collection takes milliseconds.
+        gc.collect()
+    release_free_memory()
 
 
 class Heap:
     """Of this process. `release` gives free memory back, in a thread, once no body was held for `quiet_s` seconds."""
 
-    def __init__(
-        self, bodies: Budget, release: Callable[[], None] = release_free_memory, quiet_s: float = _QUIET_S
-    ) -> None:
+    def __init__(self, bodies: Budget, release: Callable[[], None] = _release, quiet_s: float = _QUIET_S) -> None:
         self._bodies, self._release, self._quiet_s = bodies, release, quiet_s
         self._timer: asyncio.TimerHandle | None = None
         self._releasing: asyncio.Task[None] | None = None

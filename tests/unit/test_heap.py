@@ -42,13 +42,13 @@ async def turns():
 
 async def test_many_bodies_one_after_the_other_end_in_one_release(heap):
     budget, released = heap
-    for _ in range(63):
+    for _ in range(15):
         request(budget, MIB)
     await turns()
     assert released.times == 0
     request(budget, MIB)
     await released.event.wait()
-    for _ in range(60):
+    for _ in range(15):
         request(budget, MIB)
     await turns()
     assert released.times == 1, "what was released is not counted again"
@@ -57,7 +57,7 @@ async def test_many_bodies_one_after_the_other_end_in_one_release(heap):
 async def test_nothing_is_released_while_a_body_is_held(heap):
     budget, released = heap
     with budget.share("other") as held:
-        request(budget, 64 * MIB)
+        request(budget, 16 * MIB)
         held.take(1)
         await turns()
         assert released.times == 0
@@ -78,8 +78,8 @@ async def test_room_that_was_given_back_unused_does_not_count(heap):
 async def test_closing_ends_the_timer():
     budget, released = Budget(1000 * MIB, "bytes"), Released()
     heap = Heap(budget, released, quiet_s=3600)
-    request(budget, 64 * MIB)
+    request(budget, 16 * MIB)
     await heap.close()
     await heap.close()
-    request(budget, 64 * MIB)
+    request(budget, 16 * MIB)
     assert released.times == 0

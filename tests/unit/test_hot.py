@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import re
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ from app.protocols.budget import Budget
 from app.protocols.context import NOBODY
 from app.protocols.interrupt import interrupted_at
 from tests.support import uvicorn_server
+from tests.support.load import until
 
 PREDICT = b"/v1/models/m:predict"
 MAX_BODY_BYTES = 2_000_000
@@ -118,6 +121,37 @@ async def ask(service, *parts, answers=1):
         return [await read(reader) for _ in range(answers)]
     finally:
         writer.close()
+
+
+@contextlib.contextmanager
+def nothing_kept(size):
+    """What the block allocates is gone at its end but for `size` bytes, before any garbage is collected."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert kept < size
+
+
+@pytest.mark.parametrize("model", ["refused", "leaves"])
+async def test_a_body_does_not_outlive_its_request(monkeypatch, model):
+    body = bytes(1_000_000)
+    async with listening(monkeypatch) as service:
+        with nothing_kept(2_000_000):
+            for _ in range(10):
+                begun = post(b"/v1/models/%b:predict" % model.encode(), body)
+                if model != "leaves":
+                    assert (await ask(service, begun))[0][0] == 404
+                    continue
+                await ask(service, begun[:900_000], answers=0)
+                await until(lambda: service.wanted.bodies.held == 0)
+            await until(lambda: not service.server.server_state.connections)
+            del begun
 
 
 async def test_an_ordinary_request_is_answered_here_with_every_header(monkeypatch):
