@@ -2,7 +2,7 @@
 
     python -m benchmarks.offline_prediction --images 20000
 
-One process measures, one after the other: decoding alone (the command's decoder threads, and nothing else), the
+One process measures, one after the other: decoding alone (the command's decoders, and nothing else), the
 device alone (full batches, nothing decoded) and the whole command with its output file. The device is `null`, which
 sleeps for as long as it is told and takes no processor time, so that the smaller of the two rates is what the command
 could reach. The command's rate is the one it prints: from the first image on, without the time that loading takes.
@@ -13,21 +13,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import multiprocessing
 import re
 import resource
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
-import torch
+import psutil
 from PIL import Image
 
 from app.cli import main as anychip
 from app.config import Settings
 from app.tools.image_sources import find_images
 from app.tools.offline import LocalPredictor
-from backends import null
+from backends import Started, null
 from models import Options, open_model, parse_spec
 
 _MODEL = "resnet18"
@@ -48,37 +50,53 @@ def write_images(folder: Path, count: int, side: int) -> None:
         path.write_bytes(encoded[number % len(encoded)])
 
 
-def decoding_rate(predictor: LocalPredictor, folder: Path, batch_size: int) -> float:
-    """Images a second that all decoder threads place into batches, with nothing else to do."""
-    sources = list(find_images([str(folder)]))
-    pixels = torch.zeros((batch_size, 224, 224, 3), dtype=torch.uint8)
-    threads = predictor.threads
-
-    def decode(first: int) -> None:
-        for number in range(first, len(sources), threads):
-            predictor.decode(sources[number], pixels[number % batch_size])
-
-    started_s = time.perf_counter()
-    list(predictor.decoders.map(decode, range(threads)))
-    return len(sources) / (time.perf_counter() - started_s)
+def decoding_rate(predictor: LocalPredictor, folder: Path, batch_size: int) -> tuple[float, float]:
+    """Images a second that the command's decoders place into its batches, with nothing else to do; and the processor
+    time of one.
+    """
+    paths = [source.path for source in find_images([str(folder)])]
+    decoding = predictor.decoding
+    under_way, started_s, before_s = 0, time.perf_counter(), processor_s()
+    for number, first in enumerate(range(0, len(paths), batch_size)):
+        if under_way == len(decoding.pixels):
+            decoding.finish()
+            under_way -= 1
+        decoding.begin(number % len(decoding.pixels), paths[first : first + batch_size])
+        under_way += 1
+    for _ in range(under_way):
+        decoding.finish()
+    elapsed_s = time.perf_counter() - started_s
+    return len(paths) / elapsed_s, (processor_s() - before_s) / len(paths)
 
 
 def device_rate(predictor: LocalPredictor, batch_size: int, seconds: float = 5.0) -> float:
-    """Images a second of full batches, one after the other."""
-    pixels = np.zeros((batch_size, 224, 224, 3), np.uint8)
+    """Images a second of full batches, as many under way as the device takes."""
+    executable = predictor.executable
+    buffers = [executable.buffer(batch_size) for _ in range(executable.depth)]
+    under_way: deque[Started] = deque()
     batches, started_s = 0, time.perf_counter()
     while time.perf_counter() - started_s < seconds:
-        predictor.executable.run(pixels)
-        batches += 1
+        if len(under_way) == executable.depth:
+            under_way.popleft().outputs()
+            batches += 1
+        under_way.append(executable.start(buffers[0]))
+        buffers.append(buffers.pop(0))
     return batches * batch_size / (time.perf_counter() - started_s)
 
 
 def run_command(arguments: list[str]) -> tuple[float, float]:
-    """Images a second as the command prints it, and the processor time of this process for all of it."""
-    said, before_s = io.StringIO(), time.process_time()
+    """Images a second as the command prints it, and the processor time of this process and its own for all of it."""
+    said, before_s = io.StringIO(), processor_s()
     with contextlib.redirect_stderr(said):
         assert anychip(arguments) == 0
-    return float(re.findall(r"([\d.]+) images/s", said.getvalue())[-1]), time.process_time() - before_s
+    return float(re.findall(r"([\d.]+) images/s", said.getvalue())[-1]), processor_s() - before_s
+
+
+def processor_s() -> float:
+    """Processor time of this process, of those that it has started, and of those that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    running = [psutil.Process(each.pid).cpu_times() for each in multiprocessing.active_children()]
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(each.user + each.system for each in running)
 
 
 def main() -> None:
@@ -87,21 +105,20 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--side", type=int, default=128, help="pixels of an image's side (default: 128)")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--delays-ms", default="2,12", help="what a batch takes on the device, one run each")
+    parser.add_argument("--delays-ms", default="0,2,12", help="what a batch takes on the device, one run each")
+    parser.add_argument("--depth", type=int, default=2, help="batches that the device takes at a time (default: 2)")
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "images"
         folder.mkdir()
         write_images(folder, parsed.images, parsed.side)
         for delay_ms in map(float, parsed.delays_ms.split(",")):
-            told = f"delay_ms={delay_ms:g}"
+            told = f"delay_ms={delay_ms:g},depth={parsed.depth}"
             null.configure(told)
             settings = Settings(device="null", weights="random")
             model = open_model(parse_spec(_MODEL, "random"), settings.weights_dir)
-            predictor = LocalPredictor(model, settings, Options(), parsed.batch_size)
-            before_s = time.process_time()
-            decoding = decoding_rate(predictor, folder, parsed.batch_size)
-            decoding_cpu_s = (time.process_time() - before_s) / parsed.images
+            predictor = LocalPredictor(model, settings, Options(), parsed.batch_size, many=True)
+            decoding, decoding_cpu_s = decoding_rate(predictor, folder, parsed.batch_size)
             device = device_rate(predictor, parsed.batch_size)
             predictor.close()
             output = Path(name) / f"{delay_ms:g}.jsonl"

@@ -40,6 +40,8 @@ _SETTINGS = (
 _BATCH_SIZE = 8
 _DRAWINGS_WAITING = 16
 _SHOWN_EVERY_S = 0.2
+_MANY = 500
+"""From so many images on, processes decode. They import PyTorch first, for as long as some hundred images take."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +141,8 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
     batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size
-    predictor = LocalPredictor(model, settings, Options(**query), batch_size)
+    many, saves = count is None or count >= _MANY, parsed.save is not None
+    predictor = LocalPredictor(model, settings, Options(**query), batch_size, many=many, keeps_encoded=saves)
     try:
         yield predictor
     finally:

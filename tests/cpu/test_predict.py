@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from app.config import Settings
 from app.tools.arguments import CommandError
 from app.tools.image_sources import ImageSource, find_images
 from app.tools.offline import LocalPredictor
+from app.tools.offline_decoding import Decode, DecodingProcesses, DecodingThreads
 from app.tools.outcomes import FileOutcome, Journal, read_lines
 from app.tools.tables import COLUMNS, convert
 from backends import host
@@ -201,14 +203,51 @@ def test_answers_are_in_order_however_many_batches_a_device_takes_at_a_time(tmp_
     assert [Path(line["file"]).name for line in lines(output)] == [f"{number:02}.png" for number in range(8)]
 
 
-def test_a_decoder_computes_alone_and_the_device_s_thread_with_every_core(tmp_path):
-    settings = Settings(device="cpu", engine="eager", precision="fp32", cache_dir=tmp_path, decoders=3)
+def test_many_images_are_decoded_by_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("app.tools.predict._MANY", 10)
+    for number in range(18):
+        image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
+    (tmp_path / "in" / "05.png").write_text("no image")
+    output = tmp_path / "out.jsonl"
+    arguments = ["predict", "resnet18", str(tmp_path / "in"), "--output", str(output), "--batch-size", "4", *NULL]
+    arguments += ["--decoders", "2", "--save", str(tmp_path / "drawn")]
+    assert main(arguments) == 1
+    assert [line.get("width", 0) for line in lines(output)] == [0 if n == 5 else 8 + n for n in range(18)]
+    assert len(list((tmp_path / "drawn").iterdir())) == 17
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_ends_while_it_decodes_is_named_with_its_files(tmp_path):
+    paths = [str(image(tmp_path / f"{number}.png")) for number in range(2)]
     model = open_model(parse_spec("resnet18:random"), tmp_path)
-    predictor = LocalPredictor(model, settings, Options(), 1)
+    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=True), 1, batches=2, batch_size=2)
     try:
-        assert {future.result() for future in [predictor.decoders.submit(torch.get_num_threads) for _ in range(9)]} == {
-            1
-        }
+        decoding.wait()
+        decoding.begin(1, paths)
+        assert [(each.placement.width, each.encoded) for each in decoding.finish()] == [
+            (8, Path(path).read_bytes()) for path in paths
+        ]
+        assert (decoding.pixels[1] == torch.tensor([255, 0, 0], dtype=torch.uint8)).all(), "red, in its own batch"
+        assert not decoding.pixels[0].any()
+        os.kill(decoding._processes[0].pid, signal.SIGSTOP)
+        decoding.begin(0, paths)
+        os.kill(decoding._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(CommandError, match=r"exit code -9\) with one of .*0\.png to .*1\.png"):
+            decoding.finish()
+        with pytest.raises(CommandError, match=r"has ended"):
+            decoding.begin(1, paths)
+    finally:
+        decoding.close()
+
+
+def test_a_decoder_computes_alone_and_the_device_s_thread_with_every_core(tmp_path):
+    wanted = Settings(device="cpu", engine="eager", precision="fp32", cache_dir=tmp_path, decoders=3)
+    model = open_model(parse_spec("resnet18:random"), tmp_path)
+    predictor = LocalPredictor(model, wanted, Options(), 1)
+    try:
+        assert isinstance(predictor.decoding, DecodingThreads)
+        asked = [predictor.decoding.threads.submit(torch.get_num_threads) for _ in range(9)]
+        assert {future.result() for future in asked} == {1}
         assert predictor._device_thread.submit(torch.get_num_threads).result() == host.core_count()
     finally:
         predictor.close()

@@ -1,0 +1,243 @@
+"""Files into batches of pixels, for `anychip predict` without `--url`.
+
+    paths ─► Decoding.begin ─► decoders fill the rows of a batch ─► Decoding.finish ─► DecodedFile of each
+
+Owns: the memory of the batches, and who decodes into it: threads of this process for a few images, processes for many.
+Threads have the interpreter's lock in common, also with the thread that finishes answers: with small images two of them
+and that thread spent a third of their time on handing it over. Processes need seconds to start. Must not know devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import recv_handle, send_handle
+
+import torch
+from torch import Tensor
+
+from app.decoders.decoder import decode_into
+from app.images.header import ImageError, check_pixels, read_header
+from app.tools.arguments import CommandError
+from app.workers.arena import Arena, Pool
+from models import PixelModel, Placement
+
+_STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class DecodedFile:
+    """Where a file's image lies in the network's input, or why it cannot be read. `encoded`: the file, if wanted."""
+
+    placement: Placement | None = None
+    error: str = ""
+    encoded: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Decode:
+    """How every file is decoded. `keeps_encoded`: the file's bytes are wanted, too."""
+
+    model: PixelModel
+    max_pixels: int
+    keeps_encoded: bool
+
+    def file(self, path: str, target: Tensor) -> DecodedFile:
+        """A file into its row of a batch, uint8 `model.input_shape`."""
+        decoded = DecodedFile()
+        try:
+            with open(path, "rb", buffering=0) as file:
+                encoded = file.readall()
+            if self.keeps_encoded:
+                decoded.encoded = encoded
+            header = read_header(encoded)
+            check_pixels(header, self.max_pixels)
+            decoded.placement = decode_into(self.model, encoded, header, target)
+        except ImageError as error:
+            decoded.error = str(error)
+        except OSError as error:
+            decoded.error = error.strerror or str(error)
+        return decoded
+
+    def files(self, paths: Sequence[str], rows: Tensor) -> list[DecodedFile]:
+        """Each file into the row at its place."""
+        return [self.file(path, row) for path, row in zip(paths, rows, strict=False)]
+
+
+class Decoding(ABC):
+    """`count` decoders, and `batches` batches of `batch_size` images. `begin` and `finish` may have a thread each."""
+
+    def __init__(self, decode: Decode, count: int, batches: int, batch_size: int) -> None:
+        self._decode, self.count = decode, count
+        self._shape = (batch_size, *decode.model.input_shape)
+        self.pixels: list[Tensor]
+        """Of each batch, uint8 [batch size, *input shape]."""
+
+    def wait(self) -> None:  # noqa: B027 - those that are ready at once have nothing to wait for.
+        """Until every decoder is ready. Raises CommandError when one cannot start."""
+
+    @abstractmethod
+    def begin(self, batch: int, paths: Sequence[str]) -> None:
+        """Have files decoded into the first rows of a batch. Raises CommandError when a decoder has ended."""
+
+    @abstractmethod
+    def finish(self) -> list[DecodedFile]:
+        """Wait for the batch that was begun first and is not finished. Raises CommandError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the decoders; what has not begun is dropped. Idempotent."""
+
+
+class DecodingThreads(Decoding):
+    """Ready at once."""
+
+    def __init__(self, decode: Decode, count: int, batches: int, batch_size: int) -> None:
+        super().__init__(decode, count, batches, batch_size)
+        self.pixels = [torch.zeros(self._shape, dtype=torch.uint8) for _ in range(batches)]
+        self.threads = _threads(count)
+        self._begun: deque[list[Future[list[DecodedFile]]]] = deque()
+
+    def begin(self, batch: int, paths: Sequence[str]) -> None:
+        """A task a thread and not an image: handing over a task takes time that counts beside a small image."""
+        size = -(-len(paths) // self.count)
+        rows = self.pixels[batch]
+        firsts = range(0, len(paths), size)
+        decode = self._decode.files
+        self._begun.append([self.threads.submit(decode, paths[each : each + size], rows[each:]) for each in firsts])
+
+    def finish(self) -> list[DecodedFile]:
+        """In the order of the paths."""
+        return [image for part in self._begun.popleft() for image in part.result()]
+
+    def close(self) -> None:
+        """Those at work finish their part."""
+        self.threads.shutdown(cancel_futures=True)
+
+
+class DecodingProcesses(Decoding):
+    """Ready after the seconds that it takes to import PyTorch."""
+
+    def __init__(self, decode: Decode, count: int, batches: int, batch_size: int) -> None:
+        """Raises OSError."""
+        super().__init__(decode, count, batches, batch_size)
+        self._arena = Arena([(math.prod(self._shape), batches)])
+        self.pixels = _pixels(self._arena, self._shape)
+        self._next = 0
+        self._begun: deque[list[tuple[int, Sequence[str]]]] = deque()
+        self._connections: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        context = multiprocessing.get_context("spawn")
+        try:
+            for number in range(count):
+                ours, theirs = context.Pipe()
+                self._connections.append(ours)
+                arguments = (theirs, decode, self._arena.pools, self._shape)
+                process = context.Process(target=_serve, args=arguments, name=f"decoder-{number}", daemon=True)
+                process.start()
+                self._processes.append(process)
+                theirs.close()
+                descriptor = self._arena.descriptor()
+                try:
+                    send_handle(ours, descriptor, process.pid)
+                finally:
+                    os.close(descriptor)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self) -> None:
+        """Until each has said so."""
+        for process, connection in zip(self._processes, self._connections, strict=True):
+            try:
+                connection.recv()
+            except (EOFError, OSError):
+                process.join(_STOP_TIMEOUT_S)
+                raise CommandError(f"a process that decodes cannot start (exit code {process.exitcode})") from None
+
+    def begin(self, batch: int, paths: Sequence[str]) -> None:
+        """A part of the batch to each process, the next one first."""
+        size = -(-len(paths) // self.count)
+        parts: list[tuple[int, Sequence[str]]] = []
+        for first in range(0, len(paths), size):
+            number, part = self._next, list(paths[first : first + size])
+            self._next = (number + 1) % self.count
+            parts.append((number, part))
+            try:
+                self._connections[number].send((batch, first, part))
+            except OSError:
+                raise self._ended(number, part) from None
+        self._begun.append(parts)
+
+    def finish(self) -> list[DecodedFile]:
+        """In the order of the paths: each process answers in the order in which it was asked."""
+        images: list[DecodedFile] = []
+        for number, paths in self._begun.popleft():
+            try:
+                images += self._connections[number].recv()
+            except (EOFError, OSError):
+                raise self._ended(number, paths) from None
+        return images
+
+    def close(self) -> None:
+        """They end when their connections do; one that does not is killed."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(_STOP_TIMEOUT_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._arena.close()
+
+    def _ended(self, number: int, paths: Sequence[str]) -> CommandError:
+        process = self._processes[number]
+        process.join(_STOP_TIMEOUT_S)
+        which = paths[0] if len(paths) == 1 else f"one of {paths[0]} to {paths[-1]}"
+        return CommandError(f"a decoder has ended (exit code {process.exitcode}) with {which}: leave that file out")
+
+
+def _serve(connection: Connection, decode: Decode, pools: tuple[Pool, ...], shape: tuple[int, ...]) -> None:
+    """A decoder's process: parts of batches until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command says what follows.
+    torch.set_num_threads(1)
+    arena = Arena.opened(pools, recv_handle(connection))
+    pixels = _pixels(arena, shape)
+    with contextlib.suppress(EOFError, OSError):
+        connection.send(None)
+        while True:
+            batch, first, paths = connection.recv()
+            connection.send(decode.files(paths, pixels[batch][first:]))
+
+
+def _pixels(arena: Arena, shape: tuple[int, ...]) -> list[Tensor]:
+    return [torch.from_numpy(arena.slot(0, batch)).view(shape) for batch in range(arena.pools[0].count)]
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads that each compute alone: an image is too small to be shared out among threads that wait for each other.
+
+    PyTorch keeps the number of threads of an operation by calling thread, from the thread's first question on.
+    """
+    started = threading.Barrier(count)
+
+    def begin() -> None:
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        started.wait()
+
+    threads = ThreadPoolExecutor(count, thread_name_prefix="decode", initializer=begin)
+    # A pool starts a thread when it gets work and none is idle: all begin now, before anybody wants another number.
+    list(threads.map(lambda _: None, range(count)))
+    return threads
