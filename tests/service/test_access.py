@@ -8,6 +8,7 @@ import http.client
 import json
 import queue
 import time
+from pathlib import Path
 
 import grpc
 import httpx
@@ -15,6 +16,8 @@ import pytest
 
 from app.access import keys
 from app.access.rules import ROUTES, RPCS
+from models import sample
+from models.digest import sha256_of
 from tests.support.grpc_client import image_request, method
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
@@ -23,7 +26,14 @@ from tests.support.service_process import free_port
 
 CALLERS = ("nobody", "wrong", "infer", "admin")
 BINDS = ("public", "admin")
-ONLY_ONE = {"Watch", "ModelStreamInfer", "ServerReflectionInfo"}
+SAMPLE = Path(sample.__file__).with_name("resnet50.safetensors")
+LIMITED = {
+    "bytes=100": "100 bytes of requests",
+    "pixels=1000": "1000 pixels",
+    "images_per_s=0.01": "0.01 images a second",
+    "priority=0": "a priority of 1",
+}
+"""Limits of keys, and what who has enough is told."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +46,20 @@ def guarded(keys_file):
     """A service with keys, these, and the addresses of HTTP and gRPC by bind."""
     folder, file = keys_file.parent, keys_file
     made = {"wrong": "ak_wrong", "infer": keys.add(file, "cam", "infer"), "admin": keys.add(file, "ops", "admin")}
+    for limits in LIMITED:
+        made[limits] = keys.add(file, limits.partition("=")[0], "infer")
+        file.write_text(f"{file.read_text().rstrip()} {limits}\n")
     ports = {"public": free_port(), "admin": free_port()}
-    options = ("--api-keys-file", str(file), "--compat", "deepstack", "--grpc-port", str(ports["public"]))
+    options = (
+        "--models",
+        f"{MODEL}=resnet50:sample",
+        "--api-keys-file",
+        str(file),
+        "--compat",
+        "deepstack",
+        "--grpc-port",
+        str(ports["public"]),
+    )
     with serving(folder, "", *options, "--admin-grpc-port", str(ports["admin"])) as service:
         yield service, made, {"public": service.url, "admin": service.admin_url}, ports
 
@@ -121,6 +143,8 @@ def test_every_call_of_the_administration_is_in_the_audit(guarded):
         with pytest.raises(grpc.RpcError, match="nobody"):
             call(b"\x12\x06nobody", timeout=WAIT_S, metadata=(("x-api-key", made["admin"]),))
     lines = audit(service)[before:]
+    [loaded] = [each["weights_sha256"] for each in lines if "weights_sha256" in each]
+    assert loaded == sha256_of(SAMPLE)
     found = [(each["message"], each["key"], each.get("model") or each["device"], each["outcome"]) for each in lines]
     assert found == [
         ("load", "", MODEL, "UNAUTHORIZED"),
@@ -131,6 +155,20 @@ def test_every_call_of_the_administration_is_in_the_audit(guarded):
         ("unload", "ops", "nobody", "MODEL_NOT_FOUND"),
     ]
     assert not any(key in service.log.read_text() for key in (made["infer"], made["admin"]))
+
+
+@pytest.mark.parametrize("limits", LIMITED)
+def test_a_key_has_the_limits_of_its_line(guarded, limits):
+    service, made, *_ = guarded
+    headers = {**JPEG, **headers_of(made, limits), "X-Priority": "1" if limits.startswith("priority") else "0"}
+    url = service.url + PREDICT
+    answers = [httpx.post(url, content=GREY, headers=headers, timeout=WAIT_S) for _ in range(2)]
+    if limits.startswith("images"):
+        assert answers.pop(0).status_code == 200, "the first image of all"
+    for answer in answers:
+        assert LIMITED[limits] in answer.json()["error"]
+        assert (answer.status_code, "retry-after" in answer.headers) in ((429, True), (403, False))
+    assert httpx.post(url, content=GREY, headers={**JPEG, **headers_of(made, "infer")}).status_code == 200
 
 
 def test_a_key_opens_the_hot_routes_and_both_headers_hold_it(guarded):

@@ -393,6 +393,9 @@ def test_the_page_keeps_to_its_host_and_is_small(null_service):
         assert "unsafe" not in policy
         assert "default-src 'none'" in policy
         assert "http" not in policy
+        for name, value in (("x-content-type-options", "nosniff"), ("x-frame-options", "DENY")):
+            assert page.headers[name] == client.get("/docs").headers[name] == value
+        assert page.headers["referrer-policy"] == client.get("/docs").headers["referrer-policy"] == "no-referrer"
         names = ["", "style.css", "icon.svg", "main.js"]
         for name in names:  # Modules name each other.
             path = f"/playground/{name}" if name else "/"

@@ -137,6 +137,12 @@ async def test_pixels_and_placement_are_those_of_this_process(made):
                 assert (pixels == reference).all()
 
 
+async def test_what_a_library_writes_itself_is_in_no_log(made):
+    """libjpeg's warnings of strange images go to the file descriptor 2, past Python and the form of the log."""
+    assert made.decoders.pids
+    assert {os.readlink(f"/proc/{pid}/fd/2") for pid in made.decoders.pids} == {os.devnull}
+
+
 async def test_pixels_that_need_no_decoding_are_placed_alike(made):
     pixels = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     async with made.limited():

@@ -205,6 +205,7 @@ def test_a_file_whose_digest_is_named_is_that_file_and_no_other(tmp_path: Path) 
     digest = sha256_of(path)
     model = open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}@sha256:{digest.upper()}"), tmp_path)
     assert (model.weights_sha256, model.weights_pinned) == (digest, True)
+    assert str(tmp_path) not in model.weights, "clients read that, and the folder is none of their business"
     model.check_weights()
     classifier_file(path, 2, ["a", "c"])
     with pytest.raises(WeightsError, match=digest):

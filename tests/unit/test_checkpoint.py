@@ -50,6 +50,19 @@ def test_safetensors_gives_tensors_labels_and_metadata(tmp_path: Path) -> None:
     assert found.metadata == {"made_by": "test"}
 
 
+def test_a_torch_whose_unpickler_can_be_made_to_run_code_reads_no_file_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old.pth", tmp_path / "new.pth"
+    torch.save(small_state(), old, _use_new_zipfile_serialization=False)
+    torch.save(small_state(), new)
+    monkeypatch.setattr("models.checkpoint._torch_version", lambda: (2, 9))
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(WeightsError, match=r"torch 2\.10 or newer"):
+        read(old)
+    assert same(read(new).state, small_state()), "by the unpickler of our own"
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip format", "format before torch 1.6"])
 @pytest.mark.parametrize(
     "wrap",

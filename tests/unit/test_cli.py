@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from app.access import keys
 from app.cli import main
 from tests.support.photographs import FILES
 
@@ -31,6 +32,17 @@ def test_what_cannot_be_done_is_said_in_one_sentence(tmp_path, monkeypatch, caps
     [line] = captured.err.splitlines()
     assert line.startswith("anychip: ")
     assert sentence in line
+
+
+def test_a_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path, capsys):
+    file = tmp_path / "keys.txt"
+    assert main(["keys", "add", "ops", "--role", "admin", "--file", str(file)]) == 0
+    [key] = capsys.readouterr().out.split()
+    assert key not in file.read_text()
+    found = keys.Keys(file).find(key.encode())
+    assert (found.name, found.role) == ("ops", "admin")
+    assert main(["keys", "add", "ops", "--file", str(file)]) == 1
+    assert "a key of the name ops" in capsys.readouterr().err
 
 
 def test_devices(capsys):

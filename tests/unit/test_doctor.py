@@ -12,6 +12,7 @@ from app.cli import main
 from app.config import Settings
 from app.tools import doctor
 from app.tools.doctor import CHECKS, Check, examine
+from models import confinement
 
 GOOD = {"weights": "sample", "device": "cpu", "port": 0}
 
@@ -38,6 +39,14 @@ def test_a_torch_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(doctor.subprocess, "run", hangs)
     assert found("torch").status == "FAIL"
     assert "hang" in found("torch").remedy
+
+
+def test_it_says_what_the_kernel_gives_to_confine_processes(monkeypatch):
+    for landlock, seccomp, status in ((6, True, "PASS"), (0, True, "WARN"), (6, False, "WARN")):
+        monkeypatch.setattr(confinement, "what_there_is", lambda: confinement.WhatThereIs(landlock, seccomp))  # noqa: B023
+        check = found("kernel")
+        assert (check.status, bool(check.remedy)) == (status, status == "WARN")
+        assert f"{'Landlock 6' if landlock else 'no Landlock'}, {'' if seccomp else 'no '}seccomp" in check.detail
 
 
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
