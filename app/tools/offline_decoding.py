@@ -185,7 +185,8 @@ class DecodingProcesses(Decoding):
         images: list[DecodedFile] = []
         for number, paths in self._begun.popleft():
             try:
-                images += self._connections[number].recv()
+                for where, error, encoded in self._connections[number].recv():
+                    images.append(DecodedFile(Placement(*where) if where else None, error, encoded))
             except (EOFError, OSError):
                 raise self._ended(number, paths) from None
         return images
@@ -218,7 +219,14 @@ def _serve(connection: Connection, decode: Decode, pools: tuple[Pool, ...], shap
         connection.send(None)
         while True:
             batch, first, paths = connection.recv()
-            connection.send(decode.files(paths, pixels[batch][first:]))
+            connection.send([_plain(each) for each in decode.files(paths, pixels[batch][first:])])
+
+
+def _plain(decoded: DecodedFile) -> tuple[tuple[float, ...] | None, str, bytes | None]:
+    """Tuples travel in a fifth of the time that dataclasses take."""
+    at = decoded.placement
+    where = None if at is None else (at.width, at.height, at.scale, at.pad_x, at.pad_y)
+    return where, decoded.error, decoded.encoded
 
 
 def _pixels(arena: Arena, shape: tuple[int, ...]) -> list[Tensor]:

@@ -6,9 +6,12 @@ Owns: the options, what is tried, and how it is shown. Must not import torch at 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -73,7 +76,7 @@ def run(parsed: argparse.Namespace) -> int:
             options += [f"--{name.replace('_', '-')}", str(value)]
     image: Path = parsed.image or min(IMAGES.glob("*.jpg"))
     trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices), {})
-    with report.progress(quiet=parsed.json) as bars:
+    with _ended_in_order(), report.progress(quiet=parsed.json) as bars:
         task = bars.add_task("the defaults", total=budget_s)
         began_s = time.monotonic()
 
@@ -95,6 +98,23 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         show(document)
     return 0 if outcome.best.p99_ms <= parsed.p99_ms else 1
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the command as an exception does: the service of the moment, in a session of its own, ends, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def seconds_of(text: str) -> float:

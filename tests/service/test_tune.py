@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from app.cli import main
@@ -16,7 +25,9 @@ from app.tools.tuning.trials import Trials, serving
 from backends import choose, null
 from models import open_model, parse_spec
 from models.sample import IMAGES
+from tests.support.task_files import written
 
+ROOT = Path(__file__).parents[2]
 IMAGE = min(IMAGES.glob("*.jpg")).read_bytes()
 NULL = "delay_ms=30"
 OPTIONS = ("--models", "resnet18", "--weights", "random", "--device", "null", "--null", NULL)
@@ -51,6 +62,22 @@ def test_a_trial_says_what_a_candidate_reaches_and_why_another_does_not_serve(he
     assert "abacus" in bad.refusal
 
 
+def test_a_command_that_is_ended_takes_its_service_with_it(tmp_path):
+    arguments = ["tune", "resnet18", *OPTIONS[2:], "--cache-dir", str(tmp_path), "--json", "--seconds", "60"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = subprocess.Popen([sys.executable, "-m", "app", *arguments], cwd=tmp_path, env=environment)
+    services: list[psutil.Process] = []
+    while not services:
+        assert command.poll() is None
+        time.sleep(0.05)
+        children = psutil.Process(command.pid).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            services = [child for child in children if "serve" in child.cmdline()]
+    command.terminate()
+    assert command.wait(60) == 128 + signal.SIGTERM
+    assert not psutil.wait_procs(services, timeout=30)[1]
+
+
 @pytest.mark.soak
 def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(here, capsys):
     """Every batch takes 30 ms: the largest ladder is best by far."""
@@ -69,3 +96,34 @@ def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(h
     again = json.loads(capsys.readouterr().out)
     assert again["started_from_profile"]
     assert again["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="simulated devices are compiled with g++")
+def test_a_planted_optimum_of_a_simulated_device_is_found(tmp_path):
+    """Every copy takes 30 ms, whatever its size: the largest ladder is best by far. In a process of its own, which the
+    simulated device is loaded into.
+    """
+    model = f"tiny={written(tmp_path, 'detect')}"
+    arguments = ["tune", model, "--simulate", "npu:1,copy_delay_ms=30", "--device", "npu", "--json", "--seconds", "2"]
+    arguments += ["--cache-dir", str(tmp_path / "cache"), "--engines", "eager", "--precisions", "fp32"]
+    narrow = ["--ladders", "1;1,2,4,8,16,32;1,2", "--workers", "1", "--decoder-counts", "2", "--budget", "6m"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = []
+    for more in ((), ("--dry-run",)):
+        ended = subprocess.run(
+            [sys.executable, "-m", "app", *arguments, *narrow, *more],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=540,
+            check=False,
+        )
+        assert ended.returncode == 0
+        found.append(json.loads(ended.stdout))
+    assert found[0]["best"]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
+    assert found[0]["confirmed"]
+    assert found[0]["lead"] > 1.2
+    assert found[1]["started_from_profile"]
+    assert found[1]["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from app.tools import bench, ops, tune, validate
+from app.cli import main
+from app.tools import bench, ops, profile, tune, validate
 from app.tools.bench import show as show_bench
-from app.tools.doctor import CHECKS
+from app.tools.doctor import CHECKS, Check
 from app.tools.troubleshooting import page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -125,3 +127,73 @@ def test_the_example_of_tune_has_the_form_of_the_command(capsys: pytest.CaptureF
     tune.show({**about, "trials": [trial], "best": trial, "default": trial})
     lines = [words(line) for line in shown(capsys)]
     assert next(words(line) for line in headings("tune") if line.startswith("engine")) in lines
+
+
+def test_the_examples_of_bench_for_services_decoding_and_comparison_have_the_form_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = [words(line) for line in headings("bench")]
+    for columns in (bench._SERVICE, bench._DECODING):
+        row = dict.fromkeys(columns, 1.0) | ({"protocol": "predict", "mode": "closed"} if "mode" in columns else {})
+        about = {"kind": "x", "model": "m", "simulated": False, "refusals": {}, "environment": ENVIRONMENT}
+        show_bench({**about, "results": [row]}, columns)
+        lines = [words(line) for line in shown(capsys)]
+        assert any(line in lines for line in example), columns
+
+
+def test_the_example_of_profile_has_the_form_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"model": "m", "engine": "eager", "precision": "fp32", "batch_size": 2, "batches": 3, "simulated": False}
+    stages = [{"stage": "decode", "ms_per_image": 1.0, "share": 0.5}]
+    operators = [{"operator": "aten::a", "calls": 1, "cpu_ms": 1.0, "device_ms": 0.0}]
+    profile.show(
+        {
+            **about,
+            "images_per_s": 5.0,
+            "stages": stages,
+            "operators": operators,
+            "trace": "t.json",
+            "environment": ENVIRONMENT,
+        }
+    )
+    lines, example = shown(capsys), headings("profile")
+    for first in ("stage", "operator"):
+        wanted = next(words(line) for line in example if words(line)[0] == first)
+        assert wanted in [words(line) for line in lines]
+    form = r"\S+ on \S+, \w+ \w+, \d+ batches of \d+: [\d.]+ images/s, one after the other"
+    assert re.fullmatch(form, lines[0])
+    assert any(re.fullmatch(form, line) for line in example)
+
+
+def test_the_example_of_the_doctor_has_the_form_of_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Check("torch", "PASS", "torch 2"), Check("port", "FAIL", "taken", "use another")]
+    monkeypatch.setattr("app.cli.examine", lambda *_: iter(found))
+    assert main(["doctor"]) == 1
+    check, remedy = re.compile(r"(PASS|WARN|FAIL|SKIP)  ([a-z-]+) +\S.*"), re.compile(r" {20}-> \S.*")
+    lines = shown(capsys)
+    assert [bool(check.fullmatch(line)) for line in lines] == [True, True, False]
+    assert remedy.fullmatch(lines[-1])
+    example = headings("doctor")
+    assert all(check.fullmatch(line) or remedy.fullmatch(line) for line in example)
+    assert [match[2] for line in example if (match := check.fullmatch(line))] == list(CHECKS)
+    assert any(remedy.fullmatch(line) for line in example)
+
+
+def test_the_example_of_a_comparison_has_the_form_of_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, rate in (("before", 20.0), ("after", 10.0)):
+        measured = {"engine": "eager", "precision": "fp32", "batch_size": 4, "images_per_s": rate}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"results": [measured], "environment": {"torch": name}}))
+    assert main(["bench", "--compare", str(tmp_path / "before.json"), str(tmp_path / "after.json")]) == 1
+    lines = [words(line) for line in shown(capsys)]
+    example = [words(line) for line in headings("bench")]
+    wanted = ["row", "figure", "before", "after", "better by"]
+    assert wanted in lines
+    assert wanted in example
+    shown_row = next(line for line in lines if line[0].startswith("engine eager, precision fp32"))
+    assert shown_row[1:] == ["images_per_s", "20", "10", "-50.0%", "slower"]
+    rows = [line for line in example if line[0].startswith("engine ") and len(line) > 4]
+    assert rows
+    assert all(re.fullmatch(r"[+-][\d.]+%", line[4]) for line in rows)
