@@ -20,6 +20,7 @@ import pytest
 from app.cli import main
 from app.config import Settings
 from app.scheduling.profiles import Profile, store, stored
+from app.tools.tuning import trials
 from app.tools.tuning.search import Candidate
 from app.tools.tuning.trials import Trials, serving
 from backends import choose, null
@@ -45,8 +46,8 @@ def test_a_service_takes_a_profile_up_by_itself_and_names_it(here):
     settings, choice, model = here
     profile = Profile("found here", "null", "fp32", "1,16", 2, 2, 100.0, 50.0, 2.0)
     store(profile, settings, choice, model)
-    with serving((*OPTIONS, "--cache-dir", str(settings.cache_dir)), {}) as port:
-        [served] = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).json()["models"]
+    with serving((*OPTIONS, "--cache-dir", str(settings.cache_dir)), {}) as service:
+        [served] = httpx.get(f"http://127.0.0.1:{service.port}/v1/models", trust_env=False).json()["models"]
     assert served["profile"] == "found here"
     assert [each["batch_sizes"] for each in served["served_on"]] == [[1, 16], [1, 16]]
 
@@ -54,12 +55,21 @@ def test_a_service_takes_a_profile_up_by_itself_and_names_it(here):
 def test_a_trial_says_what_a_candidate_reaches_and_why_another_does_not_serve(here):
     settings, _, _ = here
     options = (*OPTIONS, "--cache-dir", str(settings.cache_dir), "--profiles", "false")
-    trials = Trials("resnet18", options, IMAGE, 1.0, 1e9, 1, {})
-    good = trials.evaluate(Candidate("auto", "auto", (1, 4), 1, 2))
+    tried = Trials("resnet18", options, IMAGE, 1.0, 1e9, 1, {})
+    good = tried.evaluate(Candidate("auto", "auto", (1, 4), 1, 2))
     assert good.served == ("null", "fp32")
     assert 0 < good.images_per_s <= 1.05 * 4 / 0.030, "four images each 30 ms are the most"
-    bad = trials.evaluate(replace(good.candidate, engine="abacus"))
+    bad = tried.evaluate(replace(good.candidate, engine="abacus"))
     assert "abacus" in bad.refusal
+
+
+def test_a_trial_begins_when_the_service_no_longer_computes_by_itself(monkeypatch):
+    """Processor time of a service that still compiles for a while; a second core of it ends in between."""
+    monkeypatch.setattr(trials.time, "sleep", lambda _: None)
+    spent_s = iter([0, 0.25, 0.5, 0.51, 0.76, 0.4, 0.41, 0.42, 0.43, "too late"])
+    monkeypatch.setattr(trials, "_processor_s", lambda _: next(spent_s))
+    trials._wait_until_idle(1)
+    assert next(spent_s) == "too late"
 
 
 def test_a_command_that_is_ended_takes_its_service_with_it(tmp_path):

@@ -17,8 +17,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
+from typing import NamedTuple
 
 import httpx
+import psutil
 
 from app.tools.benchmark.load import drive
 from app.tools.benchmark.wire import request_bytes
@@ -27,6 +29,11 @@ from app.tools.tuning.search import Candidate, Trial
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
 _WARM_UP_S = 1.0
+_IDLE_LIMIT_S = 60.0
+_IDLE_INTERVAL_S = 0.25
+_IDLE_TIMES = 3
+_IDLE_SHARE = 0.3
+"""Of one core."""
 _MOST_CONNECTIONS = 128
 _ENERGY = re.compile(r"^anychip_device_energy_joules_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -52,9 +59,10 @@ class Trials:
             *("--workers-per-device", str(candidate.workers), "--decoders", str(candidate.decoders)),
         )
         try:
-            with serving(options, self.environment) as port:
-                served = self._settled(port, candidate)
-                return self._measured(port, candidate, served)
+            with serving(options, self.environment) as service:
+                served = self._settled(service.port, candidate)
+                _wait_until_idle(service.pid)
+                return self._measured(service.port, candidate, served)
         except ServiceStartError as error:
             return Trial(candidate, refusal=str(error))
 
@@ -99,12 +107,41 @@ class Trials:
         return sum(found) if found else nan
 
 
+def _wait_until_idle(pid: int) -> None:
+    """Until the service hardly computes: after a first compilation it goes on for seconds, which a trial would pay."""
+    limit_s = time.monotonic() + _IDLE_LIMIT_S
+    before_s, quiet = _processor_s(pid), 0
+    while quiet < _IDLE_TIMES and time.monotonic() < limit_s:
+        time.sleep(_IDLE_INTERVAL_S)
+        now_s = _processor_s(pid)
+        quiet = quiet + 1 if 0 <= now_s - before_s <= _IDLE_SHARE * _IDLE_INTERVAL_S else 0
+        before_s = now_s
+
+
+def _processor_s(pid: int) -> float:
+    """Of a process and all that it has started."""
+    service = psutil.Process(pid)
+    total_s = 0.0
+    for process in (service, *service.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
+
+
+class RunningService(NamedTuple):
+    """A service of a trial: where it answers, and its process."""
+
+    port: int
+    pid: int
+
+
 class ServiceStartError(Exception):
     """A service does not start with these settings; the message is its own."""
 
 
 @contextlib.contextmanager
-def serving(options: Sequence[str], environment: Mapping[str, str]) -> Iterator[int]:
+def serving(options: Sequence[str], environment: Mapping[str, str]) -> Iterator[RunningService]:
     """`anychip serve` on a free port, ended with everything that it has started. Raises ServiceStartError."""
     paths = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "error", *options]
@@ -127,7 +164,7 @@ def serving(options: Sequence[str], environment: Mapping[str, str]) -> Iterator[
                 said.seek(0)
                 lines = said.read().strip().splitlines() or ["it ended without a word"]
                 raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
-            yield int(found[1])
+            yield RunningService(int(found[1]), process.pid)
         finally:
             _end(process)
 
