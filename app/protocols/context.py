@@ -56,8 +56,8 @@ class RequestContext:
             self.traceparent = trace.traceparent.encode()
             self.recorder.exemplar = {"trace_id": trace.trace_id}
             return
-        given = next((value for name, value in headers if name == b"traceparent"), b"")
-        if found := TRACEPARENT.fullmatch(given):
+        given = _first(headers, b"traceparent")
+        if given and (found := TRACEPARENT.fullmatch(given)):
             self.traceparent = given
             if int(found[2], 16) & 1:  # Recorded by whoever asked.
                 self.recorder.exemplar = {"trace_id": found[1].decode()}
@@ -99,5 +99,13 @@ def end_request(service: Service, scope: Scope, context: RequestContext, status:
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The client's, where it sends one that can be trusted, else a new one."""
-    given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"{_RANDOM.getrandbits(64):016x}"
+    given = _first(headers, b"x-request-id")
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"{_RANDOM.getrandbits(64):016x}"
+
+
+def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    """The value of the first header of this name, empty without one."""
+    for name, value in headers:
+        if name == wanted:
+            return value
+    return b""

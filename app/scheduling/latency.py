@@ -6,6 +6,7 @@ parameter. Must not know queues or workers.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 _LEARNING_RATE = 0.2
@@ -80,10 +81,12 @@ class Ladder:
         waiting = min(waiting, ceiling)
         best = self._best.get(waiting)
         if best is None:
-            usable = self.sizes[: self._usable]
-            above = next(size for size in usable if size >= waiting)
-            below = next((size for size in reversed(usable) if size <= waiting), above)
-            best = max((above, below), key=lambda size: (min(size, waiting) / max(self._seconds[size], 1e-9), size))
+            place = bisect_left(self.sizes, waiting)
+            best = above = self.sizes[place]
+            if place and above > waiting:
+                below, seconds = self.sizes[place - 1], self._seconds
+                if below / max(seconds[below], 1e-9) > waiting / max(seconds[above], 1e-9):
+                    best = below
             self._best[waiting] = best
         return best
 

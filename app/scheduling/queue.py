@@ -146,7 +146,7 @@ class Queue(Generic[T]):
 
     def ahead_of(self, priority: int) -> int:
         """Images waiting or reserved that go before new ones of this priority."""
-        return sum([images for other, images in self.ahead.items() if other >= priority])
+        return sum([images for other, images in self.ahead.items() if other >= priority]) if self.ahead else 0
 
     def begin(self, reservation: Reservation) -> None:
         """Keep room for its images; count a request of its client, and how many of that client's it is behind."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import NoReturn
 
 from app.errors import ServiceError
@@ -40,9 +39,8 @@ class Admission:
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
 
-    @contextmanager
-    def reserved(self, served: ServedModel, count: int, terms: Terms) -> Iterator[Reservation]:
-        """Room in the queue for the `count` items of a request, as long as the context lasts.
+    def reserved(self, served: ServedModel, count: int, terms: Terms) -> Room:
+        """Room in the queue for the `count` items of a request, a context manager that gives it back.
 
         Raises DEADLINE_EXCEEDED, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE.
         """
@@ -60,14 +58,13 @@ class Admission:
             )
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
-        served.images += count
-        try:
-            yield reservation
-        finally:
-            served.images -= count
-            for watcher in self._watchers:
-                watcher.set()
-            scheduler.release(reservation)
+        return Room(self, served, reservation, count)
+
+    def ended(self, reservation: Reservation) -> None:
+        """A request has ended that had this reservation."""
+        for watcher in self._watchers:
+            watcher.set()
+        self._dispatcher.scheduler.release(reservation)
 
     async def drained(self, *models: ServedModel) -> None:
         """Until no accepted image of these models waits for its answer."""
@@ -88,3 +85,22 @@ class Admission:
         served.metrics.rejected["deadline"].inc(count)
         message = f"{error}, and the deadline is before that; try again"
         raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None
+
+
+class Room:
+    """What a request has reserved, as long as the context lasts."""
+
+    __slots__ = ("_admission", "_count", "_reservation", "_served")
+
+    def __init__(self, admission: Admission, served: ServedModel, reservation: Reservation, count: int) -> None:
+        self._admission, self._served, self._reservation, self._count = admission, served, reservation, count
+
+    def __enter__(self) -> Reservation:
+        self._served.images += self._count
+        return self._reservation
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._served.images -= self._count
+        self._admission.ended(self._reservation)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -184,31 +184,50 @@ def _counting(terms: Terms) -> Portion | None:
     return terms.portion if terms.portion is not None and terms.portion.counts_pixels else None
 
 
-@contextmanager
-def _as_clients_hear(served: ServedModel) -> Iterator[None]:
+class _as_clients_hear:  # noqa: N801 - reads as what it is: with _as_clients_hear(served)
     """The errors of decoding, in the service's words."""
-    try:
-        yield
-    except DecodeQueueFullError as error:
-        served.metrics.rejected["decode_queue_full"].inc()
-        raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1) from None
-    except DecodeExpiredError:
-        served.metrics.expired["decode"].inc()
-        raise too_late() from None
-    except ImageTooLargeError as error:
-        raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
-    except InvalidImageError as error:
-        raise ServiceError("INVALID_IMAGE", str(error)) from None
-    except DecodeFailedError as error:
-        log.error("an image could not be decoded: %s", error)
-        raise ServiceError("INTERNAL", "internal error; quote the request id") from None
+
+    __slots__ = ("_served",)
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, DecodeQueueFullError):
+            self._served.metrics.rejected["decode_queue_full"].inc()
+            raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1) from None
+        if isinstance(error, DecodeExpiredError):
+            self._served.metrics.expired["decode"].inc()
+            raise too_late() from None
+        if isinstance(error, ImageTooLargeError):
+            raise ServiceError("IMAGE_TOO_LARGE", str(error)) from None
+        if isinstance(error, InvalidImageError):
+            raise ServiceError("INVALID_IMAGE", str(error)) from None
+        if isinstance(error, DecodeFailedError):
+            log.error("an image could not be decoded: %s", error)
+            raise ServiceError("INTERNAL", "internal error; quote the request id") from None
 
 
-@contextmanager
-def _given_back(served: ServedModel, slot: int) -> Iterator[None]:
+class _given_back:  # noqa: N801 - as above
     """The slot is free again when the work in it raises."""
-    try:
-        yield
-    except BaseException:
-        served.slots.give(slot)
-        raise
+
+    __slots__ = ("_served", "_slot")
+
+    def __init__(self, served: ServedModel, slot: int) -> None:
+        self._served, self._slot = served, slot
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._served.slots.give(self._slot)

@@ -87,7 +87,7 @@ async def computed(
         by = computed_by(served, outcome)
         # The worker's own model: after a hand-over the labels may be others than when the image came.
         computed_with = outcome.worker.model(served.index)
-        assert isinstance(computed_with, PixelModel | NormalisedModel)
+        assert isinstance(computed_with, (PixelModel, NormalisedModel))
         model = computed_with.image_model
         if outcome.result is None:
             log.error("%s answered with NaN or infinity", model.name)

@@ -43,7 +43,8 @@ class Timings:
     def include(self, seconds: Mapping[str, float]) -> None:
         """Take in another image's stages."""
         for stage, taken in seconds.items():
-            setattr(self, stage, max(getattr(self, stage), taken))
+            if taken > getattr(self, stage):
+                setattr(self, stage, taken)
 
 
 @dataclass(slots=True)
