@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from app.workers.arena import Arena
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LONGEST_PACKET_S = 0.002  # Of work before answers are sent, though more jobs of the packet wait.
+_LONGEST_PACKET_S = 0.004  # Of work before answers are sent, though more jobs of the packet wait.
 
 log = logging.getLogger("anychip.decoders")
 

@@ -29,8 +29,14 @@ from models import Placement
 
 log = logging.getLogger("anychip.decoders")
 
-CREDITS = 2
-"""Images with a decoder: one that it works on, one in front of it."""
+CREDITS = 8
+"""Images with a decoder at most."""
+_LEAST_CREDITS = 2
+"""One that it works on, one in front of it."""
+_AHEAD_S = 0.008
+"""A decoder has as many images as it is expected to decode in this time, by their bytes, within these bounds. It
+answers several small ones at once: to be woken up for each costs this process more than what it then does for one.
+"""
 _MOST_DEATHS = 3
 """Decoders that may be killed from outside under one image, before the image is taken for the cause: the system's
 out-of-memory killer comes from outside, too."""
@@ -54,6 +60,7 @@ class Decoders:
         "hung" for each decoder that is replaced.
         """
         self._limits = limits
+        self._most_credits = min(CREDITS, plan.lanes)
         self._restarted = restarted
         self._seats = Seats(
             max(2, count),
@@ -69,7 +76,7 @@ class Decoders:
         self._tokens = 0
         self._large = 0  # Large images with decoders, and their pixels.
         self._large_pixels = 0
-        self._image_s = 0.0
+        self._image_s = self._image_bytes = 0.0  # Of an image, the mean of late.
         self._flushing = False
         self._rejecting: set[asyncio.Task[None]] = set()
 
@@ -234,14 +241,14 @@ class Decoders:
         return not self._large or (self._large < seats - 1 and within)
 
     def _next_seat(self) -> Seat | None:
-        """The decoder with the most credits, None when none has any."""
-        best, most = None, 0
+        """The decoder with the fewest bytes ahead of it among those that may have another image."""
+        best = None
+        ahead_bytes = self._image_bytes * _AHEAD_S / self._image_s if self._image_s else 0.0
         for seat in self._seats.all:
-            if not seat.ready or seat.is_reserved:
-                continue
-            left = CREDITS - len(seat.sent)
-            if left > most:
-                best, most = seat, left
+            if seat.ready and not seat.is_reserved and (best is None or seat.bytes < best.bytes):
+                images = len(seat.sent)
+                if images < _LEAST_CREDITS or (images < self._most_credits and seat.bytes < ahead_bytes):
+                    best = seat
         return best
 
     def _give_to(self, seat: Seat, entry: Entry[PendingImage], now_s: float) -> None:
@@ -252,7 +259,7 @@ class Decoders:
         self._tokens = token = (self._tokens + 1) % (1 << 31)
         if not seat.sent:
             seat.heard_s = now_s
-        seat.sent[token] = entry, lane
+        seat.add(token, entry, lane)
         image.sent_s = now_s
         if entry.large:
             self._large += 1
@@ -276,11 +283,12 @@ class Decoders:
         """Raises KeyError for a job that this decoder does not have."""
         decoder = seat.decoder
         assert decoder is not None
-        entry, lane = seat.sent.pop(answer.token)
+        entry, lane = seat.remove(answer.token)
         now_s = time.monotonic()
         image = entry.payload
         taken_s = now_s - max(image.sent_s, seat.heard_s)
         self._image_s += _MEAN_RATE * (taken_s - self._image_s)
+        self._image_bytes += _MEAN_RATE * (len(image.body) - self._image_bytes)
         self._queue.took(entry.model, taken_s)
         seat.heard_s = now_s
         seat.deaths = 0

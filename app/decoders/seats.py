@@ -34,13 +34,16 @@ _BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """One place. `sent`: what its decoder has, by token, in the order sent, with the lane of each; `out`: jobs that
-    leave at the end of this turn of the loop. Seconds are of `time.monotonic()`.
+    """One place. `sent`: what its decoder has, by token, in the order sent, with the lane of each, and `bytes` of them;
+    `out`: jobs that leave at the end of this turn of the loop. Seconds are of `time.monotonic()`.
     """
 
     decoder: DecoderProcess | None = None
     sent: dict[int, tuple[Entry[PendingImage], int]] = field(default_factory=dict)
+    bytes: int = 0
     out: bytearray = field(default_factory=bytearray)
+    is_reserved: bool = False
+    """Whether it has an image that must be its decoder's only one."""
     deaths: int = 0
     """In a row, of decoders that had answered nothing."""
     heard_s: float = 0.0
@@ -50,10 +53,26 @@ class Seat:
         """Whether its decoder takes jobs."""
         return self.decoder is not None and self.decoder.pid is not None
 
-    @property
-    def is_reserved(self) -> bool:
-        """Whether it has an image that must be its decoder's only one."""
-        return any(entry.payload.deaths for entry, _ in self.sent.values())
+    def add(self, token: int, entry: Entry[PendingImage], lane: int) -> None:
+        """Its decoder has this image from now on."""
+        self.sent[token] = entry, lane
+        self.bytes += len(entry.payload.body)
+        self.is_reserved = entry.payload.deaths > 0
+
+    def remove(self, token: int) -> tuple[Entry[PendingImage], int]:
+        """Its decoder has this image no longer; returns it with its lane. Raises KeyError."""
+        entry, lane = self.sent.pop(token)
+        self.bytes -= len(entry.payload.body)
+        self.is_reserved = False
+        return entry, lane
+
+    def clear(self) -> list[Entry[PendingImage]]:
+        """Its decoder is gone; returns what it had."""
+        entries = [entry for entry, _ in self.sent.values()]
+        self.sent.clear()
+        self.out.clear()
+        self.bytes, self.is_reserved = 0, False
+        return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +131,8 @@ class Seats:
         if self.nursery is not None:
             await self.nursery.stop()
         await asyncio.gather(*self._ending)
-        left = [entry for seat in self.all for entry, _ in seat.sent.values()]
+        left = [entry for seat in self.all for entry in seat.clear()]
         for seat in self.all:
-            seat.sent.clear()
             if seat.decoder is not None:
                 seat.decoder.close()
         return left
@@ -176,16 +194,15 @@ class Seats:
         status = await nursery.status(decoder.number) if nursery is not None else None
         seat.decoder = None
         seat.deaths += 1
-        seat.out.clear()
-        sent, seat.sent = seat.sent, {}
         working_on = decoder.inbox.working_on
+        begun = None if working_on is None or working_on not in seat.sent else seat.sent[working_on][0]
+        had = seat.clear()
         decoder.close()
         hung = reason.startswith("it hung")
         # Killed from outside, as by a person or for want of memory: its image may well be innocent.
         outside = not hung and status in (None, -signal.SIGKILL, -signal.SIGTERM)
-        log.error("decoder %d is gone: %s (status %s); it had %d images", decoder.number, reason, status, len(sent))
-        culprit = None if outside or working_on not in sent else sent[working_on][0]
-        self._lost(Loss(tuple(entry for entry, _ in sent.values()), culprit, hung))
+        log.error("decoder %d is gone: %s (status %s); it had %d images", decoder.number, reason, status, len(had))
+        self._lost(Loss(tuple(had), None if outside else begun, hung))
 
     async def _watch(self) -> None:
         """Kill a decoder that hangs. Time in which this process itself stood still counts against nobody."""

@@ -1,0 +1,140 @@
+"""How many images decoders have in front of them. The decoders are objects here: no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from app.decoders import pool
+from app.decoders.image import ImageLimits
+from app.decoders.messages import Decoded, DecodePlan, Status, jobs_in
+from app.decoders.pool import CREDITS, Decoders
+from app.workers.arena import Arena
+
+SMALL, LARGE = bytes(60_000), bytes(3_000_000)
+
+
+class Decoder:
+    """Keeps the jobs that it is sent."""
+
+    pid = 1
+
+    def __init__(self, lanes):
+        self.free_lanes = list(range(lanes))
+        self.inbox = self
+        self.jobs = []
+
+    def write(self, lane, body, tail):
+        pass
+
+    def trim(self, lane, used):
+        pass
+
+    def send(self, packet):
+        self.jobs += jobs_in(packet)
+
+
+class Clock:
+    now_s = 100.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(pool, "time", clock)
+    return clock
+
+
+@contextlib.asynccontextmanager
+async def decoding(count=2, lanes=CREDITS):
+    arena = Arena([(4, 64)])
+    plan = DecodePlan((None,), arena.pools, lanes, 4 << 20, ("info", "text"))
+    decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000))
+    for seat in decoders._seats.all:
+        seat.decoder = Decoder(lanes)
+    try:
+        yield decoders
+    finally:
+        arena.close()
+
+
+async def ask(decoders, *bodies):
+    """Tasks of images that come in this order; what can be sent has been sent."""
+    asked = []
+    for rank, body in enumerate(bodies):
+        decode = decoders.decode(0, 0, body, give=lambda _: None, deadline_s=1e9, rank_s=rank)
+        asked.append(asyncio.ensure_future(decode))
+    await turns()
+    return asked
+
+
+async def turns():
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def answer(decoders, clock, seconds_an_image):
+    """Every decoder answers for all that it has, in one packet; they work at the same time."""
+    began_s = clock.now_s
+    for seat in sorted(decoders._seats.all, key=lambda seat: len(seat.decoder.jobs)):
+        jobs, seat.decoder.jobs = seat.decoder.jobs, []
+        clock.now_s = began_s + seconds_an_image * len(jobs)
+        for job in jobs:
+            decoders._answered(seat, Decoded(job.token, Status.PLACED, 1, 1))
+
+
+async def settled(decoders, clock, body, seconds_an_image):
+    """How many images each decoder has once it is known how long they take."""
+    asked = await ask(decoders, *[body] * 200)
+    for _ in range(8):
+        had = [len(seat.sent) for seat in decoders._seats.all]
+        answer(decoders, clock, seconds_an_image)
+        await turns()
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    answer(decoders, clock, seconds_an_image)
+    return had
+
+
+@pytest.mark.parametrize(("seconds_an_image", "images"), [(0.0001, CREDITS), (0.0035, 3), (0.0045, 2), (0.05, 2)])
+async def test_a_decoder_has_as_many_images_as_a_few_milliseconds_take_and_two_at_least(
+    clock, seconds_an_image, images
+):
+    async with decoding() as decoders:
+        assert await settled(decoders, clock, SMALL, seconds_an_image) == [images] * 2
+
+
+async def test_nobody_knows_yet_how_long_an_image_takes(clock):
+    async with decoding() as decoders:
+        asked = await ask(decoders, *[SMALL] * 20)
+        assert [len(seat.sent) for seat in decoders._seats.all] == [2, 2]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
+    async with decoding() as decoders:
+        await settled(decoders, clock, SMALL, 0.001)
+        asked = await ask(decoders, LARGE, *[SMALL] * 12)
+        behind, beside = sorted((seat.sent for seat in decoders._seats.all), key=len)
+        assert len(behind) <= 2
+        assert len(beside) == CREDITS
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
+    async with decoding() as decoders:
+        asked = await ask(decoders, SMALL, SMALL, LARGE)
+        assert sum(seat.bytes for seat in decoders._seats.all) == 2 * len(SMALL) + len(LARGE)
+        answer(decoders, clock, 0.001)
+        assert [seat.bytes for seat in decoders._seats.all] == [0, 0]
+        assert all([await task for task in asked])
