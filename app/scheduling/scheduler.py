@@ -273,7 +273,7 @@ class Scheduler(Generic[T]):
 
     def _fills(self, worker: WorkerState[T], now: float) -> bool:
         """Whether a full batch waits for the worker: nothing less goes behind another batch."""
-        return any(self._queues[model].depth >= ladder.ceiling(now) for model, ladder in worker.ladders.items())
+        return any([self._queues[model].depth >= ladder.ceiling(now) for model, ladder in worker.ladders.items()])  # noqa: C419 - faster
 
     def _takes_more(self, worker: WorkerState[T], now: float) -> bool:
         """Whether a batch is sent to a worker that computes one."""
