@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.grpc.contents import RawRequest
+from app.grpc.contents import RawRequest, field_head
 from app.grpc.messages import message
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
@@ -105,15 +105,24 @@ def _parameters(given: Mapping[str, Message]) -> dict[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "bool_param") for name, value in given.items()}
 
 
-def response_message(request: Message, answered: InferenceResponse) -> Message:
-    """The ModelInferResponse to a request."""
+def serialized_response(request: Message, answered: InferenceResponse) -> bytes:
+    """The ModelInferResponse to a request, serialised. May run in a thread: joining lets other threads run."""
     response = message("ModelInferResponse")(model_name=request.model_name, model_version=VERSION, id=request.id)
     for name, value in answered.made_by.items():
         setattr(response.parameters[name], "bool_param" if isinstance(value, bool) else "string_param", value)
     for output in answered.outputs:
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        response.raw_output_contents.append(wire.to_bytes(output.data))
-    return response
+    parts = [response.SerializeToString()]
+    for output in answered.outputs:
+        data = wire.to_bytes(output.data)
+        parts += (field_head(response, "raw_output_contents", len(data)), data)
+    return b"".join(parts)
+
+
+def serialized_stream_response(response: bytes) -> bytes:
+    """The ModelStreamInferResponse that holds a serialised ModelInferResponse."""
+    holder = message("ModelStreamInferResponse")
+    return b"".join((field_head(holder, "infer_response", len(response)), response))
 
 
 def peer(call: CallContext) -> str:

@@ -119,6 +119,16 @@ def _content(tensor: Message) -> bytes:
     return wire.to_bytes(wire.from_values(tensor.name, tensor.datatype, shape, values))
 
 
+def field_head(message: Any, name: str, size: int) -> bytes:
+    """What stands before so many bytes of a message's field: its tag, and their length."""
+    head, left = bytearray([message.DESCRIPTOR.fields_by_name[name].number << 3 | 2]), size
+    while left >= 0x80:
+        head.append(left & 0x7F | 0x80)
+        left >>= 7
+    head.append(left)
+    return bytes(head)
+
+
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):

@@ -17,12 +17,21 @@ from app import logs
 from app.access import audit
 from app.access.access import caller
 from app.errors import GRPC_STATUS, ServiceError
-from app.grpc.call import CallContext, GrpcInferCall, Message, headers, peer, response_message
+from app.grpc.call import (
+    CallContext,
+    GrpcInferCall,
+    Message,
+    headers,
+    peer,
+    serialized_response,
+    serialized_stream_response,
+)
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
 from app.protocols import signatures, triton
 from app.protocols.context import begin_request, end_request, request_id
 from app.protocols.ingress import Ingress
+from app.serving.filling import INLINE_BYTES
 from app.serving.repository import Repository
 
 _INFER = f"/{SERVICE}/ModelInfer"
@@ -87,8 +96,8 @@ class Methods:
         await self._repository.unload(request.model_name)
         return message("RepositoryModelUnloadResponse")()
 
-    async def model_infer(self, request: RawRequest, call: CallContext) -> Message:
-        """Outputs of a model for one of its inputs. Raises ServiceError; cancelled, it gives everything back."""
+    async def model_infer(self, request: RawRequest, call: CallContext) -> bytes:
+        """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
         scope = {"type": "http", "method": "POST", "path": _INFER, "headers": headers(call), "client": (peer(call), 0)}
         context = begin_request(self._service, scope)
         context.caller = caller.get()
@@ -111,19 +120,25 @@ class Methods:
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
         call.set_trailing_metadata(trailing)
-        return response_message(request.message, response)
+        if response.data_bytes <= INLINE_BYTES:
+            return serialized_response(request.message, response)
+        return await self._service.offload(serialized_response, request.message, response)
 
     async def model_stream_infer(
         self, requests: AsyncIterator[RawRequest | ServiceError], call: CallContext
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncIterator[Message | bytes]:
         """One answer a request, in their order; a request that fails does not end the stream."""
         async for request in requests:
-            answer = message("ModelStreamInferResponse")()
             try:
                 if isinstance(request, ServiceError):
                     raise request
-                answer.infer_response.CopyFrom(await self.model_infer(request, call))
+                response = await self.model_infer(request, call)
+                if len(response) <= INLINE_BYTES:
+                    answer: Message | bytes = serialized_stream_response(response)
+                else:
+                    answer = await self._service.offload(serialized_stream_response, response)
             except ServiceError as error:
+                answer = message("ModelStreamInferResponse")()
                 answer.error_message = error.message
                 answer.infer_response.id = "" if isinstance(request, ServiceError) else request.message.id
             yield answer

@@ -78,7 +78,7 @@ def _handlers(methods: Methods, receiver: Receiver, entrance: Entrance) -> Any:
     for name, descriptor in METHODS.items():
         method = getattr(methods, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
         kind = message_of(descriptor.input_type)
-        serializer = message_of(descriptor.output_type).SerializeToString
+        serializer = _serialized
         if descriptor.client_streaming:
             behaviour = _streaming(method, receiver, entrance.of(name), kind)
             handlers[name] = grpc.stream_stream_rpc_method_handler(behaviour, response_serializer=serializer)
@@ -86,6 +86,11 @@ def _handlers(methods: Methods, receiver: Receiver, entrance: Entrance) -> Any:
             behaviour = _answering(method, receiver, entrance.of(name), kind)
             handlers[name] = grpc.stream_unary_rpc_method_handler(behaviour, response_serializer=serializer)
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _serialized(answer: Any) -> bytes:
+    """Tensors are serialised where they are made: large ones not in the event loop."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def _answering(

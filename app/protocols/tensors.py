@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from app.errors import invalid_request
@@ -67,6 +68,11 @@ class InferenceResponse:
 
     outputs: list[OutputTensor]
     made_by: dict[str, str | bool]
+
+    @property
+    def data_bytes(self) -> int:
+        """Of all arrays: how much work it is to write the answer."""
+        return sum(output.data.nbytes for output in self.outputs if isinstance(output.data, np.ndarray))
 
 
 def checked_id(given: Any) -> str:

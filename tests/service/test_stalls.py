@@ -7,13 +7,17 @@ import os
 import signal
 import time
 
+import grpc
 import httpx
 import psutil
 import pytest
 
+from tests.support.answers import infer_images
+from tests.support.grpc_client import image_request, infer, method
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
-from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric, post
+from tests.support.null_service import MODEL, PREDICT, assert_nothing_left, is_ready, metric, post
+from tests.support.service_process import free_port
 
 pytestmark = pytest.mark.paired
 
@@ -69,3 +73,25 @@ async def test_a_service_that_was_paused_as_a_whole_goes_on_with_its_workers(ser
         assert metric(service, "anychip_worker_restarts_total") == 0
         assert metric(service, "anychip_event_loop_stall_seconds") < 1
         assert post(service) == (200, "OK")
+
+
+def test_answers_of_96_mb_hold_nobody_up(serve):
+    """48 images with outputs of 2 MB: copied, written and serialised outside the event loop."""
+    size, images = 48 * 2 << 20, [GREY] * 48
+    port = free_port()
+    request = image_request(*images, model=MODEL)
+    request.outputs.add(name="logits")
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    with (
+        serve("delay_ms=5,output_mb=2", "--batch-sizes", "1,8", "--grpc-port", str(port)) as service,
+        grpc.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as channel,
+        httpx.Client(base_url=service.url, timeout=WAIT_S) as client,
+    ):
+        for in_binary in (True, False):
+            output = {"name": "logits", "parameters": {"binary_data": in_binary}}
+            response = infer_images(client, f"/v2/models/{MODEL}", *images, outputs=[output])
+            assert response.status_code == 200, response.text
+            assert len(response.content) > size
+        assert [len(content) for content in infer(channel, request).raw_output_contents] == [size]
+        [streamed] = method(channel, "ModelStreamInfer")(iter([request]), timeout=WAIT_S)
+        assert [len(content) for content in streamed.infer_response.raw_output_contents] == [size]

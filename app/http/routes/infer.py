@@ -211,7 +211,7 @@ async def _encoded(
     ingress: Ingress, model: str, parsed: _Parsed, response: InferenceResponse
 ) -> tuple[bytes, list[Header]]:
     """What is large is copied and written elsewhere: 64 images may have answers of megabytes each."""
-    size = sum(each.data.nbytes for each in response.outputs if isinstance(each.data, np.ndarray))
+    size = response.data_bytes
     if size <= INLINE_BYTES:
         document, contents, numbers = _drafted(model, parsed, response)
     else:
