@@ -60,7 +60,7 @@ fuzz: $(VENV)/.developer $(AUDIT_VENV)/.installed  ## readers of strangers' byte
 	$(PYTEST) -m soak tests/service/test_described_api.py $(ARGS)
 
 test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for real; apt-get install buildah debootstrap for images
-	$(DEPLOY_VENV)/bin/python -m pytest -m deploy $(ARGS)
+	$(DEPLOY_VENV)/bin/python -m pytest $(PAIR) -m deploy $(ARGS)
 
 lint: $(VENV)/.developer  ## ruff and mypy
 	$(BIN)/ruff check

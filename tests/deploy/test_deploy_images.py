@@ -26,6 +26,8 @@ from tests.support import container
 from tests.support.container import BASE, Builder
 from tests.support.service_process import free_port
 
+pytestmark = pytest.mark.xdist_group("images")
+
 ROOT = Path(__file__).resolve().parents[2]
 FLAVOURS = ("ascend", "cpu", "cuda", "cuda-slim", "dcu", "mlu", "rocm")
 IMAGES = ROOT / "models" / "sample" / "images"

@@ -25,6 +25,8 @@ from app.config import Settings
 from tests.support.service_process import running
 
 yaml = pytest.importorskip("yaml")
+pytestmark = pytest.mark.xdist_group("ray")
+
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = sorted((ROOT / "models" / "sample" / "images").glob("*.jpg"))
 JPEG = {"Content-Type": "image/jpeg"}
