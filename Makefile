@@ -16,6 +16,8 @@ PARALLEL := -n logical --maxprocesses 8 --dist loadgroup
 PAIR := -n 2 --dist loadgroup
 NO_TESTS := 5
 PATHS = $(filter tests/%,$(ARGS))
+# Where tests keep screenshots of the page.
+export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve install check test soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment sbom audit bench clean

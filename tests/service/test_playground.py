@@ -410,6 +410,7 @@ def test_axe_finds_nothing_and_every_width_fits(browser, service, theme):
             assert page.evaluate("() => document.documentElement.scrollWidth") <= width
             assert axe_violations(page) == []
             if ARTEFACTS:
+                Path(ARTEFACTS).mkdir(parents=True, exist_ok=True)
                 page.screenshot(path=Path(ARTEFACTS) / f"playground-{theme}-{width}.png", full_page=True)
             assert seen.failures == []
 
