@@ -16,6 +16,8 @@ PARALLEL := -n logical --maxprocesses 8 --dist loadgroup
 PAIR := -n 2 --dist loadgroup
 NO_TESTS := 5
 PATHS = $(filter tests/%,$(ARGS))
+# Tests start hundreds of processes: each would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 # Where tests keep screenshots of the page.
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
