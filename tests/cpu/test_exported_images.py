@@ -65,7 +65,7 @@ def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, 
 
 
 def local_predictor(model, folder):
-    return LocalPredictor(model, Settings(device="cpu", cache_dir=folder), Options(), 2)
+    return LocalPredictor(model, Settings(device="cpu", cache_dir=folder), Options(), 2, keeps_encoded=True)
 
 
 def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, tmp_path: Path) -> None:
