@@ -11,6 +11,7 @@ used for what compilers keep by themselves.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import json
@@ -152,25 +153,39 @@ def private_folder(path: Path) -> Path | None:
 def _host_key(folder: Path) -> bytes:
     """Of this user on this host: made when it is first needed, and anew where somebody else could have put it there.
 
-    Raises OSError.
+    Of several processes that begin at once, all get the same key. Raises OSError.
     """
     path = folder / _KEY
-    for _ in range(2):
-        with contextlib.suppress(OSError):
-            found = path.lstat()
-            trusted = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o077
-            if trusted and len(key := path.read_bytes()) == _KEY_BYTES:
-                return key
-        descriptor, own = tempfile.mkstemp(prefix=".key-", dir=folder)  # 0600
+    if (key := _trusted_key(path)) is not None:
+        return key
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # A file system without locks: the last key stays, and some are made again.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return _trusted_key(path) or _new_key(path)
+    finally:
+        os.close(lock)
+
+
+def _trusted_key(path: Path) -> bytes | None:
+    """What is in the file, None where it is missing, or of another length, or others may read or write it."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o077:
+            key = path.read_bytes()
+            return key if len(key) == _KEY_BYTES else None
+    return None
+
+
+def _new_key(path: Path) -> bytes:
+    """Raises OSError."""
+    descriptor, own = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # 0600
+    key = os.urandom(_KEY_BYTES)
+    try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(_KEY_BYTES))
-        try:
-            if path.exists():
-                os.replace(own, path)
-            else:
-                os.link(own, path)  # Of several processes that begin at once, one key stays.
-        except FileExistsError:
-            pass
-        finally:
-            Path(own).unlink(missing_ok=True)
-    raise OSError(f"{path} cannot be made")
+            file.write(key)
+        os.replace(own, path)
+    except BaseException:
+        Path(own).unlink(missing_ok=True)
+        raise
+    return key

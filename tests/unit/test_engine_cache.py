@@ -131,6 +131,23 @@ def test_the_key_is_this_users_alone_and_one_that_others_could_know_is_replaced(
     assert cache.get(**PARTS) is None
 
 
+def test_all_who_begin_at_once_have_one_key(tmp_path):
+    """Else what one of them signed is nobody's for the others, and is made again."""
+    threads = 4
+    with ThreadPoolExecutor(threads) as pool:
+        for turn in range(50):
+            folder, together = tmp_path / str(turn), threading.Barrier(threads)
+            folder.mkdir()
+
+            def put(own: int, folder=folder, together=together):
+                cache = EngineCache(folder)
+                together.wait(10)
+                return cache.put(writing("weights"), own=own)
+
+            entries = list(pool.map(put, range(threads)))
+            assert [EngineCache(folder).get(own=own) for own in range(threads)] == entries
+
+
 def test_compilers_keep_nothing_where_others_may_write(tmp_path):
     folder = tmp_path / "inductor"
     assert private_folder(folder) == folder
