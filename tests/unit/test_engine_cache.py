@@ -139,7 +139,7 @@ def test_all_who_begin_at_once_have_one_key(tmp_path):
             folder, together = tmp_path / str(turn), threading.Barrier(threads)
             folder.mkdir()
 
-            def put(own: int, folder=folder, together=together):
+            def put(own, folder=folder, together=together):
                 cache = EngineCache(folder)
                 together.wait(10)
                 return cache.put(writing("weights"), own=own)
