@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -158,16 +160,24 @@ def record(
     return Recording(tuple(records), tuple(rewritten), whole_s)
 
 
-def names_of(network: nn.Module, inputs: Sequence[Tensor]) -> Recording:
-    """The operators that a network is made of for other devices: recorded on the CPU, without its own shortcuts."""
+def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = False) -> Recording:
+    """The operators that a network is made of for other devices: recorded on the CPU, without its own shortcuts.
+
+    `as_traced`: as a compiler gets them, without operators that work in place (where the network can be written so),
+    and with what PyTorch's tracing has in place of some (`_native_batch_norm_legit_no_training`).
+    """
+    called: Callable[..., object] = network
+    tracing: AbstractContextManager[object] = nullcontext()
+    if as_traced:
+        called, tracing = torch.func.functionalize(network), enable_python_dispatcher()
     recorder = _Recorder(torch.device("cpu"), lambda: None)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        with torch.no_grad(), sdpa_kernel([SDPBackend.MATH]), recorder:
-            network(*inputs)
+        with torch.no_grad(), sdpa_kernel([SDPBackend.MATH]), tracing, recorder:
+            called(*inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return Recording(tuple(recorder.records.values()), (), 0.0)

@@ -311,7 +311,9 @@ def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
     if architecture in _WITH_AUXILIARY:
         # As torchvision builds them around its published weights.
         options = {"transform_input": True, "aux_logits": auxiliary, "init_weights": False}
-    _published(architecture)
+    published = _published(architecture)
+    if architecture.startswith("vit_"):
+        options["image_size"] = published.meta["min_size"][0]  # 518 for vit_h_14, and its weights have that many parts.
     core: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=count, **options)
     return core
 

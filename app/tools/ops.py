@@ -147,7 +147,9 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
         expected = table(parsed.against)
     except KeyError as error:
         raise CommandError(str(error.args[0])) from None
-    recording: Recording = names_of(subject.build(), subject.inputs(parsed.batch_size))
+    recording: Recording = names_of(
+        subject.build(), subject.inputs(parsed.batch_size), as_traced=expected.kind == "converters"
+    )
     rows = []
     for each in recording.operators:
         how, reason = "missing", f"it is not in the list of {expected.name}"

@@ -31,7 +31,10 @@ class OperatorTable:
 
     def has(self, operator: str) -> bool:
         """Whether the table has this operator; a compiler's, in any of its forms."""
-        return operator in self.names or (self.kind == "converters" and _base(operator) in self._bases)
+        if operator in self.names or self.kind == "kernels":
+            return operator in self.names
+        # Tracing makes `relu` of `relu_` where it can; what is left in place is written into a tensor of its own.
+        return not self._bases.isdisjoint({_base(operator), _base(operator).removesuffix("_")})
 
     @property
     def _bases(self) -> frozenset[str]:

@@ -19,6 +19,7 @@ from torchvision import models as torchvision_models
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
+from models import open_model, parse_spec
 from models.checkpoint import read_header
 from models.classification import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
 from models.model import Options, Placement, UnknownModelError, WeightsError
@@ -151,6 +152,14 @@ def test_every_architecture_can_be_asked_for_its_classes(architecture: str) -> N
     assert declared.interpolation in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
     assert (model.mean, model.std) == (tuple(declared.mean), tuple(declared.std))
     assert class_count(architecture, _skeleton(architecture, 5, auxiliary=False).state_dict()) == 5
+
+
+def test_a_vision_transformer_is_made_for_the_images_of_its_weights() -> None:
+    """vit_h_14's are of 518 x 518: 37 x 37 parts, and the class."""
+    assert open_model(parse_spec("vit_h_14:random"), Path()).input_shape == (518, 518, 3)
+    for architecture, parts in (("vit_h_14", 37 * 37), ("vit_b_16", 14 * 14)):
+        positions = _skeleton(architecture, 5, auxiliary=False).state_dict()["encoder.pos_embedding"]
+        assert positions.shape[1] == parts + 1
 
 
 def test_quantised_variants_are_not_among_the_architectures() -> None:

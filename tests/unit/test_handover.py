@@ -11,7 +11,7 @@ from app.config import Settings
 from app.observability.metrics import Metrics
 from app.scheduling.handover import Handovers
 from app.workers import replica as replica_module
-from app.workers.messages import Load
+from app.workers.messages import Load, Tuned
 from app.workers.process import Events, WorkerPlan, WorkerStartError
 from app.workers.replica import Replica
 from backends import Device
@@ -286,3 +286,36 @@ async def test_new_models_do_not_wait_for_a_compiler(made):
             worker.drained.set()
         await task
         assert serving.served == ["new", "new"]
+
+
+async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_again(made):
+    kept, written = {}, asyncio.Event()
+    async with Serving() as serving:
+        loop = asyncio.get_running_loop()
+
+        def keep(device, sizes):
+            kept[device] = sizes
+            loop.call_soon_threadsafe(written.set)
+
+        serving.handovers._keep_sizes = keep
+        for replica in serving.replicas:
+            load = replace(replica.plan.load, quick=True, tuned=(Tuned("null", "fp32", (1, 2), grows=True),))
+            replica.plan = replace(replica.plan, load=load)
+        first, second = serving.replicas
+        serving.handovers.compile(first.current)
+        await turns()
+        searching = made[-1]
+        assert searching.plan.load.tuned[0].grows
+        searching.succeed()
+        searching.ready.loaded = (SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),)
+        await turns()
+        next(worker for worker in made if worker.device == first.device).drained.set()
+        await asyncio.wait_for(written.wait(), 10)
+        await turns()
+        found = Tuned("null", "fp32", (1, 2, 4))
+        assert kept == {"null": {0: (1, 2, 4)}}
+        assert first.plan.load.tuned == (found,), "a start after a crash has them, too"
+        serving.handovers.compile(second.current)
+        await turns(30)
+        assert made[-1].device == second.device
+        assert made[-1].plan.load.tuned == (found,)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from app.tools.remedies import STEPS, of_operator
+from backends.operator_record import names_of
 from backends.operator_tables import table, tables
 from backends.operator_tables.collect import of_converters, of_functions
 
@@ -27,6 +30,17 @@ def test_a_table_that_is_not_there_names_those_that_are() -> None:
 def test_a_compiler_converts_every_form_of_an_operator_it_knows() -> None:
     assert table("tensorrt").has("aten::silu.out") == table("tensorrt").has("aten::silu")
     assert not table("mlu").has("aten::add.no_such_form")
+
+
+def test_a_compiler_is_asked_for_what_tracing_gives_it() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)).eval()
+    traced = names_of(network, [torch.zeros(1, 3, 8, 8)], as_traced=True)
+    assert [each.name for each in traced.operators if not table("torchair").has(each.name)] == []
+    assert "aten::relu" in {each.name for each in traced.operators}
+    plain = {each.name for each in names_of(network, [torch.zeros(1, 3, 8, 8)]).operators}
+    assert {"aten::relu_", "aten::native_batch_norm"} <= plain, "a device has these"
+    assert table("torchair").has("aten::relu_")
+    assert not table("mlu").has("aten::no_such_")
 
 
 def test_names_are_taken_out_of_functions_and_converters(tmp_path: Path) -> None:
