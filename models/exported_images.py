@@ -303,10 +303,10 @@ class ExportedDetector(Detector):
         factor = mask_reduction(placement.width, placement.height)
         polygons: list[list[list[list[float]]] | None] = []
         for mask, x, y in self._within_boxes(found, placement, factor):
-            if not mask.any():
+            rings = polygons_of(mask, x, y, most) if mask.size else None
+            if rings is None:
                 polygons.append(None)
                 continue
-            rings = polygons_of(mask, x, y, most)
             whole = factor == 1  # Then the points are pixels.
             polygons.append([(ring if whole else (ring / factor).round(1)).tolist() for ring in rings])
         return polygons

@@ -6,7 +6,7 @@ it is bounded: by the candidates that are looked at, the instances that are want
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ _MASK_SIDE = 1_280
 _TOGETHER = 16
 """Masks whose logits are in memory at once."""
 _EPSILON = 1e-7
+
+Pair = Sequence[float] | Array
 
 
 def suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float, most: int) -> Array:
@@ -122,20 +124,32 @@ def corners_of(boxes: Array, angles: Array) -> Array:
     )
 
 
-class _Window(NamedTuple):
-    """What a box needs of prototypes, each pair for x and y: from `first` to before `last`.
+class _Windows(NamedTuple):
+    """What boxes need of prototypes, each [k, 2] for x and y: from `first` to before `last`.
 
-    `shifts` and `enlarged`: where these are enlarged, the place of the first sample and how many there are. `offsets`,
-    `steps` and `size`: of the samples that are the image's pixels.
+    `shifts` and `enlarged`: where these are enlarged, the place of the first sample and how many there are. `offsets`
+    and `sizes`: of the samples that are the image's pixels; a size may be 0.
     """
 
-    first: tuple[int, int]
-    last: tuple[int, int]
-    shifts: tuple[float, float]
-    enlarged: tuple[int, int]
-    offsets: tuple[float, float]
-    steps: tuple[float, float]
-    size: tuple[int, int]
+    first: Array
+    last: Array
+    shifts: Array
+    enlarged: Array
+    offsets: Array
+    sizes: Array
+
+
+class _Scratch:
+    """Memory for one mask after the other: to get it new costs as much as what is computed in it."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(0, np.float32)
+
+    def of(self, width: int, height: int) -> Array:
+        """float32 [height, width], whatever is in it; valid until the next call."""
+        if len(self._values) < width * height:
+            self._values = np.empty(width * height, np.float32)
+        return self._values[: width * height].reshape(height, width)
 
 
 @dataclass(frozen=True)
@@ -169,70 +183,55 @@ class MaskGrid:
         Only the part of the prototypes that a box needs is looked at. Where boxes are large or overlap, that part is
         one for several instances: reading prototypes costs more than multiplying them.
         """
-        for first in range(0, len(boxes), _TOGETHER):
-            windows = [self._window(box, prototypes.shape) for box in boxes[first : first + _TOGETHER]]
-            seen = [each for each in windows if each is not None]
-            x1, y1 = (min((each.first[axis] for each in seen), default=0) for axis in (0, 1))
-            x2, y2 = (max((each.last[axis] for each in seen), default=0) for axis in (0, 1))
-            area = sum((each.last[0] - each.first[0]) * (each.last[1] - each.first[1]) for each in seen)
+        windows = self._windows(boxes, prototypes.shape)
+        pixels = np.ceil(boxes[:, :2]).astype(int).tolist()
+        scratch = _Scratch()
+        areas = (windows.last - windows.first).prod(axis=1) * (windows.sizes > 0).all(axis=1)
+        for start in range(0, len(boxes), _TOGETHER):
+            some = np.flatnonzero(areas[start : start + _TOGETHER]) + start
             together = None
-            if area > (x2 - x1) * (y2 - y1):
-                together = combined(coefficients[first : first + _TOGETHER], prototypes[:, y1:y2, x1:x2])
-            for number, (box, window) in enumerate(zip(boxes[first : first + _TOGETHER], windows, strict=True)):
-                if window is None:
-                    yield np.zeros((0, 0), np.uint8), *_first_pixel(box)
+            x1, y1 = windows.first[some].min(axis=0, initial=1 << 30).tolist()
+            x2, y2 = windows.last[some].max(axis=0, initial=0).tolist()
+            if areas[some].sum() > (x2 - x1) * (y2 - y1):
+                together = combined(coefficients[start : start + _TOGETHER], prototypes[:, y1:y2, x1:x2])
+            for number in range(start, min(start + _TOGETHER, len(boxes))):
+                if not areas[number]:
+                    yield np.zeros((0, 0), np.uint8), *pixels[number]
                     continue
-                (left, top), (right, bottom) = window.first, window.last
+                (left, top), (right, bottom) = windows.first[number].tolist(), windows.last[number].tolist()
                 if together is not None:
-                    logits = together[number, top - y1 : bottom - y1, left - x1 : right - x1]
+                    logits = together[number - start, top - y1 : bottom - y1, left - x1 : right - x1]
                 else:
-                    one = coefficients[first + number : first + number + 1]
-                    logits = combined(one, prototypes[:, top:bottom, left:right])[0]
-                yield self._mask(logits, window), *_first_pixel(box)
+                    logits = combined(coefficients[number : number + 1], prototypes[:, top:bottom, left:right])[0]
+                yield self._mask(logits, windows, number, scratch), *pixels[number]
 
-    def _window(self, box: Array, shape: tuple[int, ...]) -> _Window | None:
-        """What a box needs of prototypes of this shape; None where it has no pixel."""
-        x1, y1, x2, y2 = (int(np.ceil(value)) for value in box)
-        if x2 <= x1 or y2 <= y1:
-            return None
-        firsts: list[int] = []
-        lasts: list[int] = []
-        offsets, steps, enlarged, parts = [], [], [], []
-        for axis, (start, stop) in enumerate(((x1, x2), (y1, y2))):
-            step = (self.last[axis] - self.first[axis]) / self.size[axis]
-            # Pixel centres: half a pixel lies between their corners and these.
-            place = (start + 0.5) * step - 0.5 + self.first[axis]
-            low = int(np.clip(np.floor(place) - 1, self.first[axis], self.last[axis] - 1))
-            high = int(np.clip(np.ceil(place + (stop - start) * step) + 2, low + 1, self.last[axis]))
-            length = shape[2 - axis]
-            least = int(np.clip(low // self.enlargement - 1, 0, length - 1))
-            greatest = int(np.clip(high // self.enlargement + 2, least + 1, length))
-            firsts.append(least)
-            lasts.append(greatest)
-            enlarged.append((low, high, least))
-            offsets.append(place - low)
-            steps.append(step)
-            parts.append(stop - start)
-        scale = 1 / self.enlargement
-        shifts = [(low + 0.5) * scale - 0.5 - least for low, _, least in enlarged]
-        if self.enlargement == 1:
-            offsets = [offset + low - least for offset, (low, _, least) in zip(offsets, enlarged, strict=True)]
-        return _Window(
-            (firsts[0], firsts[1]),
-            (lasts[0], lasts[1]),
-            (shifts[0], shifts[1]),
-            (enlarged[0][1] - enlarged[0][0], enlarged[1][1] - enlarged[1][0]),
-            (offsets[0], offsets[1]),
-            (steps[0], steps[1]),
-            (parts[0], parts[1]),
-        )
+    def _windows(self, boxes: Array, shape: tuple[int, ...]) -> _Windows:
+        """What each box needs of prototypes of this shape."""
+        corners = np.ceil(boxes).astype(np.int64)
+        starts, sizes = corners[:, :2], (corners[:, 2:] - corners[:, :2]).clip(0)
+        begin, end, lengths = np.array(self.first), np.array(self.last), np.array((shape[2], shape[1]))
+        # Pixel centres: half a pixel lies between their corners and these.
+        places = (starts + 0.5) * self._steps() - 0.5 + begin
+        low = (np.floor(places) - 1).clip(begin, end - 1).astype(np.int64)
+        high = np.minimum(np.maximum(np.ceil(places + sizes * self._steps()) + 2, low + 1), end).astype(np.int64)
+        least, greatest = low, high  # Nothing of the padding, which would be mixed into the image's edge.
+        if self.enlargement > 1:
+            least = (low // self.enlargement - 1).clip(0, lengths - 1)
+            greatest = np.minimum(np.maximum(high // self.enlargement + 2, least + 1), lengths)
+        shifts = (low + 0.5) / self.enlargement - 0.5 - least
+        return _Windows(least, greatest, shifts, high - low, places - (least if self.enlargement == 1 else low), sizes)
 
-    def _mask(self, logits: Array, window: _Window) -> Array:
-        """uint8 [h, w] of 0 and 1, from the logits of the window."""
+    def _steps(self) -> Array:
+        """Enlarged prototypes for one pixel of the image, [2]."""
+        steps: Array = (np.array(self.last) - np.array(self.first)) / np.array(self.size)
+        return steps
+
+    def _mask(self, logits: Array, windows: _Windows, number: int, scratch: _Scratch) -> Array:
+        """uint8 [h, w] of 0 and 1, from the logits of a window."""
         if self.enlargement > 1:
             scale = 1 / self.enlargement
-            logits = _sampled(logits, (scale, scale), window.shifts, window.enlarged)
-        found = _sampled(logits, window.steps, window.offsets, window.size)
+            logits = _sampled(logits, (scale, scale), windows.shifts[number], windows.enlarged[number], _Scratch())
+        found = _sampled(logits, self._steps(), windows.offsets[number], windows.sizes[number], scratch)
         return (found > 0).view(np.uint8)
 
 
@@ -249,45 +248,51 @@ def combined(coefficients: Array, prototypes: Array) -> Array:
     return logits
 
 
-def _first_pixel(box: Array) -> tuple[int, int]:
-    return int(np.ceil(box[0])), int(np.ceil(box[1]))
+def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Scratch) -> Array:
+    """Bilinear samples [h, w] at x * step + offset, beyond the edge those of the edge; in the memory of `scratch`.
 
-
-def _sampled(values: Array, step: tuple[float, float], offset: tuple[float, float], size: tuple[int, int]) -> Array:
-    """Bilinear samples [h, w] at x * step + offset, beyond the edge those of the edge."""
-    factors = [round(1 / each) for each in step]
+    Pairs are of x and y.
+    """
+    (step_x, step_y), (x, y), (width, height) = map(float, steps), map(float, offsets), map(int, size)
+    factor_x, factor_y = round(1 / step_x), round(1 / step_y)
     # Where each value becomes a whole number of samples, enlarging all of them is seven times as fast, and the same.
-    shifts = [(place + 0.5) * factor - 0.5 for place, factor in zip(offset, factors, strict=True)]
-    first_x, first_y = (round(shift) for shift in shifts)
-    enlarged = values.shape[1] * factors[0], values.shape[0] * factors[1]
-    if (
-        max(abs(each * factor - 1) for each, factor in zip(step, factors, strict=True)) < 1e-9
-        and max(abs(shifts[0] - first_x), abs(shifts[1] - first_y)) < 1e-6
-        and 0 <= first_x <= enlarged[0] - size[0]
-        and 0 <= first_y <= enlarged[1] - size[1]
-    ):
-        whole: Array = cv2.resize(np.ascontiguousarray(values), enlarged, interpolation=cv2.INTER_LINEAR)
-        return whole[first_y : first_y + size[1], first_x : first_x + size[0]]
-    matrix = np.array([[step[0], 0, offset[0]], [0, step[1], offset[1]]], np.float64)
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    shift_x, shift_y = (x + 0.5) * factor_x - 0.5, (y + 0.5) * factor_y - 0.5
+    first_x, first_y = round(shift_x), round(shift_y)
+    enlarged = values.shape[1] * factor_x, values.shape[0] * factor_y
     source = np.ascontiguousarray(values)
-    sampled: Array = cv2.warpAffine(source, matrix, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    if (
+        max(abs(step_x * factor_x - 1), abs(step_y * factor_y - 1)) < 1e-9
+        and max(abs(shift_x - first_x), abs(shift_y - first_y)) < 1e-6
+        and 0 <= first_x <= enlarged[0] - width
+        and 0 <= first_y <= enlarged[1] - height
+    ):
+        whole: Array = cv2.resize(source, enlarged, dst=scratch.of(*enlarged), interpolation=cv2.INTER_LINEAR)
+        return whole[first_y : first_y + height, first_x : first_x + width]
+    matrix = np.array([[step_x, 0, x], [0, step_y, y]], np.float64)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    memory = scratch.of(width, height)
+    sampled: Array = cv2.warpAffine(
+        source, matrix, (width, height), dst=memory, flags=flags, borderMode=cv2.BORDER_REPLICATE
+    )
     return sampled
 
 
-def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array]:
+def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array] | None:
     """The outer contours of a mask whose first pixel is at (x, y): rings, int32 [points, 2], the largest first.
 
     Holes are left out, and so are the smallest rings, and single points of the others, beyond `most` points in all.
+    None where the mask is empty.
     """
-    contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(x, y))
+    if not contours:
+        return None
     rings: list[Array] = []
     for contour in sorted(contours, key=len, reverse=True):
         ring = contour[:: -(-len(contour) // max(1, most))]
         if len(ring) < 3:
             break
         most -= len(ring)
-        rings.append(ring.reshape(-1, 2) + np.array((x, y), np.int32))
+        rings.append(ring.reshape(-1, 2))
     return rings
 
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from models.model import Array
 
-_CHARACTERS = 13  # Of five bits each: more than any run needs.
-
 
 def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> list[int]:
     """Lengths of runs of 0 and 1, by turns, 0 first, of a mask of a whole image, column by column.
@@ -44,14 +42,16 @@ def compressed(runs: list[int]) -> str:
     From the fourth on, a length is written as its difference to the one two before. A number is written in groups of
     five bits, the least first; the sixth bit says that more follow, and the last group's fifth bit is the sign.
     """
-    values = np.array(runs, np.int64)
-    values[3:] -= np.array(runs, np.int64)[1:-2]
-    groups = values[:, None] >> (5 * np.arange(_CHARACTERS))
+    lengths = np.array(runs, np.int64)
+    values = lengths.copy()
+    values[3:] -= lengths[1:-2]
+    most = int(np.abs(values).max(initial=0)).bit_length() // 5 + 1  # With the bit of the sign.
+    groups = values[:, None] >> (5 * np.arange(most))
     bits = groups & 31
     rest = groups >> 5
     is_last = np.where(bits & 16, rest == -1, rest == 0)
     length = is_last.argmax(axis=1) + 1
-    order = np.arange(_CHARACTERS)
+    order = np.arange(most)
     letters = (bits | np.where(order < length[:, None] - 1, 32, 0)) + 48
     text: bytes = letters[order < length[:, None]].astype(np.uint8).tobytes()
     return text.decode("ascii")

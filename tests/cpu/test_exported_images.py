@@ -49,7 +49,7 @@ def check(worst: dict[str, float]) -> None:
     assert worst["lost"] <= max(2, 0.005 * worst["instances"])
     assert worst.get("keypoint", 0) <= 1
     assert worst.get("probability", 0) <= 1e-3
-    assert worst["mask mean"] <= 0.01
+    assert worst.get("mask", 0) <= 0.01
 
 
 @pytest.mark.parametrize("tag", USUAL)

@@ -58,6 +58,11 @@ def test_the_text_is_the_one_that_coco_writes() -> None:
     assert compressed([6, 1, 40, 4, 5, 4, 5, 4, 21]) == "61X13mN000`0"
 
 
+@given(st.lists(st.integers(0, 2**40) | st.sampled_from([0, 15, 16, 17, 31, 32, 511, 512, 513]), max_size=20))
+def test_lengths_of_any_size_are_read_back(runs: list[int]) -> None:
+    assert lengths_of(compressed(runs)) == runs
+
+
 def test_a_png_holds_the_part() -> None:
     part = np.array([[0, 1], [1, 1], [0, 0]], np.uint8)
     read = cv2.imdecode(np.frombuffer(base64.b64decode(png(part)), np.uint8), cv2.IMREAD_UNCHANGED)
