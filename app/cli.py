@@ -235,9 +235,11 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 
 def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
+    from app.decoders import main as decoders
     from app.decoders import process
 
-    process.prepare()  # Before there are threads, and with everything imported that decoders need.
+    decoders.import_libraries()  # torch among them: once for both, as what is imported now is shared.
+    process.prepare()  # Before there are threads.
     try:
         return _serve_opened(settings, announce)
     finally:

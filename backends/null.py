@@ -20,12 +20,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from backends.backend import (
     DEFAULTS,
@@ -241,20 +240,13 @@ class _NullEngine(Engine):
 
 
 def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
-    """Outputs for `size` images, of which only shapes and types mean anything."""
-    module = cast(nn.Module, network)
-    pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8)
+    """Outputs for `size` images, of which only shapes and types mean anything.
+
+    The network is run for it, once. On PyTorch's "meta" device nothing would be computed, but what that needs takes a
+    second to import, and most networks take less.
+    """
     with torch.inference_mode():
-        try:
-            # On this device tensors have shapes and no values: nothing is computed. The module keeps its own tensors.
-            substitutes: dict[str, Tensor] = {name: buffer.to("meta") for name, buffer in module.named_buffers()}
-            for name, parameter in module.named_parameters():
-                substitutes[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
-            return cast(tuple[Tensor, ...], functional_call(module, substitutes, (pixels.to("meta"),)))
-        except Exception:
-            # It makes tensors of its own on the CPU, or looks at values: then it is run for real, once. What else may
-            # be wrong with it comes out there.
-            return network(pixels)
+        return network(torch.zeros((size, *network.input_shape), dtype=torch.uint8))
 
 
 def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:

@@ -48,7 +48,7 @@ def main(control_descriptor: int, parent: int) -> None:
         signal.signal(each, signal.SIG_IGN)  # The server hears them and ends us in order.
     _die_with(parent)
     control = socket.socket(fileno=control_descriptor)
-    _import_libraries()
+    import_libraries()
     packet, descriptors = _received(control)
     if not packet:
         return
@@ -159,9 +159,12 @@ def warm_up(plan: DecodePlan) -> None:
             decode_into(model, encoded, read_header(encoded), target)
 
 
-def _import_libraries() -> None:
+def import_libraries() -> None:
+    """Everything that decoders need, set for processes that fork and do one thing at a time."""
     import cv2
     import torch
+
+    from app.decoders import decoder  # noqa: F401
 
     torch.set_num_threads(1)  # Decoders are the parallelism; and a thread would not survive the fork.
     cv2.setNumThreads(0)

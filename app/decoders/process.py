@@ -147,8 +147,9 @@ _prepared: list[_Prepared] = []
 def prepare() -> None:
     """Fork a nursery from this process, whose imports it shares: it takes no time and hardly any memory.
 
-    For a process that has one thread, has imported app.decoders.decoder, and is about to make a service. Elsewhere a
-    nursery is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared` in the end.
+    For a process that has one thread, has called app.decoders.main.import_libraries, and is about to make a service.
+    Elsewhere a nursery is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared` in
+    the end.
     """
     if threading.active_count() == 1 and hasattr(os, "fork"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

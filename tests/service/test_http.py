@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support.answers import assert_error
+from tests.support.chaos_faults import processes
 from tests.support.images import JPEG, encoded
 from tests.support.photographs import FILES
 
@@ -392,3 +393,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_forgotten
             break
     assert counted() == before + 3
     assert "Traceback" not in service.log.read_text()
+
+
+def test_the_process_that_forks_decoders_shares_what_the_server_has_imported(service):
+    (nursery,) = processes(service).nursery
+    memory = nursery.memory_full_info()
+    assert memory.uss < memory.rss / 3, "torch alone is 250 MB of a process that imports it by itself"
