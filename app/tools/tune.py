@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -22,7 +22,9 @@ from app.tools import report
 from app.tools.arguments import CommandError, add_settings, read_settings
 
 if TYPE_CHECKING:
-    from app.tools.tuning.search import Candidate, Space, TuningOutcome
+    from rich.table import Table
+
+    from app.tools.tuning.search import Candidate, Compared, Space, TuningOutcome
     from backends import Choice
     from models import Model
 
@@ -188,11 +190,12 @@ def _document(
         "p99_ms": parsed.p99_ms,
         "started_from_profile": had_profile,
         "complete": outcome.complete,
-        "confirmed": outcome.confirmed,
         "lead": outcome.lead,
+        "lead_over_second": outcome.lead_over_second,
         "best": asdict(outcome.best),
         "default": asdict(outcome.default),
         "trials": [asdict(each) for each in outcome.trials],
+        "comparison": [_compared(each, parsed.goal) for each in outcome.comparison],
         "profile": None if path is None else str(path),
         "environment": report.environment(),
     }
@@ -203,44 +206,82 @@ def _words(candidate: Candidate) -> str:
     return f"{candidate.engine} {candidate.precision}, {ladder}, {candidate.workers} workers"
 
 
-def _row(trial: dict[str, Any], note: str) -> Sequence[report.Cell]:
+def _compared(compared: Compared, goal: str) -> dict[str, Any]:
+    """Medians, and the figures of each round."""
+    rounds = {"images_per_s": compared.images_per_s, "p99_ms": compared.p99_ms}
+    if goal == "energy":
+        rounds["joules_per_image"] = compared.joules_per_image
+    return {**asdict(compared.median), "lead": compared.lead, "rounds": rounds}
+
+
+_SETTINGS = ("engine", "precision", "batch sizes", "workers", "decoders")
+
+
+def _settings(trial: dict[str, Any]) -> tuple[report.Cell, ...]:
     candidate, (engine, precision) = trial["candidate"], trial["served"]
-    decoders = candidate["decoders"] or "one a core"
-    refused = trial["refusal"]
     return (
         engine or candidate["engine"],
         precision or candidate["precision"],
         ",".join(map(str, candidate["batch_sizes"])),
         candidate["workers"],
-        str(decoders),
-        None if refused else trial["images_per_s"],
-        None if refused else trial["p99_ms"],
-        None if refused else trial["joules_per_image"],
-        note or (f"refused: {refused}"[:100] if refused else ""),
+        str(candidate["decoders"] or "one a core"),
     )
 
 
+def _row(trial: dict[str, Any], note: str) -> Sequence[report.Cell]:
+    refused = trial["refusal"]
+    figures = (None,) * 3 if refused else (trial["images_per_s"], trial["p99_ms"], trial["joules_per_image"])
+    return (*_settings(trial), *figures, note or (f"refused: {refused}"[:100] if refused else ""))
+
+
+def _compared_row(compared: dict[str, Any], note: str) -> Sequence[report.Cell]:
+    rounds = compared["rounds"]["images_per_s"]
+    spread = " to ".join(report.text_of(bound) for bound in (min(rounds), max(rounds)))
+    figures = (compared["images_per_s"], spread, compared["p99_ms"], compared["joules_per_image"])
+    return (*_settings(compared), *figures, compared["lead"], note)
+
+
 def show(document: dict[str, Any]) -> None:
-    """The trials, the best first, and what became of them."""
+    """The trials, the best first; the last comparison; what became of them."""
     console = report.console()
     default, best = document["default"]["candidate"], document["best"]["candidate"]
+
+    def note(trial: dict[str, Any]) -> str:
+        return ", ".join(word for word, each in (("best", best), ("defaults", default)) if trial["candidate"] == each)
+
     trials = sorted(document["trials"], key=lambda trial: (bool(trial["refusal"]), -trial["images_per_s"]))
-    rows = []
-    for trial in trials:
-        notes = [word for word, each in (("best", best), ("defaults", default)) if trial["candidate"] == each]
-        rows.append(_row(trial, ", ".join(notes)))
-    columns = ("engine", "precision", "batch sizes", "workers", "decoders", "images/s", "p99 ms", "J/image", "")
-    used = [place for place in range(len(columns)) if any(report.text_of(row[place]) for row in rows)]
-    shown = [[row[place] for place in used] for row in rows]
-    console.print(report.table(f"{document['model']}: {len(trials)} trials", [columns[each] for each in used], shown))
+    columns = (*_SETTINGS, "images/s", "p99 ms", "J/image", "")
+    title = f"{document['model']}: {len(trials)} trials"
+    console.print(_filled(title, columns, [_row(trial, note(trial)) for trial in trials]))
     if not document["complete"]:
         console.print("the budget was over before everything was tried: a longer --budget may find more")
+    if document["comparison"]:
+        _show_comparison(document, note)
+    else:
+        console.print("nothing else serves, or was tried: there is nothing to compare the best with")
     if document["best"]["p99_ms"] > document["p99_ms"]:
         console.print(f"nothing keeps {document['p99_ms']:g} ms; the best is the quickest that was tried")
-    if best == default:
-        console.print("the defaults are best")
-    else:
-        how = "turn and turn about" if document["confirmed"] else "not compared again: the budget was over"
-        console.print(f"the best is {document['lead']:.2f} times as good as the defaults ({how})")
     if document["profile"]:
         console.print(f"stored: {document['profile']}; anychip serve takes it up by itself", soft_wrap=True)
+
+
+def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], str]) -> None:
+    """Whom the best leads, and by how much."""
+    compared = document["comparison"]
+    rows = [_compared_row(each, note(each)) for each in compared]
+    console, count = report.console(), len(compared[0]["rounds"]["images_per_s"])
+    columns = (*_SETTINGS, "images/s", "of all rounds", "p99 ms", "J/image", "lead of the best", "")
+    console.print(_filled(f"turn and turn about, rounds: {count}", columns, rows))
+    over = f"{document['lead_over_second']:.2f} times as good as the second best"
+    if compared[0]["candidate"] == document["default"]["candidate"]:
+        console.print(f"the defaults are best: {over}")
+    elif document["default"]["refusal"]:
+        console.print(f"the best is {over}; the defaults do not serve")
+    else:
+        console.print(f"the best is {document['lead']:.2f} times as good as the defaults, and {over}")
+
+
+def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[report.Cell]]) -> Table:
+    """A table without the columns that hold nothing."""
+    used = [place for place in range(len(columns)) if any(report.text_of(row[place]) for row in rows)]
+    return report.table(title, [columns[each] for each in used], [[row[place] for place in used] for row in rows])

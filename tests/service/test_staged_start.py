@@ -41,9 +41,11 @@ async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(
     with running(tmp_path, *options) as service:
         assert served(service)["precision"] in ("bf16", "fp32")
         assert "takes over" in served(service)["refusals"]["openvino"]
+        assert served(service)["staged"]
         async with Load(service.url, "/v1/models/resnet50:predict", PHOTO, 4) as load:
             await load.answers(20)
             await until(lambda: served(service)["precision"] == "int8")
+            assert not served(service)["staged"]
             await load.answers(20)
         assert set(load.outcomes) == {(200, "OK")}
         assert set(served(service)["errors"]) == {"top1", "cosine", "logit", "scale", "top1_loss"}

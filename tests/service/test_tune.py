@@ -97,7 +97,7 @@ def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(h
     assert main([*arguments, *narrow]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["best"]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
-    assert found["confirmed"]
+    assert found["comparison"][0]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
     assert found["lead"] > 1.2
     profile = stored(settings, choice, model)
     assert profile is not None
@@ -133,7 +133,7 @@ def test_a_planted_optimum_of_a_simulated_device_is_found(tmp_path):
         assert ended.returncode == 0
         found.append(json.loads(ended.stdout))
     assert found[0]["best"]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
-    assert found[0]["confirmed"]
+    assert found[0]["comparison"][0]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
     assert found[0]["lead"] > 1.2
     assert found[1]["started_from_profile"]
     assert found[1]["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import re
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -123,10 +124,16 @@ def test_the_example_of_tune_has_the_form_of_the_command(capsys: pytest.CaptureF
     candidate = {"engine": "auto", "precision": "auto", "batch_sizes": (1, 2), "workers": 1, "decoders": 0}
     figures = {"images_per_s": 5.0, "p99_ms": 3.0, "joules_per_image": None, "refusal": "", "served": ("eager", "fp32")}
     trial = {"candidate": candidate, **figures}
-    about = {"model": "m", "complete": True, "confirmed": True, "lead": 1.0, "p99_ms": float("inf"), "profile": None}
-    tune.show({**about, "trials": [trial], "best": trial, "default": trial})
+    rounds = {"images_per_s": [5.0], "p99_ms": [3.0]}
+    second = {**trial, "candidate": {**candidate, "workers": 2}, "images_per_s": 4.0}
+    comparison = [{**trial, "lead": 1.0, "rounds": rounds}, {**second, "lead": 1.25, "rounds": rounds}]
+    about = {"model": "m", "complete": True, "lead": 1.0, "lead_over_second": 1.25, "p99_ms": inf, "profile": None}
+    tune.show({**about, "trials": [trial, second], "comparison": comparison, "best": trial, "default": trial})
     lines = [words(line) for line in shown(capsys)]
-    assert next(words(line) for line in headings("tune") if line.startswith("engine")) in lines
+    heads = [words(line) for line in headings("tune") if line.startswith(("engine", "turn"))]
+    assert len(heads) == 3
+    assert all(head in lines for head in heads)
+    assert ["the defaults are best: 1.25 times as good as the second best"] in lines
 
 
 def test_the_examples_of_bench_for_services_decoding_and_comparison_have_the_form_of_the_command(

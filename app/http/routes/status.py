@@ -16,11 +16,12 @@ router = APIRouter(tags=["status"])
 
 
 class ServedOn(BaseModel):
-    """How a device serves a model."""
+    """How a device serves a model. `staged`: another engine or precision is made ready meanwhile, and takes over."""
 
     device: str
     engine: str
     precision: str
+    staged: bool
     batch_sizes: list[int]
     refusals: dict[str, str]
     errors: dict[str, float]
@@ -105,6 +106,7 @@ async def models(request: Request) -> Models:
                         device=device,
                         engine=loaded.report.engine,
                         precision=loaded.report.precision,
+                        staged=loaded.report.staged,
                         batch_sizes=list(loaded.latency_s),
                         refusals=dict(loaded.report.refusals),
                         errors=dict(loaded.report.measures),

@@ -1,7 +1,7 @@
 """Which settings to try next, and which of those tried are best: pure logic, with the clock and the trial as arguments.
 
     defaults ─► engine and precision ─► ladder ─► workers ─► decoders ─► again, around the best so far
-             ─► the best against the defaults, turn and turn about
+             ─► the best, the second best and the defaults, turn and turn about
 
 Owns: the order, the budget, the choice. Must not know services or devices.
 """
@@ -16,7 +16,9 @@ from typing import Literal
 
 Goal = Literal["throughput", "energy"]
 _ROUNDS = 2  # Of all axes: what was best for one engine may not be for the next.
-_CONFIRMATIONS = 3
+_COMPARISONS = 3
+_COMPARISONS_KEPT_FOR = 2
+"""Rounds of the last comparison that the budget is kept for; one is always made."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,44 @@ class Space:
     decoders: Sequence[int]
 
 
+@dataclass(frozen=True)
+class Compared:
+    """One of the last comparison: its figures of each round, in the order of the rounds. 0 and infinity: it failed.
+
+    `lead`: how many times as good the best is.
+    """
+
+    candidate: Candidate
+    images_per_s: tuple[float, ...]
+    p99_ms: tuple[float, ...]
+    joules_per_image: tuple[float, ...]
+    served: tuple[str, str]
+    lead: float = 1.0
+
+    @property
+    def median(self) -> Trial:
+        """A trial with the median of each figure."""
+        median = statistics.median
+        figures = median(self.images_per_s), median(self.p99_ms), median(self.joules_per_image)
+        return Trial(self.candidate, *figures, served=self.served)
+
+
 @dataclass
 class TuningOutcome:
-    """`best` of the `trials`; `lead`: how many times as good as the defaults, in the last comparison (1: no better).
+    """`best` of the `trials`, and what the defaults reach.
 
-    `confirmed`: that comparison was made; `complete`: the budget sufficed for everything that was to be tried.
+    `comparison`: the best, the second best and the defaults (two, where the defaults are one of the others), measured
+    in turn, the best first; empty where nothing but one setting serves, or was tried. `lead` and `lead_over_second`:
+    how many times as good as the defaults, and as the next one, the best is there; 1 without a comparison.
+    `complete`: the budget sufficed for everything that was to be tried.
     """
 
     best: Trial
     default: Trial
     trials: list[Trial] = field(default_factory=list)
+    comparison: list[Compared] = field(default_factory=list)
     lead: float = 1.0
-    confirmed: bool = False
+    lead_over_second: float = 1.0
     complete: bool = True
 
 
@@ -84,37 +112,39 @@ class Search:
         self._ends_s = clock() + budget_s
         self._p99_ms, self._goal = p99_ms, goal
         self._trials: dict[Candidate, Trial] = {}
-        self._longest_s = 0.0
+        # What serves alike is one: `auto` and the engine that it stands for differ by chance alone.
+        self._alike: dict[Candidate, Trial] = {}
+        self._took_s: dict[Candidate, float] = {}
         self._complete = True
 
     def run(self, default: Candidate, starts: Sequence[Candidate] = ()) -> TuningOutcome:
         """Try the default, `starts` (what was best before), then around the best. Raises what `evaluate` raises."""
         first = self._tried(default)
         for candidate in starts:
-            self._try_within_budget(candidate)
+            self._try_within_budget(candidate, keep_s=0.0)
         for _ in range(_ROUNDS):
             before = self.best()
             for axis in (self._engines, self._ladders, self._workers, self._decoders):
                 for candidate in axis(self.best().candidate):
-                    self._try_within_budget(candidate)
+                    self._try_within_budget(candidate, self._kept_s(first))
             if self.best() is before:
                 break
-        best = self.best()
-        outcome = TuningOutcome(best, first, list(self._trials.values()), complete=self._complete)
-        return self._confirmed(outcome) if best is not first and not first.refusal else outcome
+        outcome = TuningOutcome(self.best(), first, list(self._trials.values()), complete=self._complete)
+        self._compare(outcome)
+        return outcome
 
     def best(self) -> Trial:
         """Of those tried: the best that is quick enough, else the quickest; of equals the one tried first."""
-        # What serves alike is one: `auto` and the engine that it stands for differ by chance alone.
-        alike: dict[Candidate, Trial] = {}
-        for trial in self._trials.values():
-            engine, precision = trial.served if trial.served[0] else (trial.candidate.engine, trial.candidate.precision)
-            alike.setdefault(replace(trial.candidate, engine=engine, precision=precision), trial)
-        good = [trial for trial in alike.values() if not trial.refusal]
-        if not good:
-            return next(iter(self._trials.values()))
-        quick = [trial for trial in good if trial.p99_ms <= self._p99_ms]
-        return max(quick, key=self.worth) if quick else min(good, key=lambda trial: trial.p99_ms)
+        return self._ranked(self._serving())[0] if self._serving() else next(iter(self._trials.values()))
+
+    def _serving(self) -> list[Trial]:
+        return [trial for trial in self._alike.values() if not trial.refusal]
+
+    def _ranked(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Those that are quick enough by worth, then the others by latency; equals stay in their order."""
+        slow = [trial for trial in trials if trial.p99_ms > self._p99_ms]
+        quick = [trial for trial in trials if trial.p99_ms <= self._p99_ms]
+        return sorted(quick, key=self.worth, reverse=True) + sorted(slow, key=lambda trial: trial.p99_ms)
 
     def worth(self, trial: Trial) -> float:
         """What is to be as large as possible."""
@@ -122,37 +152,70 @@ class Search:
             return 1 / trial.joules_per_image if trial.joules_per_image > 0 else 0.0
         return trial.images_per_s
 
-    def _try_within_budget(self, candidate: Candidate) -> None:
-        if candidate not in self._trials and self._clock() + self._longest_s > self._ends_s:
+    def _try_within_budget(self, candidate: Candidate, keep_s: float) -> None:
+        expected_s = statistics.mean(self._took_s.values())
+        known = candidate in self._trials or candidate in self._alike
+        if not known and self._clock() + expected_s + keep_s > self._ends_s:
             self._complete = False
         else:
             self._tried(candidate)
 
     def _tried(self, candidate: Candidate) -> Trial:
-        if candidate in self._trials:
-            return self._trials[candidate]
+        if candidate in self._alike:
+            return self._alike[candidate]
+        if candidate not in self._trials:
+            trial = self._trials[candidate] = self._timed(candidate)
+            engine, precision = trial.served if trial.served[0] else (candidate.engine, candidate.precision)
+            self._alike.setdefault(replace(candidate, engine=engine, precision=precision), trial)
+        return self._trials[candidate]
+
+    def _timed(self, candidate: Candidate) -> Trial:
         now_s = self._clock()
-        trial = self._trials[candidate] = self._evaluate(candidate)
-        self._longest_s = max(self._longest_s, self._clock() - now_s)
+        trial = self._evaluate(candidate)
+        self._took_s[candidate] = self._clock() - now_s  # Of the last time: the first may have compiled.
         return trial
 
-    def _confirmed(self, outcome: TuningOutcome) -> TuningOutcome:
-        """Both again, one after the other, so that what disturbs hits both; the defaults stay where they are better."""
-        default, best = [outcome.default], [outcome.best]
-        for _ in range(_CONFIRMATIONS):
-            if len(default) > 1 and self._clock() + 2 * self._longest_s > self._ends_s:
+    def _contenders(self, default: Trial) -> list[Candidate]:
+        """Whom the last comparison is between; the defaults first, as they win where all are equal."""
+        first = [] if default.refusal else [default.candidate]
+        return list(dict.fromkeys([*first, *(each.candidate for each in self._ranked(self._serving())[:2])]))
+
+    def _kept_s(self, default: Trial) -> float:
+        """Time for the last comparison; none while there is nothing to compare.
+
+        What has been tried is compiled, so that it takes no longer then than the shortest trial has taken.
+        """
+        if len(contenders := self._contenders(default)) < 2:
+            return 0.0
+        shortest_s = min(self._took_s[trial.candidate] for trial in self._serving())
+        return _COMPARISONS_KEPT_FOR * len(contenders) * shortest_s
+
+    def _compare(self, outcome: TuningOutcome) -> None:
+        """The contenders again, in turn, so that what disturbs hits all. Who is best there is best.
+
+        Their first figures do not count: they are of different times, and the best of many has had luck.
+        """
+        candidates = self._contenders(outcome.default)
+        if len(candidates) < 2:
+            return
+        rounds: list[list[Trial]] = []
+        for _ in range(_COMPARISONS):
+            if rounds and self._clock() + sum(self._took_s[each] for each in candidates) > self._ends_s:
                 break
-            default.append(self._evaluate(outcome.default.candidate))
-            best.append(self._evaluate(outcome.best.candidate))
-        # The first of each was measured at different times.
-        worths = [statistics.median(self.worth(each) for each in trials[1:]) for trials in (default, best)]
-        outcome.confirmed = True
-        outcome.lead = worths[1] / worths[0] if worths[0] else inf
-        slow = statistics.median(each.p99_ms for each in best[1:]) > self._p99_ms
-        default_slow = statistics.median(each.p99_ms for each in default[1:]) > self._p99_ms
-        if (outcome.lead < 1 and not default_slow) or (slow and not default_slow):
-            outcome.best, outcome.lead = outcome.default, 1.0
-        return outcome
+            rounds.append([self._timed(candidate) for candidate in candidates])
+        compared = {each.candidate: each for each in map(_compared, zip(*rounds, strict=True))}
+        ranked = self._ranked([each.median for each in compared.values()])
+        outcome.best = ranked[0]
+        outcome.comparison = [replace(compared[each.candidate], lead=self._lead(ranked[0], each)) for each in ranked]
+        outcome.lead_over_second = outcome.comparison[1].lead
+        if outcome.default.candidate in compared:
+            outcome.default = compared[outcome.default.candidate].median
+            outcome.lead = self._lead(ranked[0], outcome.default)
+
+    def _lead(self, best: Trial, other: Trial) -> float:
+        if self.worth(best) == self.worth(other):
+            return 1.0
+        return self.worth(best) / self.worth(other) if self.worth(other) else inf
 
     def _engines(self, best: Candidate) -> Iterator[Candidate]:
         for engine, precision in self._space.engines:
@@ -169,3 +232,14 @@ class Search:
     def _decoders(self, best: Candidate) -> Iterator[Candidate]:
         for count in self._space.decoders:
             yield replace(best, decoders=count)
+
+
+def _compared(trials: Sequence[Trial]) -> Compared:
+    """What one candidate reached in each round."""
+    return Compared(
+        trials[0].candidate,
+        tuple(trial.images_per_s for trial in trials),
+        tuple(trial.p99_ms for trial in trials),
+        tuple(trial.joules_per_image for trial in trials),
+        trials[-1].served,
+    )

@@ -89,16 +89,20 @@ class Trials:
             connections = max(1, math.floor(connections * min(0.75, self.p99_ms / trial.p99_ms)))
 
     def _settled(self, port: int, candidate: Candidate) -> tuple[str, str]:
-        """Engine and precision once the wanted engine serves, which another may have stood in for at first."""
+        """Engine and precision once the wanted ones serve, which others may have stood in for at first."""
         limit_s = time.monotonic() + _START_LIMIT_S
         while True:
             models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=30, trust_env=False).json()["models"]
             served_on = next(each for each in models if each["name"] == self.model)["served_on"]
             served = [(each["engine"], each["precision"]) for each in served_on]
-            if served and all(candidate.engine in ("auto", engine) for engine, _ in served):
+            # An engine may also stand in for itself: in bf16, as long as int8 is not ready.
+            staged = any(each["staged"] for each in served_on)
+            if served and not staged and all(candidate.engine in ("auto", engine) for engine, _ in served):
                 return served[0]
             if time.monotonic() > limit_s:
-                raise ServiceStartError(f"{candidate.engine} was not ready within {_START_LIMIT_S:g} s")
+                raise ServiceStartError(
+                    f"{candidate.engine} {candidate.precision} was not ready within {_START_LIMIT_S:g} s"
+                )
             time.sleep(0.5)
 
     def _joules(self, port: int) -> float:
