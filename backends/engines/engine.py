@@ -194,8 +194,9 @@ def compile_first(
     rejected: list[tuple[str, str]] = []
     staged, form = False, form_of(network)
     for precision in precisions:
-        # What a file holds may not compute in a precision that its file does not have: then a finer one is tried.
-        wrong = form != "pixels" and any(form in engine.forms for engine in engines)
+        # What a file holds may not compute in a precision that its file does not have: then a finer one is tried. So it
+        # is for what is to stand in meanwhile, whatever the engine offers.
+        wrong = staged or (form != "pixels" and any(form in engine.forms for engine in engines))
         able = [engine for engine in engines if precision in engine.precisions and form in engine.forms]
         for engine in engines:
             name = engine.name if precision == precisions[0] else f"{engine.name} {precision}"

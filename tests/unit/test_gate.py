@@ -383,3 +383,17 @@ def test_a_key_names_what_a_file_alone_does_not_say(tmp_path):
 
     assert len({key("resnet50", 10), key("resnet50", 1000), key("resnet18", 10)}) == 3
     assert not key("onnx", 10), "its weights may be in other files"
+
+
+def test_an_engine_without_the_next_precision_stands_in_for_itself_in_a_finer_one(classifier):
+    """ONNX Runtime offers int8 and fp32: until int8 is made, no bf16 is no reason to refuse the start."""
+
+    class Quantising(WrongEngine):
+        def is_quick(self, network, precision, options):
+            return precision != "int8"
+
+    engines = [Quantising(lambda outputs, size: outputs, ("int8", "fp32"))]
+    model, _ = classifier
+    options = CompileOptions(quick=True)
+    _, report = compile_first(engines, model.network(), "cpu", ("int8", "bf16", "fp32"), (1,), options=options)
+    assert (report.precision, report.staged) == ("fp32", True)
