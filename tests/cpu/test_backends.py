@@ -215,7 +215,10 @@ def test_every_image_gets_its_own_answer(case: Case) -> None:
 
 
 def test_executable_says_what_it_became(case: Case) -> None:
-    executable, report = case.backend.load(Brightness(), case.device, case.engine, case.precision, (8, 1, 2, 2))
+    options = COMPILED.get(case.engine, DEFAULTS)
+    executable, report = case.backend.load(
+        Brightness(), case.device, case.engine, case.precision, (8, 1, 2, 2), options=options
+    )
     assert (report.engine, report.precision) == (case.engine, case.precision)
     assert executable.batch_sizes == (1, 2, 8)
     assert (report.refusals, report.rejected) == ({}, ())
