@@ -67,6 +67,11 @@ class Choice:
         return {device.id: device for device in self.found}[device_id]
 
     @property
+    def left_out(self) -> Mapping[str, str]:
+        """Devices of the backend that do not answer, by id, with the reason."""
+        return self.backend._sick()
+
+    @property
     def simulated(self) -> bool:
         """Whether the devices are not there: whoever reports them says so."""
         return simulates(self.backend.facts.device_type)

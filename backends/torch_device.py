@@ -35,6 +35,7 @@ from backends.backend import (
     LoadedNetwork,
     Memory,
     Network,
+    OutOfDeviceMemoryError,
     Probe,
     Telemetry,
     built,
@@ -154,9 +155,12 @@ class TorchBackend(Backend):
             _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self.facts) for name in names
         ]
         precisions = precisions_from(precision, self._preferred())
-        loaded = compile_first(
-            engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
-        )
+        try:
+            loaded = compile_first(
+                engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
+            )
+        except OutOfDeviceMemoryError as error:
+            raise OutOfDeviceMemoryError(f"{error}{self._held_by_others(device)}") from error
         return loaded._replace(report=replace(loaded.report, operators=operators.found()))
 
     def memory(self, device: str) -> Memory:
@@ -176,6 +180,18 @@ class TorchBackend(Backend):
             total = max(reserved, int(getattr(module.get_device_properties(target), "total_memory", 0) or 0))
             free = total - reserved
         return Memory(allocated, reserved, int(total - free), int(total))
+
+    def _held_by_others(self, device: str) -> str:
+        """What to say of a device that is too small, where others hold a part of it that matters; else empty."""
+        try:
+            memory = self.memory(device)
+        except BackendError:
+            return ""
+        others = memory.used - memory.reserved
+        if others < memory.total / 4:
+            return ""
+        held = f"{others / 2**30:.1f} of {memory.total / 2**30:.1f} GiB"
+        return f" Other processes hold {held} of {device}: end them, or choose another device."
 
     def release_cache(self, device: str) -> int:
         """Bytes that the allocator gave back. Raises what a device fault is translated to: on npu this synchronises."""

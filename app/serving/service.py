@@ -214,4 +214,6 @@ def _chosen(settings: Settings) -> Choice:
     choice = choose(settings.device)
     if choice.simulated:
         log.warning("%s is simulated: the CPU computes its answers", choice.backend.name)
+    for device, reason in choice.left_out.items():
+        log.warning("%s does not answer and is left out: %s", device, reason)
     return choice

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 
 from backends import vendors
 from backends.backend import BackendUnavailableError
+from backends.simulated.recorded import RECORDED
 from backends.vendors import Facts
 
 _MAX_DEVICES = 8  # as csrc/device.cpp has them
 _MAX_NUMBER = 1 << 20
+# The least and the most that a setting takes.
+_RANGES = {
+    "memory_mb": (1, _MAX_NUMBER),
+    **dict.fromkeys(("cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose", "others_mb"), (0, _MAX_NUMBER)),
+    "graphs": (0, 1),
+    "sick": (0, _MAX_DEVICES - 1),
+}
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,9 @@ class Simulation:
 
     `cache_mb`: what a batch leaves behind until the cache is released; `leak_mb`: until the process ends. `lacks`:
     operators the device has no kernel for. `oom`, `lose`: the batch, counted from 1 on each device in each process,
-    that runs out of memory, or loses the device; 0: none.
+    that runs out of memory, or loses the device; 0: none. `others_mb`: what other processes hold of each device's
+    memory. `graphs`: 1: it captures graphs. `sick`: the device that does not answer; -1: none. `fault`: the function of
+    the device's module that fails as it was recorded; empty: none.
     """
 
     device_type: str
@@ -33,6 +43,10 @@ class Simulation:
     copy_delay_ms: int = 0
     oom: int = 0
     lose: int = 0
+    others_mb: int = 0
+    graphs: int = 0
+    sick: int = -1
+    fault: str = ""
     lacks: tuple[str, ...] = ()
 
 
@@ -56,19 +70,22 @@ def parse(text: str) -> Simulation:
     if colon:
         numbers["devices"] = _number(text, "devices", count, 1, _MAX_DEVICES)
     lacks: list[str] = []
+    fault = ""
     for part in rest:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name == "lacks" and "::" in value:
             lacks.append(value)
-        elif equals and name in ("memory_mb", "cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose"):
-            numbers[name] = _number(text, name, value, 1 if name == "memory_mb" else 0, _MAX_NUMBER)
+        elif name == "fault" and value in RECORDED:
+            fault = value
+        elif equals and name in _RANGES:
+            numbers[name] = _number(text, name, value, *_RANGES[name])
         else:
             raise _wrong(
                 text,
-                f"{part!r} is no setting: there are memory_mb, cache_mb, leak_mb, copy_delay_ms, oom and lose "
-                "(numbers), and lacks (an operator, such as aten::silu)",
+                f"{part!r} is no setting: there are {', '.join(_RANGES)} (numbers), fault ({', '.join(RECORDED)}) "
+                "and lacks (an operator, such as aten::silu)",
             )
-    return Simulation(device_type, lacks=tuple(lacks), **numbers)
+    return Simulation(device_type, lacks=tuple(lacks), fault=fault, **numbers)
 
 
 def _number(text: str, name: str, value: str, least: int, most: int) -> int:

@@ -15,7 +15,7 @@ from torch.utils import backend_registration
 
 from backends import simulated
 from backends.host import core_count
-from backends.simulated import module
+from backends.simulated import graphs, module, recorded
 from backends.simulated.behaviour import Simulation, row_of
 
 _installed: Simulation | None = None
@@ -40,11 +40,18 @@ def install(device_type: str) -> ModuleType:
         torch.set_num_threads(max(1, core_count() // simulation.devices))
         _installed = simulation
         for index in range(simulation.devices):
-            set_capacity(simulation.memory_mb << 20, index)
+            set_capacity(simulation.memory_mb << 20, index, simulation.others_mb << 20)
         for operator in simulation.lacks:
             deny(operator)
         set_copy_delay(simulation.copy_delay_ms)
-        _misbehave(simulation)
+        batches = _Batches(simulation)
+        batches.watch_modules()
+        if simulation.graphs and simulation.device_type != "musa":  # The public torch_musa has none.
+            graphs.add_graphs(made, row_of(simulation.device_type).graph_class, batches.begin)
+        if simulation.sick >= 0:
+            recorded.make_sick(made, simulation.sick)
+        if simulation.fault:
+            recorded.fail(made, simulation.fault)
     if _installed.device_type != device_type:
         raise RuntimeError(f"this process simulates {_installed.device_type}, not {device_type}")
     loaded: ModuleType = getattr(torch, device_type)
@@ -100,43 +107,49 @@ def reset() -> None:
     torch.ops.simdev.reset_counters()
 
 
-def _misbehave(simulation: Simulation) -> None:
-    """Let each batch cost, and the chosen ones fail: before and after each outermost call of a module on the device."""
-    if not (simulation.cache_mb or simulation.leak_mb or simulation.oom or simulation.lose):
-        return
-    depth = 0
-    batches: dict[int, int] = {}
+class _Batches:
+    """Lets each batch cost, and the chosen ones fail."""
 
-    def before(_: object, arguments: tuple[Any, ...]) -> None:
-        nonlocal depth
-        depth += 1
-        device = _of_batch(simulation, arguments) if depth == 1 else None
-        if device is None:
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._depth = 0
+        self._begun: dict[int, int] = {}
+
+    def begin(self, images: Tensor) -> None:
+        """A batch of these images begins. Raises what the device does to it, and then it has not begun."""
+        simulation = self._simulation
+        if images.device.type != simulation.device_type or not torch.ops.simdev.any(images):
             return
-        batches[device] = batches.get(device, 0) + 1
-        # The call has not begun: not even its depth may remain when it does not take place.
-        if batches[device] == simulation.oom:
+        device = images.device.index
+        self._begun[device] = self._begun.get(device, 0) + 1
+        if self._begun[device] == simulation.oom:
             fail_after(0, out_of_memory=True)
-        if batches[device] == simulation.lose:
+        if self._begun[device] == simulation.lose:
             fail_after(0, for_good=True)
+        leak(simulation.cache_mb << 20, device)
+        leak(simulation.leak_mb << 20, device, forever=True)
+
+    def watch_modules(self) -> None:
+        """Each outermost call of a module on the device is a batch."""
+        simulation = self._simulation
+        if not (simulation.cache_mb or simulation.leak_mb or simulation.oom or simulation.lose):
+            return
+        hooks = torch.nn.modules.module
+        hooks.register_module_forward_pre_hook(self._before)
+        hooks.register_module_forward_hook(self._after, always_call=True)
+
+    def _before(self, _: object, arguments: tuple[Any, ...]) -> None:
+        self._depth += 1
+        device_type = self._simulation.device_type
+        given = (each for each in arguments if isinstance(each, Tensor) and each.device.type == device_type)
+        images = next(given, None) if self._depth == 1 else None
+        if images is None:
+            return
         try:
-            leak(simulation.cache_mb << 20, device)
-            leak(simulation.leak_mb << 20, device, forever=True)
+            self.begin(images)
         except BaseException:
-            depth -= 1
+            self._depth -= 1  # The call has not begun: not even its depth may remain when it does not take place.
             raise
 
-    def after(*_: object) -> None:
-        nonlocal depth
-        depth -= 1
-
-    hooks = torch.nn.modules.module
-    hooks.register_module_forward_pre_hook(before)
-    hooks.register_module_forward_hook(after, always_call=True)
-
-
-def _of_batch(simulation: Simulation, arguments: tuple[Any, ...]) -> int | None:
-    for argument in arguments:
-        if isinstance(argument, Tensor) and argument.device.type == simulation.device_type:
-            return argument.device.index if torch.ops.simdev.any(argument) else None
-    return None
+    def _after(self, *_: object) -> None:
+        self._depth -= 1

@@ -18,6 +18,7 @@ from backends import BackendUnavailableError, simulated
 from backends.simulated.behaviour import Simulation, device_types, parse, row_of
 from backends.simulated.library import build
 from backends.simulated.module import make
+from backends.simulated.recorded import RECORDED
 from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
@@ -33,20 +34,36 @@ ONE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
     st.sampled_from(DEVICE_TYPES),
     st.integers(1, 8),
     st.dictionaries(
-        st.sampled_from(["memory_mb", "cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose"]), st.integers(1)
+        st.sampled_from(["memory_mb", "cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose", "others_mb"]),
+        st.integers(1),
     ),
+    st.fixed_dictionaries({}, optional={"graphs": st.integers(0, 1), "sick": st.integers(0, 7)}),
+    st.sampled_from(["", *RECORDED]),
     st.lists(st.sampled_from(["aten::silu", "torchvision::nms"])),
 )
-def test_what_is_written_is_read(device_type, devices, numbers, lacks):
-    numbers = {name: min(number, 2**20) for name, number in numbers.items()}
+def test_what_is_written_is_read(device_type, devices, numbers, more, fault, lacks):
+    numbers = {name: min(number, 2**20) for name, number in numbers.items()} | more
     parts = [f"{device_type}:{devices}", *(f"{name}={number}" for name, number in numbers.items())]
-    parts += [f"lacks={operator}" for operator in lacks]
-    assert parse(" , ".join(parts)) == Simulation(device_type, devices, lacks=tuple(lacks), **numbers)
+    parts += [f"lacks={operator}" for operator in lacks] + ([f"fault={fault}"] if fault else [])
+    assert parse(" , ".join(parts)) == Simulation(device_type, devices, lacks=tuple(lacks), fault=fault, **numbers)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["cuda", "npu:0", "npu:9", "npu:two", "npu,", "npu:1,memory_mb", "npu,memory_mb=0", "npu,lacks=silu", "npu,warp=1"],
+    [
+        "cuda",
+        "npu:0",
+        "npu:9",
+        "npu:two",
+        "npu,",
+        "npu:1,memory_mb",
+        "npu,memory_mb=0",
+        "npu,lacks=silu",
+        "npu,warp=1",
+        "npu,graphs=2",
+        "npu,sick=8",
+        "npu,fault=all",
+    ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(text):
     if text == "npu,":

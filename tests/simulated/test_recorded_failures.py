@@ -1,0 +1,189 @@
+"""Failures that were recorded on cards, on simulated ones: each ends in service, or in one sentence with a remedy.
+
+The compiler is torchair's name with nothing behind it: it hands the network back, never ends, or ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from backends.simulated import recorded
+from tests.support.load import WAIT_S, until
+from tests.support.photographs import FILES
+from tests.support.service_process import ServiceProcess, running
+
+ROOT = Path(__file__).parents[2]
+PHOTO = FILES[0].read_bytes()
+PREDICT = "/v1/models/resnet18:predict"
+ONE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1", "--engine", "auto")
+COMPILER = """
+import os, time
+from pathlib import Path
+from types import SimpleNamespace
+
+FOLDER = Path(os.environ["FOLDER_OF_TEST"])
+
+
+class CompilerConfig:
+    def __init__(self):
+        self.mode, self.experimental_config = "", SimpleNamespace(frozen_parameter=False)
+
+
+def cache_compile(function, config, dynamic, cache_dir, ge_cache):
+    (FOLDER / "compiles").touch()
+    while (FOLDER / "hangs").exists():
+        time.sleep(3600)
+
+    def compiled(pixels):
+        if (FOLDER / "crashes").exists():
+            os.abort()
+        return function(pixels)
+
+    return compiled
+"""
+LOADING = """
+import sys
+from pathlib import Path
+import torch
+from backends import choose, simulated
+
+class Net(torch.nn.Module):
+    input_shape = (8, 8, 3)
+    def __init__(self):
+        super().__init__()
+        self.core = torch.nn.Linear(1024, 4096)
+    def cast(self, dtype):
+        return self
+    def forward(self, pixels):
+        return (pixels.float().mean((1, 2, 3)),)
+
+simulated.configure(sys.argv[1], Path(sys.argv[2]))
+choose("npu").backend.load(Net(), "npu:0", "eager", "fp32", (1,))
+"""
+
+
+def compiler(folder: Path) -> dict[str, str]:
+    """The environment in which torchair is what COMPILER says."""
+    package = folder / "packages" / "torchair"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(COMPILER)
+    (package / "inference.py").write_text("from torchair import cache_compile\n")
+    return {"PYTHONPATH": f"{package.parent}:{ROOT}", "FOLDER_OF_TEST": str(folder)}
+
+
+def served(service: ServiceProcess) -> dict[str, Any]:
+    [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
+    return model["served_on"][0] if model["served_on"] else {"engine": "", "refusals": {}}
+
+
+def answered(client: httpx.Client, photograph: bytes) -> list[dict[str, Any]]:
+    answer = client.post(PREDICT, content=photograph, headers={"Content-Type": "image/jpeg"})
+    assert answer.status_code == 200, answer.text
+    classes: list[dict[str, Any]] = answer.json()["predictions"][0]["classes"]
+    return classes
+
+
+@pytest.mark.parametrize(
+    ("simulation", "says"),
+    [
+        (
+            "npu:1,fault=set_device",
+            "BackendError: npu:0 failed: SetPrecisionMode.*500001 .*with CANN 8 this is numpy 2: pip install 'numpy<2'",
+        ),
+        (
+            "npu:1,memory_mb=2048,others_mb=2040",
+            "OutOfDeviceMemoryError: npu:0 has too little memory: NPU out of memory.*"
+            "Other processes hold 2.0 of 2.0 GiB of npu:0: end them, or choose another device",
+        ),
+    ],
+    ids=["numpy 2 beside CANN 8", "a card that is taken"],
+)
+def test_what_cannot_serve_says_why_and_what_to_do(simulation: str, says: str) -> None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip")
+    child = subprocess.run(
+        [sys.executable, "-c", LOADING, simulation, str(cache)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(says, child.stderr.splitlines()[-1]), child.stderr
+
+
+def test_a_sick_card_among_eight_is_left_out_with_its_reason() -> None:
+    child = subprocess.run(
+        [sys.executable, "-m", "app", "devices", "--json"],
+        cwd=ROOT,
+        env={**os.environ, "ANYCHIP_SIMULATE": "npu:8,sick=3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = {row["device"]: row for row in json.loads(child.stdout) if row["device"].startswith("npu")}
+    assert [name for name, row in rows.items() if row["ok"]] == [f"npu:{index}" for index in range(8) if index != 3]
+    assert "does not answer" in rows["npu:3"]["detail"]
+
+
+def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memory_is_free(tmp_path: Path) -> None:
+    """As Intel's client GPUs do not."""
+    options = (*ONE, "--simulate", "npu:2,sick=1,graphs=1,fault=mem_get_info", "--device", "npu")
+    with running(tmp_path, *options) as service, service.client() as client:
+        assert served(service)["engine"] == "graph"
+        first, second = (answered(client, photograph) for photograph in (PHOTO, FILES[1].read_bytes()))
+        assert first != second, "each image has its own answer, and not that of the capture"
+        assert answered(client, PHOTO) == first
+        total = 'anychip_device_memory_bytes{device="npu:0",kind="total",vendor="simulated-ascend"} 1.7179869184e+10'
+        assert total in client.get("/metrics").text
+        assert [each["device"] for each in client.get("/v1/devices").json()["devices"]] == ["npu:0"]
+    assert "npu:1 does not answer and is left out: the device does not answer" in service.log.read_text()
+
+
+async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_path: Path) -> None:
+    """Graphs cannot be captured either: eager serves, and why the others do not is there to read."""
+    (tmp_path / "hangs").touch()
+    gone = "the faster engines cannot be had, what serves stays"
+    options = (*ONE, "--simulate", "npu:1,graphs=1,fault=graph", "--device", "npu", "--compile-timeout-s", "20")
+    with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
+        assert served(service)["engine"] == "eager"
+        assert "choose --engine eager or torchair" in served(service)["refusals"]["graph"]
+        await until((tmp_path / "compiles").exists)
+        before, ended = answered(client, PHOTO), service.log.read_text().count(gone)
+        await until(lambda: service.log.read_text().count(gone) > ended)
+        await until(lambda: len(service.workers()) == 1)
+        assert answered(client, PHOTO) == before
+        assert served(service)["engine"] == "eager"
+    assert "they are tried again in 30 s: it was not ready within 20 s" in service.log.read_text()
+
+
+async def test_a_crash_right_after_the_hand_over_costs_no_request_and_the_quick_engine_serves_again(
+    tmp_path: Path,
+) -> None:
+    options = (*ONE, "--simulate", "npu:1", "--device", "npu")
+    with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
+        before = answered(client, PHOTO)
+        await until(lambda: served(service)["engine"] == "torchair")
+        assert answered(client, PHOTO) == before
+        (tmp_path / "crashes").touch()
+        assert answered(client, PHOTO) == before, "of the worker that followed"
+        assert served(service)["engine"] == "eager"
+        text = client.get("/metrics").text
+        assert 'anychip_handovers_total{device="npu:0",reason="compiled"} 1.0' in text
+        assert 'anychip_worker_restarts_total{device="npu:0",reason="died"} 1.0' in text
+
+
+def test_every_sentence_says_where_it_is_from() -> None:
+    source = Path(recorded.__file__).read_text(encoding="utf-8")
+    for name in recorded.RECORDED:
+        before = source[: source.index(f'    "{name}": (')].splitlines()[-1]
+        assert before.strip().startswith("#")
+        assert "#" in before.strip()[1:], "an issue's number"
