@@ -32,9 +32,8 @@ _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
 
 
+_FOLDER = "_openvino_model"
 _UNREAD = {
-    "_openvino_model": "a folder of OpenVINO",
-    ".xml": "a file of OpenVINO",
     ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
     ".tflite": "a file of LiteRT",
     ".mlpackage": "a package of Core ML",
@@ -79,7 +78,7 @@ _INSTANCES = _Family(instance_detection.class_count, instance_detection.default_
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
-    """`[name=]architecture[:weights]` or `[name=]file.onnx` (.pt2, .ts) -> what to open.
+    """`[name=]architecture[:weights]` or `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) -> what to open.
 
     Either may end with `@sha256:` and the digest that the file must have. Raises UnknownModelError, ModelError.
     """
@@ -89,7 +88,11 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         text, sha256 = pinned[1], pinned[2].lower()
     head, _, chosen = text.partition(":")  # a path may hold both signs
     name, equals, architecture = head.rpartition("=")
-    if text.endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
+    if text.rstrip("/").endswith(_FOLDER) and architecture not in ARCHITECTURES:
+        name, equals, folder = text.partition("=")
+        path = Path(folder if equals else name)
+        spec = ModelSpec(name if equals else path.name.removesuffix(_FOLDER), "xml", str(path), sha256)
+    elif text.endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
         name, equals, file = text.partition("=")
         path = Path(file if equals else name)
         spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256)
@@ -98,6 +101,8 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights, sha256)
     if sha256 and spec.weights == "random":
         raise ModelError(f"{spec.name} has random weights: there is no file whose SHA-256 could be checked.")
+    if sha256 and spec.architecture == "xml":
+        raise ModelError(f"{spec.name} has its weights in a second file, which the SHA-256 of an .xml leaves open.")
     if not _NAME.fullmatch(spec.name):
         raise ModelError(f"{spec.name!r} cannot name a model: use up to 64 letters, digits, dots, dashes, underscores.")
     return spec
@@ -149,6 +154,8 @@ def open_model(
 
 def _exported(spec: ModelSpec, trusted: bool) -> Model:
     file = Path(spec.weights).expanduser()
+    if spec.architecture == "xml" and file.is_dir():
+        file = _network_in(file)
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
     digest = _checked(file, spec)
@@ -159,6 +166,14 @@ def _exported(spec: ModelSpec, trusted: bool) -> Model:
         )
     model = exported.open_exported(spec.name, file)
     return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+
+
+def _network_in(folder: Path) -> Path:
+    """The only network in a folder of OpenVINO. Raises WeightsNotFoundError."""
+    files = sorted(folder.glob("*.xml"))
+    if len(files) != 1:
+        raise WeightsNotFoundError(f"{folder} holds {len(files)} networks (.xml); it must hold one, or name the file.")
+    return files[0]
 
 
 def _checked(file: Path, spec: ModelSpec) -> str:

@@ -1,8 +1,9 @@
 """What an exported file says of itself, and what its owner says beside it.
 
-Owns: the keys that Ultralytics (8.0 to 8.4) and YOLOv5 write into ONNX and TorchScript files, and the sidecar
-`best.json`. Must not know graphs or tensors. Values in ONNX are Python literals, in TorchScript JSON; both are read as
-data. Where both the file and the sidecar say something, the sidecar holds.
+Owns: the keys that Ultralytics (8.0 to 8.4) and YOLOv5 write into ONNX and TorchScript files and beside those of
+OpenVINO, and the sidecar `best.json`. Must not know graphs or tensors. Values in ONNX are Python literals, in
+TorchScript JSON, beside OpenVINO YAML; all are read as data. Where both the file and the sidecar say something, the
+sidecar holds.
 """
 
 from __future__ import annotations
@@ -100,6 +101,24 @@ def script_metadata(file: Path) -> dict[str, Any]:
                     return found if isinstance(found, dict) else {}
     except (OSError, ValueError, zipfile.BadZipFile, RecursionError):
         pass
+    return {}
+
+
+def yaml_metadata(file: Path) -> dict[str, Any]:
+    """What Ultralytics writes into `metadata.yaml` beside a network of OpenVINO, YOLOv5 into `best.yaml`; else empty.
+
+    Raises ValueError, with a sentence, for what cannot be read.
+    """
+    import yaml  # Here, in the process that tries a file: the server reads none.
+
+    for beside in (file.with_name("metadata.yaml"), file.with_suffix(".yaml")):
+        if beside.is_file() and beside.stat().st_size <= _MAX_TEXT:
+            try:
+                found = yaml.safe_load(beside.read_bytes())
+            except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
+                line = str(error).splitlines()[0][:200]
+                raise ValueError(f"{beside.name} beside it cannot be read as YAML: {line}") from error
+            return found if isinstance(found, dict) else {}
     return {}
 
 

@@ -1,4 +1,4 @@
-"""A network from a file that carries its own graph: `name=file.onnx`, `.pt2`, `.ts`, `.torchscript`.
+"""A network from a file that carries its own graph: `name=file.onnx`, `.xml`, `.pt2`, `.ts`, `.torchscript`.
 
 Owns: whether it is one of images or of tensors, what its owner may declare beside it (`file.json` of images,
 `file.tensors.json` and `file.probes.npz` of tensors, `file.labels.txt`), and the child process
@@ -31,7 +31,7 @@ from models.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 if TYPE_CHECKING:
     from models.exported_networks import Form, GraphNetwork
 
-SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript")
+SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
 PLATFORMS = {
     "onnx": "onnx_onnxv1",
     "pt2": "pytorch_export",
@@ -118,7 +118,10 @@ def open_exported(name: str, file: Path) -> Model:
     sidecar = read_sidecar(file)
     declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
     probes_file = str(probes.absolute()) if probes.is_file() else None
-    if declared is not None or (sidecar is not None and sidecar.task == "tensors"):
+    is_tensors = declared is not None or (sidecar is not None and sidecar.task == "tensors")
+    if is_tensors and file.suffix == ".xml":
+        raise WeightsError(f"{file.name}: OpenVINO's networks are served for images only: export an .onnx for tensors.")
+    if is_tensors:
         images: dict[str, Any] | None = None
     else:
         images = {"sidecar": None if sidecar is None else sidecar.model_dump(), "labels": labels_beside(file)}
@@ -240,7 +243,8 @@ def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
             **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder),
         }
         answer = Path(folder) / "answer.json"
-        given = str(file.absolute()), _form(str(file)), json.dumps(declared), str(answer)
+        form = "openvino" if file.suffix == ".xml" else _form(str(file))
+        given = str(file.absolute()), form, json.dumps(declared), str(answer)
         command = [sys.executable, str(_CHILD), *given]
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True

@@ -54,7 +54,8 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     given = json.loads(declared)
     folder = Path(answer).parent
     beside = Path(file).absolute()
-    of_the_file = [each for each in beside.parent.iterdir() if each.name.startswith(beside.stem)]
+    names = (beside.stem, "metadata.yaml")
+    of_the_file = [each for each in beside.parent.iterdir() if each.name.startswith(names)]
     confine_program([*_of_python(), *of_the_file], [folder, Path(os.devnull)], memory_bytes=_MEMORY_BYTES)
     try:
         found = _tried(file, form, given)

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.export_metadata import Description, Sidecar, description, script_metadata
+from models.export_metadata import Description, Sidecar, description, script_metadata, yaml_metadata
 from models.exported_images import load_parts
 from models.exported_layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
 from models.model import WeightsError
 from models.onnx_file import OnnxFile, read_onnx
 from models.onnx_graph import OnnxPart
+from models.openvino_layers import read_openvino
 
 _IMAGES = 2  # The least that shows whether an image's outputs depend on its neighbours'.
 _AGREEMENT = 1e-3  # Of the largest number of an output.
@@ -45,12 +46,16 @@ def tried(
             if sidecar is None:  # It may still be one of tensors, which others read.
                 return None
             raise
-    metadata: Mapping[str, Any] = onnx.metadata if onnx is not None else script_metadata(file)
+    metadata: Mapping[str, Any] = script_metadata(file) if onnx is None else onnx.metadata
+    if form == "openvino":
+        onnx, metadata = read_openvino(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
     if onnx is not None and is_detr:
         onnx, metadata = onnx.with_constants(SIZES), {"task": "detect", **metadata}
     try:
         about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels)
+        if about is None and form == "openvino":
+            raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
             return None
         if is_detr and about.layout is None:
@@ -69,7 +74,7 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
     whole = about.task in ("classify", "adapted") or all(side % 32 == 0 for side in size)
     if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
-    core, tail = load_parts(str(file), "onnx" if onnx is not None else file.suffix[1:], False)
+    core, tail = load_parts(str(file), file.suffix[1:], False)
 
     def run(pixels: Tensor) -> list[Tensor]:
         try:

@@ -92,7 +92,7 @@ def build_network(file: str, architecture: str, export: Export) -> ExportedNetwo
 
 def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn.Module | None]:
     """The file's graph, and what of it stays float32, where the two are apart. Raises WeightsError."""
-    if architecture == "onnx":
+    if architecture in ("onnx", "xml"):
         from models.onnx_graph import load_onnx
 
         graph, _ = load_onnx(Path(file), SIZES)

@@ -25,6 +25,7 @@ import models.onnx_shapes  # noqa: F401  # Both register their operators.
 from models.model import Array, WeightsError
 from models.onnx_file import Node, OnnxFile, read_onnx
 from models.onnx_operators import OPERATORS, UnsupportedError, as_numbers, is_host
+from models.openvino_layers import read_openvino
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
 _MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
@@ -201,8 +202,13 @@ class OnnxGraph(nn.Module):
 
 def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
     """The module of a file, and the file, in which the inputs of `given` are constants. Raises WeightsError."""
-    file = read_onnx(path).with_constants(given)
+    file = read_graph(path).with_constants(given)
     return OnnxGraph(file, path.name).eval().requires_grad_(False), file
+
+
+def read_graph(path: Path) -> OnnxFile:
+    """An ONNX file, or one of OpenVINO in ONNX's words. Raises WeightsError."""
+    return read_openvino(path) if path.suffix == ".xml" else read_onnx(path)
 
 
 def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[Node]:

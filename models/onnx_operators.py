@@ -105,6 +105,11 @@ def _divided(one: Tensor, other: Tensor) -> Tensor:
     return torch.div(one, other, rounding_mode="trunc")
 
 
+def _truncated_remainder(one: Any, other: Any) -> Any:
+    found = one % other
+    return found - other if (one < 0) != (other < 0) and found else found
+
+
 def _power(base: Tensor, exponent: Tensor) -> Tensor:
     return torch.pow(base, exponent.to(base.dtype) if base.is_floating_point() else exponent)
 
@@ -114,7 +119,6 @@ for _name, _on_tensors, _on_numbers in (
     ("Sub", torch.sub, lambda a, b: a - b),
     ("Mul", torch.mul, lambda a, b: a * b),
     ("Div", _divided, lambda a, b: a // b),
-    ("Mod", torch.remainder, lambda a, b: a % b),
     ("Pow", _power, lambda a, b: a**b),
     ("Equal", torch.eq, lambda a, b: a == b),
     ("Greater", torch.gt, lambda a, b: a > b),
@@ -156,6 +160,20 @@ for _name, _function in (
 @operator("Identity", "Dropout")
 def _identity(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return inputs[0]
+
+
+@operator("Mod")
+def _modulo(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """With the sign of the divisor, or of the dividend where `fmod`, as OpenVINO's Mod has it."""
+    if attributes.get("fmod", 0):
+        return _elementwise(torch.fmod, _truncated_remainder)(inputs, attributes)
+    return _elementwise(torch.remainder, lambda a, b: a % b)(inputs, attributes)
+
+
+@operator("Swish")
+def _swish(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    alpha = attributes.get("alpha", 1.0)
+    return functional.silu(inputs[0]) if alpha == 1 else inputs[0] * torch.sigmoid(alpha * inputs[0])
 
 
 @operator("Clip")

@@ -201,8 +201,8 @@ def compile_options(
 
 def weights_key(model: Model) -> str:
     """A key that identifies a network by its file's content, for caches; "" if the file alone does not identify it."""
-    # An ONNX file may keep its weights in other files, which only it names.
-    if model.weights_file is None or model.architecture == "onnx":
+    # An ONNX file may keep its weights in other files, which only it names; one of OpenVINO keeps them beside it.
+    if model.weights_file is None or model.architecture in ("onnx", "xml"):
         return ""
     status = os.stat(model.weights_file)
     digest = _digest(model.weights_file, status.st_size, status.st_mtime_ns)

@@ -53,7 +53,8 @@ def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Pa
 
 
 def opened(folder: Path, tag: str) -> Any:
-    [file] = [path for path in folder.iterdir() if path.stem == tag and path.suffix in (".onnx", ".torchscript")]
+    names = {f"{tag}.onnx", f"{tag}.torchscript", f"{tag}_openvino_model"}
+    [file] = [path for path in folder.iterdir() if path.name in names]
     return open_model(parse_spec(f"cars={file}"), folder, allow_download=False)
 
 

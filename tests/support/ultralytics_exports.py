@@ -26,6 +26,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "v8-dynamic": ("yolov8n.yaml", {"dynamic": True}),
     "v8-nms": ("yolov8n.yaml", {"nms": True}),
     "v8-torchscript": ("yolov8n.yaml", {"format": "torchscript"}),
+    "v8-openvino": ("yolov8n.yaml", {"format": "openvino"}),
     "v5u-detect": ("yolov5n.yaml", {}),
     "v9-detect": ("yolov9t.yaml", {}),
     "v10-detect": ("yolov10n.yaml", {"nms": False}),
@@ -42,6 +43,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "11-pose": ("yolo11n-pose.yaml", {}),
     "11-obb": ("yolo11n-obb.yaml", {}),
     "11-classify": ("yolo11n-cls.yaml", {}),
+    "26-openvino": ("yolo26n-seg.yaml", {"format": "openvino", "nms": False}),
     "26-pose": ("yolo26n-pose.yaml", {"nms": False}),
     "26-segment": ("yolo26n-seg.yaml", {"nms": False}),
     "26-obb": ("yolo26n-obb.yaml", {"nms": False}),
@@ -127,6 +129,17 @@ def described(result: Any) -> dict[str, Any]:
     return found
 
 
+def use_float32() -> None:
+    """Let OpenVINO compute in float32, which it does not by itself where the processor has bfloat16."""
+    core = importlib.import_module("openvino").Core
+    compile_model = core.compile_model
+
+    def compiled(self: Any, model: Any, device_name: Any = None, config: Any = None, **more: Any) -> Any:
+        return compile_model(self, model, device_name, {**(config or {}), "INFERENCE_PRECISION_HINT": "f32"}, **more)
+
+    core.compile_model = compiled
+
+
 def main(folder: Path, images: Path, tags: list[str]) -> None:
     """Write `TAG.onnx`, `TAG.json` (what Ultralytics predicts) and `TAG.npz` (its masks) for each tag."""
     from PIL import Image
@@ -146,6 +159,8 @@ def main(folder: Path, images: Path, tags: list[str]) -> None:
         enliven(model.model, torch.stack(batch))
         model.save(f"{tag}.pt")
         model = YOLO(f"{tag}.pt")
+        if options.get("format") == "openvino":
+            use_float32()
         written = model.export(**{"format": "onnx", "imgsz": SIZE, "verbose": False, **options})
         model = YOLO(written, task=model.task)
         expected: dict[str, Any] = {}

@@ -228,7 +228,24 @@ def test_a_file_that_is_a_program_wants_trust(tmp_path: Path, suffix: str) -> No
         open_model(parse_spec(str(path)), tmp_path, trust_exported=False)
 
 
-@pytest.mark.parametrize("name", ["best_openvino_model", "cars=best_openvino_model/", "best.engine", "a/b/best.xml"])
+@pytest.mark.parametrize("name", ["best.engine", "cars=a/best.engine", "best_saved_model/"])
 def test_what_exporters_write_as_well_is_named_and_not_read(name: str) -> None:
     with pytest.raises(UnknownModelError, match="is not read: export the network"):
         parse_spec(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("a/best_openvino_model/", "best"), ("cars=a/best_openvino_model", "cars"), ("a/best.xml", "best")],
+)
+def test_a_network_of_openvino_is_a_folder_or_its_file(tmp_path: Path, text: str, name: str) -> None:
+    spec = parse_spec(text)
+    assert (spec.name, spec.architecture) == (name, "xml")
+    with pytest.raises(WeightsNotFoundError, match="There is no file"):
+        open_model(spec, tmp_path)
+    with pytest.raises(ModelError, match="second file"):
+        parse_spec(f"{text}@sha256:{'0' * 64}")
+    folder = tmp_path / "best_openvino_model"
+    folder.mkdir()
+    with pytest.raises(WeightsNotFoundError, match="holds 0 networks"):
+        open_model(parse_spec(str(folder)), tmp_path)

@@ -1,0 +1,99 @@
+"""Networks of OpenVINO in PyTorch: the same numbers as OpenVINO's own, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.onnx_graph import load_onnx
+
+openvino = pytest.importorskip("openvino")
+ops = pytest.importorskip("openvino.opset14")
+
+Nodes = Callable[[Any], Any]
+
+
+def numbers(*shape: int, seed: int = 3) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def constant(value: Any, dtype: Any = np.int64) -> Any:
+    return ops.constant(np.array(value, dtype))
+
+
+def quantised(x: Any) -> Any:
+    limits = [constant(value, np.float32) for value in (-1.0, 1.5, -2.0, 3.0)]
+    return ops.fake_quantize(x, *limits, 16)
+
+
+def interpolated(x: Any, mode: str, how: str) -> Any:
+    attributes = {"mode": mode, "shape_calculation_mode": "scales", "coordinate_transformation_mode": how}
+    return ops.interpolate(x, constant([2, 2], np.float32), axes=constant([2, 3]), nearest_mode="floor", **attributes)
+
+
+def cut(x: Any) -> Any:
+    masks = {"begin_mask": [1, 0, 1, 0], "end_mask": [1, 0, 1, 0]}
+    return ops.strided_slice(x, constant([0, 1, 0, 2]), constant([0, 3, 0, 7]), constant([1, 1, 2, 2]), **masks)
+
+
+LAYERS: dict[str, Nodes] = {
+    "convolution": lambda x: ops.convolution(x, ops.constant(numbers(6, 4, 3, 3)), [2, 1], [1, 0], [1, 0], [1, 2]),
+    "same padding": lambda x: ops.convolution(
+        x, ops.constant(numbers(6, 4, 3, 3)), [2, 2], [0, 0], [0, 0], [1, 1], "same_upper"
+    ),
+    "groups": lambda x: ops.group_convolution(x, ops.constant(numbers(2, 3, 2, 3, 3)), [1, 1], [1, 1], [1, 1], [1, 1]),
+    "transposed": lambda x: ops.convolution_backprop_data(x, ops.constant(numbers(4, 5, 2, 2)), strides=[2, 2]),
+    "product": lambda x: ops.matmul(x, ops.constant(numbers(4, 9, 5)), True, False),
+    "swish": ops.swish,
+    "gelu": lambda x: ops.gelu(x, "tanh"),
+    "clamp": lambda x: ops.clamp(x, -0.5, 0.6),
+    "remainders": lambda x: ops.add(ops.mod(x, constant(0.7, np.float32)), ops.floor_mod(x, constant(0.4, np.float32))),
+    "quantised": quantised,
+    "halves": lambda x: ops.multiply(x, ops.convert(ops.constant(numbers(4, 1, 1).astype(np.float16)), "f32")),
+    "largest": lambda x: ops.max_pool(x, [2, 2], [1, 1], [1, 1], [0, 0], [3, 3], "ceil").output(0),
+    "average": lambda x: ops.avg_pool(x, [2, 2], [1, 1], [1, 1], [3, 3], False),
+    "nearest": lambda x: interpolated(x, "nearest", "asymmetric"),
+    "bilinear": lambda x: interpolated(x, "linear_onnx", "half_pixel"),
+    "transposed axes": lambda x: ops.transpose(x, constant([0, 2, 3, 1])),
+    "reshaped": lambda x: ops.reshape(x, constant([0, 2, -1]), True),
+    "split": lambda x: ops.variadic_split(x, constant(1), constant([1, -1])).output(1),
+    "halved": lambda x: ops.split(x, constant(1), 2).output(1),
+    "gathered": lambda x: ops.gather(x, constant([2, 0]), constant(1)),
+    "means": lambda x: ops.reduce_mean(x, constant([2, 3]), True),
+    "best": lambda x: ops.topk(x, constant(3), 3, "max", "value").output(0),
+    "places": lambda x: ops.convert(ops.topk(x, constant(3), 3, "min", "value").output(1), "f32"),
+    "sliced": lambda x: ops.slice(x, constant([1, 0]), constant([3, 99]), constant([1, 2]), constant([1, 3])),
+    "cut": cut,
+    "padded": lambda x: ops.pad(x, constant([0, 0, 1, 2]), constant([0, 0, 0, 1]), "constant", constant(7, np.float32)),
+    "broadcast": lambda x: ops.add(x, ops.broadcast(constant(0.5, np.float32), ops.shape_of(x))),
+    "chosen": lambda x: ops.select(ops.greater(x, constant(0, np.float32)), x, ops.negative(x)),
+    "shares": lambda x: ops.softmax(x, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+    """OpenVINO's output and ours, by the name of the layer: of one network with all of them."""
+    folder = tmp_path_factory.mktemp("networks")
+    x = ops.parameter([1, 4, 9, 9], np.float32, "x")
+    network = openvino.Model([ops.result(layer(x)) for layer in LAYERS.values()], [x], "all")
+    openvino.save_model(network, folder / "all.xml", compress_to_fp16=False)
+    given = numbers(1, 4, 9, 9, seed=5)
+    theirs = openvino.Core().compile_model(folder / "all.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([given])
+    graph, file = load_onnx(Path(folder / "all.xml"))
+    assert file.inputs[0].shape == (1, 4, 9, 9)
+    with torch.inference_mode():
+        ours = graph(torch.from_numpy(given))
+    return {name: (theirs[place], each) for place, (name, each) in enumerate(zip(LAYERS, ours, strict=True))}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_what_openvino_computes(answers: dict[str, tuple[Any, Any]], name: str) -> None:
+    theirs, ours = answers[name]
+    assert theirs.shape == tuple(ours.shape)
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=2e-5)

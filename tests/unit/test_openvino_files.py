@@ -1,0 +1,116 @@
+"""Files of OpenVINO: what is read, what is refused, and that a damaged one costs one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.export_metadata import description, yaml_metadata
+from models.model import WeightsError
+from models.onnx_graph import load_onnx
+
+# x [?, 3, 8, 8] times a constant [3, 1, 1], then Swish.
+NETWORK = """<?xml version="1.0"?>
+<net name="small" version="11"><layers>
+<layer id="0" name="x" type="Parameter" version="opset1"><data shape="?,3,8,8" element_type="f32"/>
+ <output><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="1" name="w" type="Const" version="opset1"><data element_type="f32" shape="3, 1, 1" offset="0" size="12"/>
+ <output><port id="0" precision="FP32"><dim>3</dim><dim>1</dim><dim>1</dim></port></output></layer>
+<layer id="2" name="w" type="Multiply" version="opset1"><data auto_broadcast="numpy"/>
+ <input><port id="0"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port>
+  <port id="1"><dim>3</dim><dim>1</dim><dim>1</dim></port></input>
+ <output><port id="2"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="3" name="act" type="Swish" version="opset4"><input><port id="0"><dim>-1</dim></port></input>
+ <output><port id="1"><dim>-1</dim></port></output></layer>
+<layer id="4" name="out" type="Result" version="opset1"><input><port id="0"><dim>-1</dim></port></input></layer>
+</layers><edges>
+<edge from-layer="0" from-port="0" to-layer="2" to-port="0"/>
+<edge from-layer="1" from-port="0" to-layer="2" to-port="1"/>
+<edge from-layer="2" from-port="2" to-layer="3" to-port="0"/>
+<edge from-layer="3" from-port="1" to-layer="4" to-port="0"/>
+</edges></net>"""
+WEIGHTS = np.array([1, -2, 0.5], np.float32)
+
+
+def written(folder: Path, text: str, weights: bytes = WEIGHTS.tobytes()) -> Path:
+    (folder / "best.bin").write_bytes(weights)
+    (folder / "best.xml").write_text(text)
+    return folder / "best.xml"
+
+
+def test_a_network_is_read_and_computed(tmp_path: Path) -> None:
+    graph, file = load_onnx(written(tmp_path, NETWORK))
+    assert file.inputs[0].shape == (None, 3, 8, 8)
+    x = torch.randn(2, 3, 8, 8)
+    [found] = graph(x)
+    torch.testing.assert_close(found, torch.nn.functional.silu(x * torch.from_numpy(WEIGHTS).reshape(3, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('type="Swish"', 'type="Dance"', "uses operators that are not known here: Dance"),
+        ('offset="0"', 'offset="4"', "weights that are not in best.bin"),
+        ('size="12"', 'size="8"', "weights that are not in best.bin"),
+        ('offset="0"', 'offset="-4"', "weights that are not in best.bin"),
+        ('shape="3, 1, 1"', 'shape="3, 1, 1000000000000"', "weights that are not in best.bin"),
+        ('element_type="f32" shape="3', 'element_type="nf4" shape="3', "weights of type nf4"),
+        ('version="11"', 'version="7"', "version 7"),
+        ("<net ", '<!DOCTYPE net [<!ENTITY a "b">]><net ', "declares"),
+        ("</layers>", "", "damaged"),
+        ('to-layer="3" to-port="0"', 'to-layer="3" to-port="5"', "damaged"),
+        ('from-layer="2" from-port="2"', 'from-layer="3" from-port="1"', "never computed"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    assert old in NETWORK
+    with pytest.raises(WeightsError, match=sentence):
+        load_onnx(written(tmp_path, NETWORK.replace(old, new, 1)))
+
+
+def test_without_its_weights_it_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, NETWORK)
+    (tmp_path / "best.bin").unlink()
+    with pytest.raises(WeightsError, match=r"not in best\.bin"):
+        load_onnx(file)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_refused_in_a_sentence_or_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    text = bytearray(NETWORK.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        text[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=2))
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "best.bin").write_bytes(WEIGHTS.tobytes())
+    (folder / "best.xml").write_bytes(text)
+    with contextlib.suppress(WeightsError):
+        load_onnx(folder / "best.xml")
+
+
+def test_metadata_is_read_as_yaml(tmp_path: Path) -> None:
+    (tmp_path / "metadata.yaml").write_text(
+        "description: 'Ultralytics YOLO26n '\nversion: 8.4.190\nstride: 32\ntask: pose\nimgsz:\n- 64\n- 96\n"
+        "names:\n  0: person\n  1: 'n: o'\nkpt_shape:\n- 17\n- 3\nargs:\n  nms: false\nend2end: true\n"
+    )
+    about = description(yaml_metadata(tmp_path / "best.xml"), None, None)
+    assert about is not None
+    assert (about.task, about.size, about.labels, about.keypoints) == ("pose", (64, 96), ("person", "n: o"), (17, 3))
+    assert about.end_to_end
+    (tmp_path / "metadata.yaml").write_text("names: [")
+    with pytest.raises(ValueError, match=r"metadata\.yaml beside it cannot be read"):
+        yaml_metadata(tmp_path / "best.xml")
+    (tmp_path / "metadata.yaml").unlink()
+    (tmp_path / "best.yaml").write_text("stride: 32\nnames: [a, b]\n")
+    yolov5 = description(yaml_metadata(tmp_path / "best.xml"), None, None)
+    assert yolov5 is not None
+    assert (yolov5.layout, yolov5.labels) == ("yolov5", ("a", "b"))
