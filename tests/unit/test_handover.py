@@ -289,20 +289,15 @@ async def test_new_models_do_not_wait_for_a_compiler(made):
 
 
 async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_again(made):
-    kept, written = {}, asyncio.Event()
+    kept = {}
     async with Serving() as serving:
-        loop = asyncio.get_running_loop()
-
-        def keep(device, sizes):
-            kept[device] = sizes
-            loop.call_soon_threadsafe(written.set)
-
-        serving.handovers._keep_sizes = keep
+        serving.handovers._keep_sizes = kept.__setitem__
         for replica in serving.replicas:
             load = replace(replica.plan.load, quick=True, tuned=(Tuned("null", "fp32", (1, 2), grows=True),))
             replica.plan = replace(replica.plan, load=load)
         first, second = serving.replicas
         serving.handovers.compile(first.current)
+        [compiling] = serving.handovers._tasks
         await turns()
         searching = made[-1]
         assert searching.plan.load.tuned[0].grows
@@ -310,8 +305,7 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
         searching.ready.loaded = (SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),)
         await turns()
         next(worker for worker in made if worker.device == first.device).drained.set()
-        await asyncio.wait_for(written.wait(), 10)
-        await turns()
+        await asyncio.wait_for(compiling, 10)
         found = Tuned("null", "fp32", (1, 2, 4))
         assert kept == {"null": {0: (1, 2, 4)}}
         assert first.plan.load.tuned == (found,), "a start after a crash has them, too"
