@@ -2,10 +2,11 @@
 
     .venv/bin/python -m benchmarks.fairness --json
 
-The modest client sends one image at a time, the greedy one as many as it is told, from another address. Compared is the
-99th percentile of the modest client's latency beside the greedy one with what it is alone. A batch that has begun is
-not stopped, so the least that can be is the rest of that batch and the modest client's own: twice a batch where all
-sizes take as long, and the client asks as soon as it is answered. Owns: this measurement.
+Each sends as many images at a time as it is told, from an address of its own. Compared is the 99th percentile of the
+modest client's latency beside the greedy one with what it is alone. A batch that has begun is not stopped, so the least
+that can be is the rest of that batch and the modest client's own: twice a batch where all sizes take as long, and the
+client asks as soon as it is answered. Alone it waits for that, too, once it has several images under way. Owns: this
+measurement.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import re
 import sys
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 
 from benchmarks import servers
@@ -31,15 +33,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a greedy client costs a modest one.")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default: %(default)g)")
     parser.add_argument("--greedy", type=int, default=64, help="requests of the greedy client at a time")
+    parser.add_argument("--modest", type=int, default=1, help="requests of the modest client at a time")
     parser.add_argument("--delay-ms", type=float, default=20.0, help="that a batch takes (default: %(default)g)")
     parser.add_argument("--image-delay-ms", type=float, default=0.0, help="that each of its images adds to it")
     parser.add_argument("--pause-ms", type=float, default=0.0, help="between the modest client's requests, at most")
+    parser.add_argument("--shared-throughput", default="0.97", help="the service's setting (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     delay = f"delay_ms={given.delay_ms:g},image_delay_ms={given.image_delay_ms:g}"
     null = ("--device", "null", "--null", delay, "--batch-sizes", "1,2,4,8")
+    null += ("--shared-throughput", given.shared_throughput)
     with servers.service(_MODEL, "--weights", "random", *null) as server:
-        report = asyncio.run(measure(server.port, given.seconds, given.greedy, given.pause_ms / 1e3))
+        report = asyncio.run(measure(server.port, given.seconds, given.greedy, given.modest, given.pause_ms / 1e3))
     if given.json:
         print(json.dumps(report, indent=2))
     else:
@@ -48,15 +53,15 @@ def main() -> None:
     print(f"aim: at most {AIM} times: {'met' if report['ratio'] <= AIM else 'missed'}", file=sys.stderr)
 
 
-async def measure(port: int, seconds: float, greedy: int, pause_s: float = 0.0) -> dict[str, float]:
-    """The modest client alone, then beside the greedy one."""
+async def measure(port: int, seconds: float, greedy: int, modest: int = 1, pause_s: float = 0.0) -> dict[str, float]:
+    """The modest client alone, then beside the greedy one; `greedy`, `modest`: requests of each at a time."""
     image = min(IMAGES.glob("*.jpg"), key=lambda path: path.stat().st_size).read_bytes()
     await client(port, "127.0.0.1", image, 1.0)
-    alone_s = sorted(await client(port, "127.0.0.1", image, seconds, pause_s))
-    crowd = [asyncio.create_task(client(port, "127.0.0.2", image, seconds + 2)) for _ in range(greedy)]
+    alone_s = await _latencies_s(*(client(port, "127.0.0.1", image, seconds, pause_s) for _ in range(modest)))
+    crowd = asyncio.gather(_latencies_s(*(client(port, "127.0.0.2", image, seconds + 2) for _ in range(greedy))))
     await asyncio.sleep(1)
-    beside_s = sorted(await client(port, "127.0.0.1", image, seconds, pause_s))
-    theirs = [latency for each in await asyncio.gather(*crowd) for latency in each]
+    beside_s = await _latencies_s(*(client(port, "127.0.0.1", image, seconds, pause_s) for _ in range(modest)))
+    [theirs] = await crowd
     return {
         "alone_p50_ms": _percentile(alone_s, 0.5) * 1e3,
         "alone_p99_ms": _percentile(alone_s, 0.99) * 1e3,
@@ -64,8 +69,15 @@ async def measure(port: int, seconds: float, greedy: int, pause_s: float = 0.0) 
         "beside_p99_ms": _percentile(beside_s, 0.99) * 1e3,
         "ratio": _percentile(beside_s, 0.99) / _percentile(alone_s, 0.99),
         "greedy_images_per_s": len(theirs) / (seconds + 2),
-        "greedy_p50_ms": _percentile(sorted(theirs), 0.5) * 1e3,
+        "greedy_p50_ms": _percentile(theirs, 0.5) * 1e3,
+        "modest_alone_images_per_s": len(alone_s) / seconds,
+        "modest_beside_images_per_s": len(beside_s) / seconds,
     }
+
+
+async def _latencies_s(*clients: Coroutine[None, None, list[float]]) -> list[float]:
+    """Of all clients at the same time, in ascending order."""
+    return sorted(latency for each in await asyncio.gather(*clients) for latency in each)
 
 
 async def client(port: int, address: str, image: bytes, seconds: float, pause_s: float = 0.0) -> list[float]:

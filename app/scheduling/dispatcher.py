@@ -72,7 +72,7 @@ class Dispatcher:
             if isinstance(served.model, NormalisedModel):
                 self.models[served.model.image_model.name].add_form(served)
         self.scheduler: Scheduler[Pending] = Scheduler(
-            dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3
+            dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3, settings.shared_throughput
         )
         self.arena = Arena([(math.prod(model.input_shape), slots) for model in models])
         self.replicas: list[Replica] = []

@@ -56,8 +56,8 @@ _USUAL_RATE = 0.2
 class Scheduler(Generic[T]):
     """Queues in front of workers. Not thread-safe: one thread (the event loop) calls it."""
 
-    def __init__(self, queue_limits: Mapping[str, int], max_wait_s: float = 0.0) -> None:
-        """`queue_limits`: images each model may have waiting, reservations included."""
+    def __init__(self, queue_limits: Mapping[str, int], max_wait_s: float = 0.0, rate_kept: float = RATE_KEPT) -> None:
+        """`queue_limits`: images each model may have waiting, reservations included. `rate_kept`: as of Sharing."""
         aged = max_wait_s > 0
         self._queues: dict[str, Queue[T]] = {model: Queue(limit, aged=aged) for model, limit in queue_limits.items()}
         self._workers: dict[str, WorkerState[T]] = {}
@@ -65,7 +65,7 @@ class Scheduler(Generic[T]):
         self._serving: dict[str, tuple[tuple[WorkerState[T], Ladder], ...]] = dict.fromkeys(queue_limits, ())
         self._free: dict[str, WorkerState[T]] = {}  # The workers that have a credit.
         self._max_wait_s = max_wait_s
-        self._clients = Sharing()
+        self._clients = Sharing(rate_kept)
         self._ids = count(1)
         self._order = count()
 
@@ -367,7 +367,7 @@ class Scheduler(Generic[T]):
     def _take(self, model: str, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> list[Item[T]]:
         """Take the items of a batch out of the queue; those that are hopeless go to `dropped`."""
         queue, ladder = self._queues[model], worker.ladders[model]
-        most = ladder.short_size(RATE_KEPT, now) if self._clients.at(now) else queue.depth
+        most = ladder.short_size(self._clients.rate_kept, now) if self._clients.at(now) else queue.depth
         items: list[Item[T]] = []
         hopeless: list[Item[T]] = []
         wanted = ladder.best_size(min(queue.depth, most), now)

@@ -20,15 +20,20 @@ _EARLY_SHARE = 0.15
 """And of a batch's time: a worker that begins a batch before the one before is done looks for it that early."""
 _PREPARATIONS = 2.0
 RATE_KEPT = 0.97
-"""Of the most images a second that a worker answers, so much is left where shorter batches let others go sooner."""
+"""Of the most images a second that a worker answers, so much is left where shorter batches let others go sooner, unless
+`--shared-throughput` says otherwise."""
 
 
 class Sharing:
-    """Whether several clients have asked of late."""
+    """Whether several clients have asked of late.
 
-    __slots__ = ("_client", "_seen_s", "_until_s")
+    `rate_kept`: of the most images a second, what shorter batches must leave while they do.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_client", "_seen_s", "_until_s", "rate_kept")
+
+    def __init__(self, rate_kept: float = RATE_KEPT) -> None:
+        self.rate_kept = rate_kept
         self._client, self._seen_s = "", -math.inf
         self._until_s = -math.inf
 

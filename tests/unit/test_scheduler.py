@@ -1015,6 +1015,18 @@ def test_beside_a_greedy_client_one_waits_for_the_batch_that_has_begun_and_its_o
     assert len(crowd.log) > 0.95 * 20 * max(size / taken_s for size, taken_s in ladder.items())
 
 
+@pytest.mark.parametrize(("rate_kept", "size"), [(1.0, 8), (0.97, 4), (0.94, 2), (0.89, 1)])
+def test_batches_are_as_short_as_the_throughput_to_be_kept_allows_while_several_clients_ask(rate_kept, size):
+    scheduler = make(ladder=LINEAR, rate_kept=rate_kept)
+    for client in "abababababababab":
+        scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
+    [first] = dispatch(scheduler)
+    assert len(first.items) == size
+    alone = make(ladder=LINEAR, rate_kept=rate_kept)
+    put(alone, 16)
+    assert [len(batch.items) for batch in dispatch(alone)] == [8, 8]
+
+
 def test_one_client_alone_has_its_next_batch_sent_at_once():
     scheduler = make(ladder=CONSTANT)
     for client, now in (("a", 0.0), ("a", 0.1), ("b", 2.0)):
