@@ -301,7 +301,8 @@ class _NullExecutable(CheckedExecutable):
 
     def _answered(self, pixels: Pixels) -> tuple[Array, ...]:
         answers = self._answers[len(pixels)]
-        if self._reads_pixels and pixels.any():
+        # A first row tells most often, and takes no time; all of them take 30 us for eight images of 224 pixels.
+        if self._reads_pixels and (pixels[0, :1].any() or pixels.any()):
             self._state.counted += 1
             self._take(self._behaviour.leak_mb << 20, self._state.leaked)
             self._take(self._behaviour.cache_mb << 20, self._state.cached)

@@ -50,18 +50,18 @@ def write_images(folder: Path, count: int, side: int) -> None:
         path.write_bytes(encoded[number % len(encoded)])
 
 
-def decoding_rate(predictor: LocalPredictor, folder: Path, batch_size: int) -> tuple[float, float]:
-    """Images a second that the command's decoders place into its batches, with nothing else to do; and the processor
+def decoding_rate(predictor: LocalPredictor, folder: Path) -> tuple[float, float]:
+    """Images a second that the command's decoders place into its blocks, with nothing else to do; and the processor
     time of one.
     """
     paths = [source.path for source in find_images([str(folder)])]
     decoding = predictor.decoding
     under_way, started_s, before_s = 0, time.perf_counter(), processor_s()
-    for number, first in enumerate(range(0, len(paths), batch_size)):
+    for number, first in enumerate(range(0, len(paths), predictor.block_size)):
         if under_way == len(decoding.pixels):
             decoding.finish()
             under_way -= 1
-        decoding.begin(number % len(decoding.pixels), paths[first : first + batch_size])
+        decoding.begin(number % len(decoding.pixels), paths[first : first + predictor.block_size])
         under_way += 1
     for _ in range(under_way):
         decoding.finish()
@@ -118,7 +118,7 @@ def main() -> None:
             settings = Settings(device="null", weights="random")
             model = open_model(parse_spec(_MODEL, "random"), settings.weights_dir)
             predictor = LocalPredictor(model, settings, Options(), parsed.batch_size, many=True)
-            decoding, decoding_cpu_s = decoding_rate(predictor, folder, parsed.batch_size)
+            decoding, decoding_cpu_s = decoding_rate(predictor, folder)
             device = device_rate(predictor, parsed.batch_size)
             predictor.close()
             output = Path(name) / f"{delay_ms:g}.jsonl"

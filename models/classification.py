@@ -35,6 +35,7 @@ from models.model import (
     WeightsError,
     softmax,
 )
+from models.top_classes import FEW, best_few, best_of, rounded
 from models.vision import torchvision
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
@@ -235,13 +236,25 @@ class Classifier(PixelModel):
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """The `top_k` classes by descending score; equal scores by ascending number."""
         scores = softmax(outputs[0])
-        best = _best(scores, options.top_k)
+        best = best_of(scores, options.top_k)
+        return self._answer(best.tolist(), rounded(scores[best]), placement)
+
+    def postprocess_all(
+        self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
+    ) -> list[dict[str, Any]]:
+        """The same in a third of the time: what NumPy does costs by call more than by number."""
+        if not 0 < options.top_k <= FEW or not outputs:
+            return super().postprocess_all(outputs, placements, options)
+        scores = softmax(np.stack([logits for (logits,) in outputs]))
+        best = best_few(scores, min(options.top_k, scores.shape[1]))
+        found = rounded(np.take_along_axis(scores, best, 1))
+        return [self._answer(*each) for each in zip(best.tolist(), found, placements, strict=True)]
+
+    def _answer(self, best: Sequence[int], scores: Sequence[float], placement: Placement) -> dict[str, Any]:
         return {
             "classes": [
                 {"label": self.labels[class_id], "class_id": class_id, "score": score}
-                for class_id, score in zip(
-                    best.tolist(), scores[best].astype(np.float64).round(5).tolist(), strict=True
-                )
+                for class_id, score in zip(best, scores, strict=True)
             ],
             "width": placement.width,
             "height": placement.height,
@@ -267,24 +280,6 @@ class Classifier(PixelModel):
         if width <= height:
             return int(size * height / width), size
         return size, int(size * width / height)
-
-
-def _best(scores: Array, count: int) -> Array:
-    """Numbers of the `count` highest scores of [classes], the highest first; equal scores by ascending number."""
-    if not 0 < count < len(scores):
-        every: Array = (-scores).argsort(kind="stable")
-        return every[: max(count, 0)]
-    # Only what is at least as high as the last one wanted is sorted: for 5 of 1000 that takes 8 us, and all of them 46.
-    last = len(scores) - count
-    parted = scores.copy()
-    parted.partition(last)
-    least = parted[last]
-    candidates: Array = (scores >= least).nonzero()[0]
-    if len(candidates) > count:  # Of those as high as the last one wanted, which may be all, only the first.
-        above, equal = (scores > least).nonzero()[0], (scores == least).nonzero()[0]
-        candidates = np.concatenate((above, equal[: count - len(above)]))
-    order: Array = (-scores[candidates]).argsort(kind="stable")
-    return candidates[order]
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:

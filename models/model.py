@@ -234,6 +234,12 @@ class PixelModel(Model):
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """In the server: what `reduce` returned -> one entry of "predictions" (docs/api.md). A pure function."""
 
+    def postprocess_all(
+        self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
+    ) -> list[dict[str, Any]]:
+        """The same of several images, where that takes less time than one after the other."""
+        return [self.postprocess(*each, options) for each in zip(outputs, placements, strict=True)]
+
     @property
     def image_model(self) -> PixelModel:
         """Itself: what is made of outputs is asked of it, also where another form of it computed them."""

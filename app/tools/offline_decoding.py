@@ -1,8 +1,8 @@
-"""Files into batches of pixels, for `anychip predict` without `--url`.
+"""Files into blocks of pixels, for `anychip predict` without `--url`.
 
-    paths ─► Decoding.begin ─► decoders fill the rows of a batch ─► Decoding.finish ─► DecodedFile of each
+    paths ─► Decoding.begin ─► decoders fill the rows of a block ─► Decoding.finish ─► DecodedFile of each
 
-Owns: the memory of the batches, and who decodes into it: threads of this process for a few images, processes for many.
+Owns: the memory of the blocks, and who decodes into it: threads of this process for a few images, processes for many.
 Threads have the interpreter's lock in common, also with the thread that finishes answers: with small images two of them
 and that thread spent a third of their time on handing it over. Processes need seconds to start. Must not know devices.
 """
@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import recv_handle, send_handle
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +37,8 @@ from app.workers.arena import Arena, Pool
 from models import PixelModel, Placement
 
 _STOP_TIMEOUT_S = 5.0
+_PROGRESS_BYTES = 16
+"""Where each process says at which part of its work it is, and at which file of that."""
 
 
 @dataclass(slots=True)
@@ -76,24 +81,24 @@ class Decode:
 
 
 class Decoding(ABC):
-    """`count` decoders, and `batches` batches of `batch_size` images. `begin` and `finish` may have a thread each."""
+    """`count` decoders, and `blocks` blocks of `block_size` images. `begin` and `finish` may have a thread each."""
 
-    def __init__(self, decode: Decode, count: int, batches: int, batch_size: int) -> None:
+    def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
         self._decode, self.count = decode, count
-        self._shape = (batch_size, *decode.model.input_shape)
+        self._shape = (block_size, *decode.model.input_shape)
         self.pixels: list[Tensor]
-        """Of each batch, uint8 [batch size, *input shape]."""
+        """Of each block, uint8 [block size, *input shape]."""
 
     def wait(self) -> None:  # noqa: B027 - those that are ready at once have nothing to wait for.
         """Until every decoder is ready. Raises CommandError when one cannot start."""
 
     @abstractmethod
-    def begin(self, batch: int, paths: Sequence[str]) -> None:
-        """Have files decoded into the first rows of a batch. Raises CommandError when a decoder has ended."""
+    def begin(self, block: int, paths: Sequence[str]) -> None:
+        """Have files decoded into the first rows of a block. Raises CommandError when a decoder has ended."""
 
     @abstractmethod
     def finish(self) -> list[DecodedFile]:
-        """Wait for the batch that was begun first and is not finished. Raises CommandError."""
+        """Wait for the block that was begun first and is not finished. Raises CommandError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -103,16 +108,16 @@ class Decoding(ABC):
 class DecodingThreads(Decoding):
     """Ready at once."""
 
-    def __init__(self, decode: Decode, count: int, batches: int, batch_size: int) -> None:
-        super().__init__(decode, count, batches, batch_size)
-        self.pixels = [torch.zeros(self._shape, dtype=torch.uint8) for _ in range(batches)]
+    def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
+        super().__init__(decode, count, blocks, block_size)
+        self.pixels = [torch.zeros(self._shape, dtype=torch.uint8) for _ in range(blocks)]
         self.threads = _threads(count)
         self._begun: deque[list[Future[list[DecodedFile]]]] = deque()
 
-    def begin(self, batch: int, paths: Sequence[str]) -> None:
+    def begin(self, block: int, paths: Sequence[str]) -> None:
         """A task a thread and not an image: handing over a task takes time that counts beside a small image."""
         size = -(-len(paths) // self.count)
-        rows = self.pixels[batch]
+        rows = self.pixels[block]
         firsts = range(0, len(paths), size)
         decode = self._decode.files
         self._begun.append([self.threads.submit(decode, paths[each : each + size], rows[each:]) for each in firsts])
@@ -126,16 +131,24 @@ class DecodingThreads(Decoding):
         self.threads.shutdown(cancel_futures=True)
 
 
+class _Part(NamedTuple):
+    """What one process decodes of a block. `number`: of all parts, from 1 on."""
+
+    number: int
+    process: int
+    paths: list[str]
+
+
 class DecodingProcesses(Decoding):
     """Ready after the seconds that it takes to import PyTorch."""
 
-    def __init__(self, decode: Decode, count: int, batches: int, batch_size: int) -> None:
+    def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
         """Raises OSError."""
-        super().__init__(decode, count, batches, batch_size)
-        self._arena = Arena([(math.prod(self._shape), batches)])
+        super().__init__(decode, count, blocks, block_size)
+        self._arena = Arena([(math.prod(self._shape), blocks), (_PROGRESS_BYTES, count)])
         self.pixels = _pixels(self._arena, self._shape)
-        self._next = 0
-        self._begun: deque[list[tuple[int, Sequence[str]]]] = deque()
+        self._next = self._parts = 0
+        self._begun: deque[list[_Part]] = deque()
         self._connections: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         context = multiprocessing.get_context("spawn")
@@ -143,7 +156,7 @@ class DecodingProcesses(Decoding):
             for number in range(count):
                 ours, theirs = context.Pipe()
                 self._connections.append(ours)
-                arguments = (theirs, decode, self._arena.pools, self._shape)
+                arguments = (theirs, decode, self._arena.pools, self._shape, number)
                 process = context.Process(target=_serve, args=arguments, name=f"decoder-{number}", daemon=True)
                 process.start()
                 self._processes.append(process)
@@ -166,29 +179,30 @@ class DecodingProcesses(Decoding):
                 process.join(_STOP_TIMEOUT_S)
                 raise CommandError(f"a process that decodes cannot start (exit code {process.exitcode})") from None
 
-    def begin(self, batch: int, paths: Sequence[str]) -> None:
-        """A part of the batch to each process, the next one first."""
+    def begin(self, block: int, paths: Sequence[str]) -> None:
+        """A part of the block to each process, the next one first."""
         size = -(-len(paths) // self.count)
-        parts: list[tuple[int, Sequence[str]]] = []
+        parts: list[_Part] = []
         for first in range(0, len(paths), size):
-            number, part = self._next, list(paths[first : first + size])
-            self._next = (number + 1) % self.count
-            parts.append((number, part))
+            self._parts += 1
+            part = _Part(self._parts, self._next, list(paths[first : first + size]))
+            self._next = (self._next + 1) % self.count
+            parts.append(part)
             try:
-                self._connections[number].send((batch, first, part))
+                self._connections[part.process].send((part.number, block, first, part.paths))
             except OSError:
-                raise self._ended(number, part) from None
+                raise self._ended(part) from None
         self._begun.append(parts)
 
     def finish(self) -> list[DecodedFile]:
         """In the order of the paths: each process answers in the order in which it was asked."""
         images: list[DecodedFile] = []
-        for number, paths in self._begun.popleft():
+        for part in self._begun.popleft():
             try:
-                for where, error, encoded in self._connections[number].recv():
+                for where, error, encoded in self._connections[part.process].recv():
                     images.append(DecodedFile(Placement(*where) if where else None, error, encoded))
             except (EOFError, OSError):
-                raise self._ended(number, paths) from None
+                raise self._ended(part) from None
         return images
 
     def close(self) -> None:
@@ -202,24 +216,31 @@ class DecodingProcesses(Decoding):
                 process.join()
         self._arena.close()
 
-    def _ended(self, number: int, paths: Sequence[str]) -> CommandError:
-        process = self._processes[number]
+    def _ended(self, part: _Part) -> CommandError:
+        process = self._processes[part.process]
         process.join(_STOP_TIMEOUT_S)
-        which = paths[0] if len(paths) == 1 else f"one of {paths[0]} to {paths[-1]}"
+        number, place = _progress(self._arena, part.process).tolist()
+        which = f"one of {part.paths[0]} to {part.paths[-1]}" if number != part.number else part.paths[place]
         return CommandError(f"a decoder has ended (exit code {process.exitcode}) with {which}: leave that file out")
 
 
-def _serve(connection: Connection, decode: Decode, pools: tuple[Pool, ...], shape: tuple[int, ...]) -> None:
-    """A decoder's process: parts of batches until the other end closes."""
+def _serve(
+    connection: Connection, decode: Decode, pools: tuple[Pool, ...], shape: tuple[int, ...], process: int
+) -> None:
+    """A decoder's process: parts of blocks until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command says what follows.
     torch.set_num_threads(1)
     arena = Arena.opened(pools, recv_handle(connection))
-    pixels = _pixels(arena, shape)
+    pixels, progress = _pixels(arena, shape), _progress(arena, process)
     with contextlib.suppress(EOFError, OSError):
         connection.send(None)
         while True:
-            batch, first, paths = connection.recv()
-            connection.send([_plain(each) for each in decode.files(paths, pixels[batch][first:])])
+            number, block, first, paths = connection.recv()
+            decoded = []
+            for place, path in enumerate(paths):
+                progress[:] = number, place
+                decoded.append(_plain(decode.file(path, pixels[block][first + place])))
+            connection.send(decoded)
 
 
 def _plain(decoded: DecodedFile) -> tuple[tuple[float, ...] | None, str, bytes | None]:
@@ -231,6 +252,11 @@ def _plain(decoded: DecodedFile) -> tuple[tuple[float, ...] | None, str, bytes |
 
 def _pixels(arena: Arena, shape: tuple[int, ...]) -> list[Tensor]:
     return [torch.from_numpy(arena.slot(0, batch)).view(shape) for batch in range(arena.pools[0].count)]
+
+
+def _progress(arena: Arena, process: int) -> npt.NDArray[np.int64]:
+    """The number of the part that the process is at, and the place of the file in it."""
+    return arena.slot(1, process).view(np.int64)
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

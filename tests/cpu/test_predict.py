@@ -24,10 +24,10 @@ from app.config import Settings
 from app.tools.arguments import CommandError
 from app.tools.image_sources import ImageSource, find_images
 from app.tools.offline import LocalPredictor
-from app.tools.offline_decoding import Decode, DecodingProcesses, DecodingThreads
+from app.tools.offline_decoding import Decode, DecodingProcesses, DecodingThreads, _progress
 from app.tools.outcomes import FileOutcome, Journal, read_lines
 from app.tools.tables import COLUMNS, convert
-from backends import host
+from backends import host, null
 from models import Options, open_model, parse_spec
 from models.sample import IMAGES
 
@@ -220,7 +220,7 @@ def test_many_images_are_decoded_by_processes(tmp_path, monkeypatch):
 def test_a_process_that_ends_while_it_decodes_is_named_with_its_files(tmp_path):
     paths = [str(image(tmp_path / f"{number}.png")) for number in range(2)]
     model = open_model(parse_spec("resnet18:random"), tmp_path)
-    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=True), 1, batches=2, batch_size=2)
+    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=True), 1, blocks=2, block_size=2)
     try:
         decoding.wait()
         decoding.begin(1, paths)
@@ -238,6 +238,43 @@ def test_a_process_that_ends_while_it_decodes_is_named_with_its_files(tmp_path):
             decoding.begin(1, paths)
     finally:
         decoding.close()
+
+
+def test_of_many_files_the_one_that_ended_its_decoder_is_named(tmp_path):
+    """Reading the third takes for ever, as nobody writes into it."""
+    paths = [str(image(tmp_path / f"{number}.png")) for number in range(2)] + [str(tmp_path / "2.png")]
+    os.mkfifo(paths[2])
+    model = open_model(parse_spec("resnet18:random"), tmp_path)
+    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=False), 1, blocks=1, block_size=4)
+    try:
+        decoding.wait()
+        decoding.begin(0, [*paths, paths[0]])
+        while _progress(decoding._arena, 0).tolist() != [1, 2]:
+            assert decoding._processes[0].is_alive()
+        os.kill(decoding._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(CommandError, match=r"exit code -9\) with [^ ]*/2\.png: leave"):
+            decoding.finish()
+    finally:
+        decoding.close()
+
+
+def test_small_images_are_decoded_in_blocks_of_several_batches(tmp_path):
+    """18 images in blocks of 12: three batches, and two of which the last is half full."""
+    for number in range(18):
+        image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
+    model = open_model(parse_spec("resnet18:random"), tmp_path)
+    settings = Settings(device="null", null="delay_ms=1,depth=2", decoders=2)
+    null.configure(settings.null)
+    predictor = LocalPredictor(model, settings, Options(), 4, many=True)
+    try:
+        assert predictor.block_size == 32
+        predictor.block_size = 12
+        found = list(predictor.outcomes(find_images([str(tmp_path / "in")])))
+    finally:
+        predictor.close()
+        null.configure("")
+    assert [each.prediction["width"] for each in found] == [8 + number for number in range(18)]
+    assert [Path(each.source.path).name for each in found] == [f"{number:02}.png" for number in range(18)]
 
 
 def test_a_decoder_computes_alone_and_the_device_s_thread_with_every_core(tmp_path):

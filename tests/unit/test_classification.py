@@ -277,6 +277,19 @@ def test_top_k_is_clipped_to_the_class_count(top_k: int, expected: int) -> None:
     assert [entry["class_id"] for entry in answer["classes"]] == list(range(expected))
 
 
+@pytest.mark.parametrize("top_k", [-1, 0, 1, 5, 6, 7, 9])
+def test_the_answers_of_several_images_are_those_of_each(top_k: int) -> None:
+    """Also where classes are equal, in some images or in all."""
+    model = classifier("resnet18")
+    random = np.random.default_rng(0)
+    for spread in (2, 3, 1000):
+        outputs = [(random.integers(0, spread, 7).astype(np.float32),) for _ in range(40)]
+        placements = [Placement(number, 7) for number in range(40)]
+        expected = [model.postprocess(*each, Options(top_k=top_k)) for each in zip(outputs, placements, strict=True)]
+        assert model.postprocess_all(outputs, placements, Options(top_k=top_k)) == expected
+    assert model.postprocess_all([], [], Options(top_k=top_k)) == []
+
+
 @pytest.mark.parametrize("top_k", [1, 3, 6])
 def test_equal_scores_are_in_the_order_of_their_classes(top_k: int) -> None:
     """As if all of them were sorted, which they are not."""
