@@ -35,6 +35,7 @@ from backends.faults import translated_errors
 from backends.rocm import RocmBackend
 from backends.telemetry import reader
 from backends.torch_device import TorchBackend
+from backends.vendors import Facts
 
 VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
 CHIP = {"name": "Chip", "memory_bytes": 2**36, "arch": "gfx942"}
@@ -155,6 +156,28 @@ def test_ascend_is_told_its_switches() -> None:
     assert told == {"jit_compile": False}
     assert module.config.allow_internal_format is False
     assert (module.conv.allow_hf32, module.matmul.allow_hf32) == (False, False)
+
+
+def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    cuda: Any = next(backend for backend in VENDORS if backend.name == "cuda")
+    cuda._configure(None)
+    assert torch.backends.cudnn.benchmark, "shapes are fixed: kernels are measured"
+    assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is False, "fp32 means float32"
+    variables = vendors.NVIDIA.variables({}, tmp_path)
+    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as NVIDIA's tools count"
+    assert "CUDA_DEVICE_ORDER" not in vendors.NVIDIA.variables({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, tmp_path)
+
+
+@pytest.mark.parametrize("row", [vendors.AMD, vendors.HYGON], ids=lambda row: row.name)
+def test_miopen_measures_its_kernels_and_keeps_what_it_found_on_the_volume(row: Facts, tmp_path: Path) -> None:
+    """FAST would take a kernel unmeasured where its database lacks the shape, and NCHW or NHWC is measured as well."""
+    variables = row.variables({}, tmp_path)
+    assert variables["MIOPEN_FIND_MODE"] == "HYBRID"
+    assert variables["MIOPEN_USER_DB_PATH"] == variables["MIOPEN_CUSTOM_CACHE_DIR"] == str(tmp_path / "miopen")
+    assert row.channels_last is None
 
 
 def test_ascends_memory_error_outside_its_allocator_is_one() -> None:
