@@ -20,6 +20,8 @@ from app.tools.offline import LocalPredictor
 from models import Options, WeightsError, open_model, parse_spec
 from models.exported_images import ExportedDetector
 from tests.support.export_comparison import compare, exported, opened, written_images
+from tests.support.openvino_files import NETWORK
+from tests.support.openvino_files import written as written_openvino
 from tests.support.ultralytics_exports import NETWORKS
 
 pytest.importorskip("onnx")
@@ -258,6 +260,21 @@ def test_tensors_stay_tensors(tmp_path: Path, beside: str) -> None:
         (tmp_path / "best.json").write_text('{"task": "detect"}')
         (tmp_path / "best.tensors.json").write_text("{}")
     assert open_model(parse_spec(str(file)), tmp_path).task == "infer"
+
+
+def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "best_openvino_model"
+    folder.mkdir()
+    written_openvino(folder, NETWORK)
+    spec = parse_spec(f"cars={folder}/")
+    with pytest.raises(WeightsError, match=r"no metadata\.yaml beside it says: state its task in best\.json"):
+        open_model(spec, tmp_path)
+    (folder / "best.json").write_text('{"task": "detect", "labels": "coco", "size": 64}')
+    with pytest.raises(WeightsError, match=r"its input is 8 x 8, and 64 x 64 is stated"):
+        open_model(spec, tmp_path)
+    (folder / "best.json").write_text('{"task": "tensors"}')
+    with pytest.raises(WeightsError, match="for images only"):
+        open_model(spec, tmp_path)
 
 
 def test_turned_boxes_have_tensors_of_their_own(usual: Path) -> None:
