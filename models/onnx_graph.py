@@ -60,11 +60,14 @@ class OnnxPart(nn.Module):
         self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
         wanted = {each for node in nodes for each in node.inputs} | set(outputs)
+        names: dict[int, str] = {}  # One for each tensor: those that trace refuse one that has two.
         for number, key in enumerate(sorted(wanted & known.keys())):
             value = known[key]
             if isinstance(value, Tensor):
-                self._buffers_of[key] = f"constant_{number}"
-                self.register_buffer(f"constant_{number}", value.contiguous())
+                if id(value) not in names:
+                    names[id(value)] = f"constant_{number}"
+                    self.register_buffer(f"constant_{number}", value.contiguous())
+                self._buffers_of[key] = names[id(value)]
             else:
                 self._host[key] = value
 
@@ -160,6 +163,11 @@ class OnnxGraph(nn.Module):
         made = {each for node in heads for each in node.outputs} | set(inputs)
         border = sorted(made & ({each for node in tails for each in node.inputs} | set(outputs)))
         self.core = OnnxPart(name, heads, known, inputs, border)
+        held = {id(each) for each in self.core.buffers()}  # The tail has copies of those that it needs as well.
+        for key in {each for node in tails for each in node.inputs} | set(outputs):
+            value = known.get(key)
+            if isinstance(value, Tensor) and id(value) in held:
+                known[key] = value.clone()
         self.tail = OnnxPart(name, tails, known, border, outputs)
 
     @property

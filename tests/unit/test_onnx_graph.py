@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from models.model import WeightsError
-from models.onnx_file import read_onnx
-from models.onnx_graph import load_onnx
+from models.onnx_file import Node, OnnxFile, Value, read_onnx
+from models.onnx_graph import OnnxGraph, load_onnx
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -213,3 +213,23 @@ def test_a_changed_file_is_read_or_refused(
         return
     assert sentence.startswith("changed.onnx")
     assert "\n" not in sentence
+
+
+def test_a_constant_that_is_used_before_and_after_layers_can_be_traced() -> None:
+    """OpenVINO's engine traces, and tracing refuses a tensor that two parts, or two names, have in common."""
+    nodes = [
+        Node("Identity", ("c",), ("d",), {}),
+        Node("Mul", ("x", "c"), ("a",), {}),
+        Node("Add", ("a", "d"), ("b",), {}),
+        Node("Conv", ("b", "w"), ("e",), {}),
+        Node("Mul", ("e", "c"), ("y",), {}),
+    ]
+    constants = {"c": np.full((1, 3, 1, 1), 2, np.float32), "w": np.ones((3, 3, 1, 1), np.float32)}
+    values = Value("x", np.dtype("<f4"), (1, 3, 4, 4)), Value("y", None, None)
+    graph = OnnxGraph(OnnxFile(17, {}, nodes, constants, values[:1], values[1:]), "shared.onnx").eval()
+    x = torch.randn(1, 3, 4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # That tracing is deprecated.
+        trace: Any = torch.jit.trace
+        traced = trace(graph, x)
+    torch.testing.assert_close(traced(x)[0], 2 * (2 * x + 2).sum(1, keepdim=True).expand(1, 3, 4, 4))
