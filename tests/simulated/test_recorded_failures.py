@@ -17,14 +17,14 @@ import httpx
 import pytest
 
 from backends.simulated import recorded
-from tests.support.load import WAIT_S, until
+from tests.support.load import until
 from tests.support.photographs import FILES
-from tests.support.service_process import ServiceProcess, running
+from tests.support.service_process import running
 
 ROOT = Path(__file__).parents[2]
 PHOTO = FILES[0].read_bytes()
-PREDICT = "/v1/models/resnet18:predict"
-ONE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1", "--engine", "auto")
+PREDICT = "/v1/models/shufflenet_v2_x0_5:predict"
+ONE = ("--models", "shufflenet_v2_x0_5", "--weights", "random", "--batch-sizes", "1", "--engine", "auto")
 COMPILER = """
 import os, time
 from pathlib import Path
@@ -80,8 +80,8 @@ def compiler(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{package.parent}:{ROOT}", "FOLDER_OF_TEST": str(folder)}
 
 
-def served(service: ServiceProcess) -> dict[str, Any]:
-    [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
+def served(client: httpx.Client) -> dict[str, Any]:
+    [model] = client.get("/v1/models").json()["models"]
     return model["served_on"][0] if model["served_on"] else {"engine": "", "refusals": {}}
 
 
@@ -138,7 +138,7 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
     """As Intel's client GPUs do not."""
     options = (*ONE, "--simulate", "npu:2,sick=1,graphs=1,fault=mem_get_info", "--device", "npu")
     with running(tmp_path, *options) as service, service.client() as client:
-        assert served(service)["engine"] == "graph"
+        assert served(client)["engine"] == "graph"
         first, second = (answered(client, photograph) for photograph in (PHOTO, FILES[1].read_bytes()))
         assert first != second, "each image has its own answer, and not that of the capture"
         assert answered(client, PHOTO) == first
@@ -148,20 +148,21 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
     assert "npu:1 does not answer and is left out: the device does not answer" in service.log.read_text()
 
 
+@pytest.mark.soak  # It mostly waits; tests/unit/test_handover.py has the time-out and the next try without a process.
 async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_path: Path) -> None:
     """Graphs cannot be captured either: eager serves, and why the others do not is there to read."""
     (tmp_path / "hangs").touch()
     gone = "the faster engines cannot be had, what serves stays"
     options = (*ONE, "--simulate", "npu:1,graphs=1,fault=graph", "--device", "npu", "--compile-timeout-s", "20")
     with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
-        assert served(service)["engine"] == "eager"
-        assert "choose --engine eager or torchair" in served(service)["refusals"]["graph"]
+        assert served(client)["engine"] == "eager"
+        assert "choose --engine eager or torchair" in served(client)["refusals"]["graph"]
         await until((tmp_path / "compiles").exists)
         before, ended = answered(client, PHOTO), service.log.read_text().count(gone)
         await until(lambda: service.log.read_text().count(gone) > ended)
         await until(lambda: len(service.workers()) == 1)
         assert answered(client, PHOTO) == before
-        assert served(service)["engine"] == "eager"
+        assert served(client)["engine"] == "eager"
     assert "they are tried again in 30 s: it was not ready within 20 s" in service.log.read_text()
 
 
@@ -171,11 +172,11 @@ async def test_a_crash_right_after_the_hand_over_costs_no_request_and_the_quick_
     options = (*ONE, "--simulate", "npu:1", "--device", "npu")
     with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
         before = answered(client, PHOTO)
-        await until(lambda: served(service)["engine"] == "torchair")
+        await until(lambda: served(client)["engine"] == "torchair")
         assert answered(client, PHOTO) == before
         (tmp_path / "crashes").touch()
         assert answered(client, PHOTO) == before, "of the worker that followed"
-        assert served(service)["engine"] == "eager"
+        assert served(client)["engine"] == "eager"
         text = client.get("/metrics").text
         assert 'anychip_handovers_total{device="npu:0",reason="compiled"} 1.0' in text
         assert 'anychip_worker_restarts_total{device="npu:0",reason="died"} 1.0' in text
