@@ -195,9 +195,10 @@ def test_the_engine_that_auto_stands_for_is_not_tried_again():
     assert replace(DEFAULT, engine="b") not in [trial.candidate for trial in outcome.trials]
 
 
-def test_a_second_search_starts_from_what_was_best_before():
+@pytest.mark.parametrize("budget_s", [0.5, 2.5])
+def test_a_second_search_starts_from_what_was_best_before(budget_s):
     optimum = Candidate("c", "bf16", (1, 2, 4, 8, 16), 4, 8)
-    outcome, _ = searched(planted(optimum), budget_s=2.5, starts=(optimum,))
+    outcome, _ = searched(planted(optimum), budget_s=budget_s, starts=(optimum,))
     assert outcome.best.candidate == optimum
 
 

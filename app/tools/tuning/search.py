@@ -120,8 +120,8 @@ class Search:
     def run(self, default: Candidate, starts: Sequence[Candidate] = ()) -> TuningOutcome:
         """Try the default, `starts` (what was best before), then around the best. Raises what `evaluate` raises."""
         first = self._tried(default)
-        for candidate in starts:
-            self._try_within_budget(candidate, keep_s=0.0)
+        for candidate in starts:  # Whatever the budget: else the defaults would take their place untried.
+            self._tried(candidate)
         for _ in range(_ROUNDS):
             before = self.best()
             for axis in (self._engines, self._ladders, self._workers, self._decoders):
