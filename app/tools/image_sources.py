@@ -10,8 +10,8 @@ import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from app.tools.arguments import CommandError
 
@@ -19,8 +19,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 """What is taken of a directory. A file that is named itself is read whatever it is called."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSource:
+class ImageSource(NamedTuple):
     """A file to read. `relative`: where a drawing of it belongs below the folder of drawings, without its suffix."""
 
     path: str
@@ -75,6 +74,6 @@ def _inside(folder: str, prefix: str) -> Iterator[ImageSource]:
         if is_folder:
             yield from _inside(path, f"{prefix}{name}/")
         else:
-            stem, suffix = os.path.splitext(name)
-            if suffix.lower() in SUFFIXES:
+            stem, _, ending = name.rpartition(".")  # os.path.splitext takes as long as all the rest.
+            if f".{ending.lower()}" in SUFFIXES and stem.strip("."):
                 yield ImageSource(path, prefix + stem)

@@ -13,6 +13,7 @@ import contextlib
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -189,7 +190,8 @@ class DecodingProcesses(Decoding):
             self._next = (self._next + 1) % self.count
             parts.append(part)
             try:
-                self._connections[part.process].send((part.number, block, first, part.paths))
+                asked = pickle.dumps((part.number, block, first, part.paths), pickle.HIGHEST_PROTOCOL)
+                self._connections[part.process].send_bytes(asked)  # `send` makes a pickler of its own each time.
             except OSError:
                 raise self._ended(part) from None
         self._begun.append(parts)

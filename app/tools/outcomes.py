@@ -12,10 +12,9 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -32,8 +31,7 @@ Line = Mapping[str, Any]
 _FLUSHED_EVERY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class FileOutcome:
+class FileOutcome(NamedTuple):
     """What became of an image: its prediction, or why there is none. `encoded` is the file, None if it was not read."""
 
     source: ImageSource
