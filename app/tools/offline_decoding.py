@@ -18,12 +18,13 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.synchronize import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,10 @@ from models import PixelModel, Placement
 
 _STOP_TIMEOUT_S = 5.0
 _PROGRESS_BYTES = 16
-"""Where each process says at which part of its work it is, and at which file of that."""
+"""Where each process says at which block it is, and at which file of that."""
+_TAKEN_BYTES = 8
+_FILES_TAKEN = 4
+"""So many at a time: few enough that all end together, and the lock's time is none beside theirs."""
 
 
 @dataclass(slots=True)
@@ -132,33 +136,40 @@ class DecodingThreads(Decoding):
         self.threads.shutdown(cancel_futures=True)
 
 
-class _Part(NamedTuple):
-    """What one process decodes of a block. `number`: of all parts, from 1 on."""
+class _Begun(NamedTuple):
+    """A block that is being decoded. `number`: of all blocks, from 1 on."""
 
     number: int
-    process: int
+    processes: int
     paths: list[str]
 
 
 class DecodingProcesses(Decoding):
-    """Ready after the seconds that it takes to import PyTorch."""
+    """Ready after the seconds that it takes to import PyTorch.
+
+    All processes decode the same block, and each takes some files of it when it has nothing to do. With a fixed part
+    for each, one that shared its processor with another thread held up the rest.
+    """
 
     def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
         """Raises OSError."""
         super().__init__(decode, count, blocks, block_size)
-        self._arena = Arena([(math.prod(self._shape), blocks), (_PROGRESS_BYTES, count)])
+        self._arena = Arena([(math.prod(self._shape), blocks), (_PROGRESS_BYTES, count), (_TAKEN_BYTES, blocks)])
         self.pixels = _pixels(self._arena, self._shape)
-        self._next = self._parts = 0
-        self._begun: deque[list[_Part]] = deque()
+        self._blocks = 0
+        self._begun: deque[_Begun] = deque()
         self._connections: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         context = multiprocessing.get_context("spawn")
+        self._taking = context.Lock()  # Held here: one that nobody holds is gone before a process has opened it.
         try:
             for number in range(count):
                 ours, theirs = context.Pipe()
                 self._connections.append(ours)
-                arguments = (theirs, decode, self._arena.pools, self._shape, number)
-                process = context.Process(target=_serve, args=arguments, name=f"decoder-{number}", daemon=True)
+                arguments = (theirs, decode, self._arena.pools, self._shape)
+                shared = {"process": number, "taking": self._taking}
+                name = f"decoder-{number}"
+                process = context.Process(target=_serve, args=arguments, kwargs=shared, name=name, daemon=True)
                 process.start()
                 self._processes.append(process)
                 theirs.close()
@@ -181,30 +192,28 @@ class DecodingProcesses(Decoding):
                 raise CommandError(f"a process that decodes cannot start (exit code {process.exitcode})") from None
 
     def begin(self, block: int, paths: Sequence[str]) -> None:
-        """A part of the block to each process, the next one first."""
-        size = -(-len(paths) // self.count)
-        parts: list[_Part] = []
-        for first in range(0, len(paths), size):
-            self._parts += 1
-            part = _Part(self._parts, self._next, list(paths[first : first + size]))
-            self._next = (self._next + 1) % self.count
-            parts.append(part)
+        """The whole block to each process, and to no more of them than there are pieces."""
+        self._blocks += 1
+        begun = _Begun(self._blocks, min(self.count, -(-len(paths) // _FILES_TAKEN)), list(paths))
+        self._begun.append(begun)
+        _taken(self._arena, block)[0] = 0
+        asked = pickle.dumps((begun.number, block, begun.paths), pickle.HIGHEST_PROTOCOL)
+        for process in range(begun.processes):
             try:
-                asked = pickle.dumps((part.number, block, first, part.paths), pickle.HIGHEST_PROTOCOL)
-                self._connections[part.process].send_bytes(asked)  # `send` makes a pickler of its own each time.
+                self._connections[process].send_bytes(asked)  # `send` makes a pickler of its own each time.
             except OSError:
-                raise self._ended(part) from None
-        self._begun.append(parts)
+                raise self._ended(process, begun) from None
 
     def finish(self) -> list[DecodedFile]:
         """In the order of the paths: each process answers in the order in which it was asked."""
-        images: list[DecodedFile] = []
-        for part in self._begun.popleft():
+        begun = self._begun.popleft()
+        images = [DecodedFile()] * len(begun.paths)
+        for process in range(begun.processes):
             try:
-                for where, error, encoded in self._connections[part.process].recv():
-                    images.append(DecodedFile(Placement(*where) if where else None, error, encoded))
+                for place, where, error, encoded in self._connections[process].recv():
+                    images[place] = DecodedFile(Placement(*where) if where else None, error, encoded)
             except (EOFError, OSError):
-                raise self._ended(part) from None
+                raise self._ended(process, begun) from None
         return images
 
     def close(self) -> None:
@@ -218,18 +227,25 @@ class DecodingProcesses(Decoding):
                 process.join()
         self._arena.close()
 
-    def _ended(self, part: _Part) -> CommandError:
-        process = self._processes[part.process]
+    def _ended(self, which: int, begun: _Begun) -> CommandError:
+        process = self._processes[which]
         process.join(_STOP_TIMEOUT_S)
-        number, place = _progress(self._arena, part.process).tolist()
-        which = f"one of {part.paths[0]} to {part.paths[-1]}" if number != part.number else part.paths[place]
-        return CommandError(f"a decoder has ended (exit code {process.exitcode}) with {which}: leave that file out")
+        number, place = _progress(self._arena, which).tolist()
+        paths = begun.paths
+        file = paths[place] if number == begun.number else f"one of {paths[0]} to {paths[-1]}"
+        return CommandError(f"a decoder has ended (exit code {process.exitcode}) with {file}: leave that file out")
 
 
 def _serve(
-    connection: Connection, decode: Decode, pools: tuple[Pool, ...], shape: tuple[int, ...], process: int
+    connection: Connection,
+    decode: Decode,
+    pools: tuple[Pool, ...],
+    shape: tuple[int, ...],
+    *,
+    process: int,
+    taking: Lock,
 ) -> None:
-    """A decoder's process: parts of blocks until the other end closes."""
+    """A decoder's process: files of blocks until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command says what follows.
     torch.set_num_threads(1)
     arena = Arena.opened(pools, recv_handle(connection))
@@ -237,12 +253,23 @@ def _serve(
     with contextlib.suppress(EOFError, OSError):
         connection.send(None)
         while True:
-            number, block, first, paths = connection.recv()
+            number, block, paths = connection.recv()
             decoded = []
-            for place, path in enumerate(paths):
+            for place in _places(_taken(arena, block), len(paths), taking):
                 progress[:] = number, place
-                decoded.append(_plain(decode.file(path, pixels[block][first + place])))
+                decoded.append((place, *_plain(decode.file(paths[place], pixels[block][place]))))
             connection.send(decoded)
+
+
+def _places(taken: npt.NDArray[np.int64], count: int, taking: Lock) -> Iterator[int]:
+    """Files of a block that no other process has taken, until all are. `taken`: how many are."""
+    while True:
+        with taking:
+            first = int(taken[0])
+            taken[0] = min(count, first + _FILES_TAKEN)
+        if first == count:
+            return
+        yield from range(first, min(count, first + _FILES_TAKEN))
 
 
 def _plain(decoded: DecodedFile) -> tuple[tuple[float, ...] | None, str, bytes | None]:
@@ -257,8 +284,13 @@ def _pixels(arena: Arena, shape: tuple[int, ...]) -> list[Tensor]:
 
 
 def _progress(arena: Arena, process: int) -> npt.NDArray[np.int64]:
-    """The number of the part that the process is at, and the place of the file in it."""
+    """The number of the block that the process is at, and the place of the file in it."""
     return arena.slot(1, process).view(np.int64)
+
+
+def _taken(arena: Arena, block: int) -> npt.NDArray[np.int64]:
+    """How many files of a block are taken."""
+    return arena.slot(2, block).view(np.int64)
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

@@ -258,6 +258,23 @@ def test_of_many_files_the_one_that_ended_its_decoder_is_named(tmp_path):
         decoding.close()
 
 
+def test_a_process_that_is_held_up_leaves_its_files_to_the_others(tmp_path):
+    paths = [str(image(tmp_path / f"{number:02}.png", (8 + number, 8))) for number in range(12)]
+    model = open_model(parse_spec("resnet18:random"), tmp_path)
+    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=False), 2, blocks=1, block_size=12)
+    try:
+        decoding.wait()
+        os.kill(decoding._processes[1].pid, signal.SIGSTOP)
+        decoding.begin(0, paths)
+        while _progress(decoding._arena, 0).tolist() != [1, 11]:
+            assert decoding._processes[0].is_alive()
+        os.kill(decoding._processes[1].pid, signal.SIGCONT)
+        assert [each.placement.width for each in decoding.finish()] == list(range(8, 20))
+    finally:
+        os.kill(decoding._processes[1].pid, signal.SIGCONT)
+        decoding.close()
+
+
 def test_small_images_are_decoded_in_blocks_of_several_batches(tmp_path):
     """18 images in blocks of 12: three batches, and two of which the last is half full."""
     for number in range(18):
