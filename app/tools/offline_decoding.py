@@ -266,10 +266,10 @@ def _places(taken: npt.NDArray[np.int64], count: int, taking: Lock) -> Iterator[
     while True:
         with taking:
             first = int(taken[0])
-            taken[0] = min(count, first + _FILES_TAKEN)
+            taken[0] = last = min(count, first + _FILES_TAKEN)
         if first == count:
             return
-        yield from range(first, min(count, first + _FILES_TAKEN))
+        yield from range(first, last)
 
 
 def _plain(decoded: DecodedFile) -> tuple[tuple[float, ...] | None, str, bytes | None]:

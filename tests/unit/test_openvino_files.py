@@ -46,6 +46,13 @@ def test_what_is_wrong_is_said(tmp_path: Path, old: str, new: str, sentence: str
         load_onnx(written(tmp_path, NETWORK.replace(old, new, 1)))
 
 
+def test_declarations_are_refused_in_every_encoding(tmp_path: Path) -> None:
+    file = tmp_path / "best.xml"
+    file.write_bytes('<?xml version="1.0" encoding="utf-16"?><!DOCTYPE net [<!ENTITY a "b">]><net/>'.encode("utf-16"))
+    with pytest.raises(WeightsError, match="declares what belongs in no network"):
+        load_onnx(file)
+
+
 def test_without_its_weights_it_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, NETWORK)
     (tmp_path / "best.bin").unlink()
