@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ import httpx
 import pytest
 
 from backends.simulated import recorded
+from tests.support.device_child import ROOT, child
 from tests.support.load import until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
-ROOT = Path(__file__).parents[2]
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/shufflenet_v2_x0_5:predict"
 ONE = ("--models", "shufflenet_v2_x0_5", "--weights", "random", "--batch-sizes", "1", "--engine", "auto")
@@ -109,27 +108,13 @@ def answered(client: httpx.Client, photograph: bytes) -> list[dict[str, Any]]:
 )
 def test_what_cannot_serve_says_why_and_what_to_do(simulation: str, says: str) -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip")
-    child = subprocess.run(
-        [sys.executable, "-c", LOADING, simulation, str(cache)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert re.search(says, child.stderr.splitlines()[-1]), child.stderr
+    ended = child(sys.executable, {}, "-c", LOADING, simulation, str(cache))
+    assert re.search(says, ended.stderr.splitlines()[-1]), ended.stderr
 
 
 def test_a_sick_card_among_eight_is_left_out_with_its_reason() -> None:
-    child = subprocess.run(
-        [sys.executable, "-m", "app", "devices", "--json"],
-        cwd=ROOT,
-        env={**os.environ, "ANYCHIP_SIMULATE": "npu:8,sick=3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    rows = {row["device"]: row for row in json.loads(child.stdout) if row["device"].startswith("npu")}
+    ended = child(sys.executable, {"ANYCHIP_SIMULATE": "npu:8,sick=3"}, "-m", "app", "devices", "--json")
+    rows = {row["device"]: row for row in json.loads(ended.stdout) if row["device"].startswith("npu")}
     assert [name for name, row in rows.items() if row["ok"]] == [f"npu:{index}" for index in range(8) if index != 3]
     assert "does not answer" in rows["npu:3"]["detail"]
 

@@ -19,6 +19,7 @@ from backends.simulated.behaviour import Simulation, device_types, parse, row_of
 from backends.simulated.library import build
 from backends.simulated.module import make
 from backends.simulated.recorded import RECORDED
+from tests.support.device_child import child
 from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
@@ -136,15 +137,8 @@ def test_a_service_on_simulated_devices_says_so_everywhere(tmp_path):
 
 
 def test_the_report_lists_them():
-    child = subprocess.run(
-        [sys.executable, "-m", "app", "devices", "--json"],
-        cwd=ROOT,
-        env={**os.environ, "ANYCHIP_SIMULATE": "mlu:1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    rows = {row["device"]: row for row in json.loads(child.stdout)}
+    ended = child(sys.executable, {"ANYCHIP_SIMULATE": "mlu:1"}, "-m", "app", "devices", "--json")
+    rows = {row["device"]: row for row in json.loads(ended.stdout)}
     assert rows["mlu:0"]["ok"]
     assert "Simulated MLU" in rows["mlu:0"]["detail"]
     assert rows["cpu:0"]["ok"]
