@@ -12,6 +12,7 @@ missing wait shows; how much they overlap only a device tells (docs/hardware.md)
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,14 +63,17 @@ class StreamedExecutable(CheckedExecutable):
     def start(self, pixels: Pixels) -> Started:
         """Returns before the device has finished."""
         self._check(pixels)
-        with self._translated():
-            return self._begin(pixels)
+        hosts: list[Tensor] = []
+        with self._translated(hosts):
+            return self._begin(pixels, hosts)
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        with self._translated():
-            return self._begin(pixels).outputs()
+        hosts: list[Tensor] = []
+        with self._translated(hosts):
+            return self._begin(pixels, hosts).outputs()
 
-    def _begin(self, pixels: Pixels) -> _Batch:
+    def _begin(self, pixels: Pixels, hosts: list[Tensor]) -> _Batch:
+        """Fills `hosts` with the memory that its outputs come to."""
         assert self._network is not None
         compute = self._module.current_stream()
         with torch.inference_mode():
@@ -86,7 +90,7 @@ class StreamedExecutable(CheckedExecutable):
             compute.wait_event(copied)
             outputs = self._network(staged)
             # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
-            hosts = [_host_memory(output.shape, output.dtype) for output in outputs]
+            hosts += [_host_memory(output.shape, output.dtype) for output in outputs]
             for host, output in zip(hosts, outputs, strict=True):
                 host.copy_(output, non_blocking=host.is_pinned())
             done = _event(self._module)
@@ -98,18 +102,23 @@ class StreamedExecutable(CheckedExecutable):
         return any(each.data_ptr() <= address < each.data_ptr() + each.nbytes for each in self._pinned)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, hosts: list[Tensor]) -> Iterator[None]:
         """Translate errors; one of any other wording means a lost device where nothing computes any more.
 
         Vendors word their faults as they like; whether a device still answers is the same question everywhere.
+        `hosts`: the memory of the batch's outputs.
         """
         try:
             with translated_errors(self._device):
                 yield
-        except (OutOfDeviceMemoryError, DeviceLostError):
+        except OutOfDeviceMemoryError:
+            raise
+        except DeviceLostError:
+            _never_freed([hosts, self._pinned])
             raise
         except BackendError as error:
             if silence := self._silence():
+                _never_freed([hosts, self._pinned])
                 raise DeviceLostError(f"{self._device} is lost: {error} ({silence})") from error
             raise
 
@@ -148,9 +157,20 @@ class _Batch:
         self._executable, self._hosts, self._done = executable, hosts, done
 
     def outputs(self) -> tuple[Array, ...]:
-        with self._executable._translated():
+        with self._executable._translated(self._hosts):
+            # torch_npu launches from a thread of its own. Where that fails, an event that it should have recorded is
+            # waited for without end (seen with 2.13 over a stub driver): the server's limit for a batch ends that.
             self._done.synchronize()
         return tuple(host.numpy() for host in self._hosts)
+
+
+def _never_freed(pinned: list[list[Tensor]]) -> None:
+    """Keep pinned memory that a lost device's copies used until the process has ended, past the interpreter's end.
+
+    Freeing it records an event. That fails on a lost device, and torch_npu fails in a destructor, which ends the
+    process: seen with torch_npu 2.13 over a stub driver.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pinned))
 
 
 def _host_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -52,7 +52,9 @@ def over(stub: str) -> tuple[str | Path, dict[str, str]]:
 
 def passed(done: subprocess.CompletedProcess[str]) -> set[str]:
     """The tests that a child passed, told to report them (-rp); fails unless it passed all that it ran."""
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    # Where the process died, the cause stands before a long stack.
+    died = re.search(r"^(terminate called|Fatal Python error).{,3000}", done.stderr, re.MULTILINE | re.DOTALL)
+    assert done.returncode == 0, done.stdout[-6000:] + (died.group() if died else done.stderr[-3000:])
     found = set(re.findall(r"^PASSED \S+::(\w+)", done.stdout, re.MULTILINE))
     assert found, done.stdout[-2000:]
     return found

@@ -6,8 +6,10 @@ its own. DEVICE_UNDER_TEST names the module that brings the device and its knobs
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,25 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
     DUT.set_knob("fail", 0)
     assert same(executable.run(small_images()), on_cpu(SmallNetwork(), small_images()))
     executable.close()
+
+
+@pytest.mark.skipif(not STUB, reason="only a stub's driver fails in the middle of a batch")
+@pytest.mark.skipif(DUT.DEVICE_TYPE == "npu", reason="torch_npu waits without end where a launch failed")
+def test_pinned_memory_of_a_lost_batch_is_never_freed() -> None:
+    """Freeing it records an event. Where that fails, torch_npu ends the process."""
+    executable: Any = BACKEND.load(SmallNetwork(), DEVICES[0], "eager", "fp32", (2,))[0]
+    pixels = executable.buffer(2)
+    DUT.set_knob("copy_us", 20_000)
+    batch = executable.start(pixels)
+    DUT.set_knob("fail", FAULT)
+    with pytest.raises(DeviceLostError):
+        batch.outputs()
+    memory = [weakref.ref(tensor) for tensor in (*batch._hosts, *executable._pinned)]
+    DUT.set_knob("fail", 0)
+    executable.close()
+    del executable, batch, pixels
+    gc.collect()
+    assert all(reference() is not None for reference in memory)
 
 
 @pytest.mark.skipif(not STUB, reason="only a stub's driver can say anything")
