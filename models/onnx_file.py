@@ -96,7 +96,7 @@ def read_onnx(path: Path) -> OnnxFile:
         raise WeightsError(f"{path.name} is damaged, cut short, or not an ONNX file.") from error
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Number and content of each field: an int for varints, bytes for everything else."""
     at, end = 0, len(data)
     while at < end:
@@ -170,7 +170,7 @@ class _Reader:
     def model(self, data: memoryview) -> OnnxFile:
         found = OnnxFile()
         graph: memoryview | None = None
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 7:
                 graph = _bytes(value)
             elif number == 8:
@@ -187,7 +187,7 @@ class _Reader:
 
     def _opset(self, data: memoryview) -> tuple[str, int]:
         domain, version = "", 0
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 domain = _text(value)
             elif number == 2:
@@ -195,13 +195,13 @@ class _Reader:
         return domain, version
 
     def _pair(self, data: memoryview) -> tuple[str, str]:
-        pair = {number: _text(value) for number, value in _fields(data) if number in (1, 2)}
+        pair = {number: _text(value) for number, value in fields(data) if number in (1, 2)}
         return pair.get(1, ""), pair.get(2, "")
 
     def _graph(self, data: memoryview, found: OnnxFile) -> None:
         inputs: list[Value] = []
         outputs: list[Value] = []
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 found.nodes.append(self._node(_bytes(value)))
                 if len(found.nodes) > MAX_NODES:
@@ -223,7 +223,7 @@ class _Reader:
         outputs: list[str] = []
         attributes: dict[str, Any] = {}
         name = operator = domain = ""
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 inputs.append(_text(value))
             elif number == 2:
@@ -244,7 +244,7 @@ class _Reader:
         name, kind = "", 0
         single: Any = None
         many: list[Any] = []
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 name = _text(value)
             elif number == 20:
@@ -274,27 +274,27 @@ class _Reader:
 
     def _value(self, data: memoryview) -> Value:
         name, dtype, shape = "", None, None
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 name = _text(value)
             elif number == 2:
-                for kind, content in _fields(_bytes(value)):
+                for kind, content in fields(_bytes(value)):
                     if kind == 1:
                         dtype, shape = self._tensor_type(_bytes(content))
         return Value(name, dtype, shape)
 
     def _tensor_type(self, data: memoryview) -> tuple[np.dtype[Any] | None, tuple[Length, ...] | None]:
         dtype, shape = None, None
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 dtype = _DTYPES.get(_int(value))
             elif number == 2:
-                shape = tuple(self._length(_bytes(each)) for kind, each in _fields(_bytes(value)) if kind == 1)
+                shape = tuple(self._length(_bytes(each)) for kind, each in fields(_bytes(value)) if kind == 1)
         return dtype, shape
 
     def _length(self, data: memoryview) -> Length:
         length: Length = None
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 length = _int(value) if _int(value) > 0 else None
             elif number == 2:
@@ -307,7 +307,7 @@ class _Reader:
         raw: memoryview | None = None
         numbers: list[Any] = []
         places: dict[str, str] = {}
-        for number, value in _fields(data):
+        for number, value in fields(data):
             if number == 1:
                 dims += _ints(value)
             elif number == 2:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import models
 from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration
 from backends import DEFAULTS, CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
-from models import Model, Options, PixelModel, TensorModel
+from models import Model, Options, PixelModel, TensorModel, WeightsError
 from models.accuracy import as_boxes, map50, top1
+from models.weights_files import files_of
 
 log = logging.getLogger(__name__)
 
@@ -200,18 +201,40 @@ def compile_options(
 
 
 def weights_key(model: Model) -> str:
-    """A key that identifies a network by its file's content, for caches; "" if the file alone does not identify it."""
-    # An ONNX file may keep its weights in other files, which only it names; one of OpenVINO keeps them beside it.
-    if model.weights_file is None or model.architecture in ("onnx", "xml"):
+    """A key that identifies a network, for caches: by the content of all its files and what is stated beside them.
+
+    "" where there is no file, or where it cannot be told which files hold its weights.
+    """
+    if model.weights_file is None:
         return ""
-    status = os.stat(model.weights_file)
-    digest = _digest(model.weights_file, status.st_size, status.st_mtime_ns)
+    try:
+        files = files_of(Path(model.weights_file))
+    except WeightsError:  # Whoever loads it says so.
+        return ""
+    digests = [_digest(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
+    stated: list[object] = []
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
-        digest += hashlib.sha256(repr((model.inputs, model.batched)).encode()).hexdigest()
-    return f"{model.architecture}-{len(model.labels)}-{digest}"
+        stated += [model.inputs, model.results, model.batched]
+    export = getattr(model, "export", None)
+    if export is not None:  # Mean, deviation and layout become part of the network.
+        stated.append(export)
+    if model.architecture in ("onnx", "xml") or export is not None:
+        stated.append(_readers())
+    if stated or len(digests) > 1:
+        digests = [hashlib.sha256(repr((digests, stated)).encode()).hexdigest()]
+    return f"{model.architecture}-{len(model.labels)}-{digests[0]}"
 
 
-@lru_cache(maxsize=16)
+@cache
+def _readers() -> str:
+    """What makes networks of exported files: another release of it may make another of the same file."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(models.__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
 def _digest(path: str, size_bytes: int, mtime_ns: int) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:

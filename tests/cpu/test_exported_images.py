@@ -8,15 +8,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 from app.config import Settings
+from app.precision.gate import compile_options
 from app.tools.drawing import draw
 from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
+from backends.engines import OpenVINOEngine
 from models import Options, WeightsError, open_model, parse_spec
 from models.exported_images import ExportedDetector
 from tests.support.export_comparison import compare, exported, opened, written_images
@@ -154,6 +157,27 @@ def test_a_sidecar_says_what_the_file_does_not(
     assert answer["width"] == 64
     for found in answer.get("detections", ()):
         assert 0 <= found["box"]["x1"] <= found["box"]["x2"] <= 64
+
+
+def test_what_is_compiled_of_a_file_is_kept_for_it_alone(tmp_path: Path) -> None:
+    """Of two networks with the same weights each gets its own back."""
+    pytest.importorskip("openvino")
+    outputs = []
+    for end in (nn.Sigmoid(), nn.Tanh()):
+        layers = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), end)
+        layers[0].weight.data = torch.linspace(-1, 1, 108).reshape(4, 3, 3, 3)
+        file = written(tmp_path / f"{type(end).__name__}.onnx", layers, {"task": "classify"})
+        model: Any = open_model(parse_spec(str(file)), tmp_path)
+        options = compile_options(model, None, None, tmp_path / "cache")
+        pixels = np.random.default_rng(0).integers(256, size=(1, *model.input_shape), dtype=np.uint8)
+        for _ in range(2):
+            executable = OpenVINOEngine(1).compile(model.network(), "cpu", "fp32", (1,), options)
+            outputs.append(executable.run(pixels)[0].copy())
+        with torch.inference_mode():
+            [expected] = model.network()(torch.from_numpy(pixels))
+        assert np.abs(outputs[-2] - expected.numpy()).max() < 1e-4
+        assert (outputs[-1] == outputs[-2]).all()
+    assert len([*(tmp_path / "cache" / "engines").glob("*/model.xml")]) == 2
 
 
 class Queries(nn.Module):

@@ -1,0 +1,154 @@
+"""What identifies an exported network for caches: all its files, and what is stated beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.precision.gate import weights_key
+from models.exported_images import Export
+from models.exported_layouts import Interpretation
+from models.model import WeightsError
+from models.weights_files import files_of
+from tests.support.openvino_files import NETWORK
+from tests.support.openvino_files import written as written_openvino
+
+onnx = pytest.importorskip("onnx")
+
+F, B = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+EXPORT = Export(
+    Interpretation("detect", "yolov8", 2, 0),
+    (64, 64),
+    (1, 8),
+    False,
+    "letterbox",
+    (0.0, 0.0, 0.0),
+    (1.0, 1.0, 1.0),
+    None,
+    "",
+    "",
+)
+
+
+def key(file: Path, export: Any = None) -> str:
+    model = SimpleNamespace(architecture=file.suffix[1:], labels=["a", "b"], weights_file=str(file), export=export)
+    return weights_key(model)  # type: ignore[arg-type]
+
+
+def saved(path: Path, nodes: list[Any], tensors: list[Any]) -> Path:
+    values = [onnx.helper.make_tensor_value_info(name, F, [4]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def outside(location: str) -> Any:
+    tensor = onnx.TensorProto(name="w", dims=[4], data_type=F, data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    tensor.external_data.add(key="offset", value="0")
+    return tensor
+
+
+def branches(tensor: Any) -> list[Any]:
+    """An If whose branches hold the tensor."""
+    result = onnx.helper.make_tensor_value_info("z", F, [4])
+    branch = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["z"])], "b", [], [result], [tensor])
+    truth = onnx.helper.make_node("Constant", [], ["c"], value=onnx.helper.make_tensor("t", B, [], [True]))
+    return [truth, onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
+
+
+def test_networks_of_the_same_weights_are_two(tmp_path: Path) -> None:
+    """They met in the folders of compilers that keep what they make by the weights where there is no key."""
+    weights = [onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")]
+    files = [
+        saved(tmp_path / f"{operator}.onnx", [onnx.helper.make_node(operator, ["x", "w"], ["y"])], weights)
+        for operator in ("Add", "Mul")
+    ]
+    keys = [key(file) for file in files]
+    assert all(keys)
+    assert keys[0] != keys[1]
+    again = saved(tmp_path / "again.onnx", [onnx.helper.make_node("Add", ["x", "w"], ["y"])], weights)
+    assert key(again) == keys[0], "its name is nothing of it"
+
+
+@pytest.mark.parametrize("place", ["graph", "attribute", "subgraph"])
+def test_weights_in_another_file_are_part_of_it(tmp_path: Path, place: str) -> None:
+    weights = tmp_path / "w.data"
+    weights.write_bytes(np.ones(4, np.float32).tobytes())
+    add = onnx.helper.make_node("Add", ["x", "w"], ["y"])
+    tensor = outside("w.data")
+    if place == "graph":
+        file = saved(tmp_path / "best.onnx", [add], [tensor])
+    elif place == "attribute":
+        file = saved(tmp_path / "best.onnx", [onnx.helper.make_node("Constant", [], ["w"], value=tensor), add], [])
+    else:
+        file = saved(tmp_path / "best.onnx", branches(tensor), [])
+    assert files_of(file) == (file, weights.resolve())
+    before = key(file)
+    weights.write_bytes(np.zeros(8, np.float32).tobytes())
+    assert before
+    assert key(file) != before
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "missing", ""])
+def test_weights_that_are_not_beside_it_identify_nothing(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_bytes(bytes(16))
+    (tmp_path / "model").mkdir()
+    file = saved(tmp_path / "model" / "m.onnx", [onnx.helper.make_node("Add", ["x", "w"], ["y"])], [outside(location)])
+    with pytest.raises(WeightsError, match="not beside it"):
+        files_of(file)
+    assert not key(file)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(WeightsError, match="damaged, cut short, or not an ONNX file"):
+        files_of(file)
+
+
+def within(tag: int, message: bytes) -> bytes:
+    """A message as a field of another one."""
+    size, length = len(message), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return bytes([tag]) + length + bytes([size]) + message
+
+
+def test_subgraphs_are_followed_deeper_than_functions_may_call_each_other(tmp_path: Path) -> None:
+    (tmp_path / "w.data").write_bytes(bytes(16))
+    graph = onnx.GraphProto(initializer=[outside("w.data")]).SerializeToString()
+    for _ in range(2000):  # A graph of a node with an attribute that is a graph.
+        graph = within(0x0A, within(0x2A, within(0x32, graph)))
+    file = tmp_path / "deep.onnx"
+    file.write_bytes(within(0x3A, graph))
+    assert files_of(file) == (file, (tmp_path / "w.data").resolve())
+
+
+def test_a_network_of_openvino_has_its_weights_beside_it(tmp_path: Path) -> None:
+    file = written_openvino(tmp_path, NETWORK)
+    before = key(file)
+    assert before
+    written_openvino(tmp_path, NETWORK, np.array([2, -2, 0.5], np.float32).tobytes())
+    assert key(file) != before
+    changed = key(file)
+    written_openvino(tmp_path, NETWORK.replace("Swish", "Sigmoid"), np.array([2, -2, 0.5], np.float32).tobytes())
+    assert key(file) != changed
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".torchscript"])
+def test_what_is_stated_beside_a_file_is_part_of_its_network(tmp_path: Path, suffix: str) -> None:
+    """Mean, deviation and layout are compiled with it: what was kept for others is not what is served now."""
+    file = tmp_path / f"best{suffix}"
+    if suffix == ".onnx":
+        saved(file, [onnx.helper.make_node("Identity", ["x"], ["y"])], [])
+    elif suffix == ".xml":
+        written_openvino(tmp_path, NETWORK)
+    else:
+        file.write_bytes(b"a program")
+    exports = [EXPORT, replace(EXPORT, mean=(0.5, 0.5, 0.5)), replace(EXPORT, freed=True)]
+    exports.append(replace(EXPORT, how=replace(EXPORT.how, layout="yolov5")))
+    assert len({key(file, export) for export in exports}) == len(exports)
+    assert key(file, EXPORT) == key(file, replace(EXPORT))
