@@ -42,6 +42,7 @@ def test_a_sound_device_passes_and_loses_nobody(tmp_path: Path) -> None:
     assert set(found["a worker is killed"]["detail"].split(" times ")[1:]) == {"200"}
     assert found["resnet50 eager fp32"]["figures"]["images_per_s_1"] > 0
     assert found["resnet50 eager fp32"]["figures"]["error_top1"] == 0
+    assert report["about"]["measurement"] == "0.1 s"
     assert str(ROOT) not in (tmp_path / "anychip-report.json").read_text()
     assert "| a hand-over | PASS |" in (tmp_path / "anychip-report.md").read_text()
 
@@ -66,11 +67,17 @@ def test_without_the_device_there_is_nothing_to_verify(tmp_path: Path) -> None:
 
 def test_a_report_tells_nothing_of_the_machine() -> None:
     told = "GPU-12345678-1234-1234-1234-123456789abc in /home/ann/models/a.onnx, Serial Number: 0324518000123"
+    kernel = "6.18.44-anns-9: Landlock 7, seccomp; torch 2.9.0-rc1"
     report = VerifyReport(
-        "cuda:0", "Chip", "2026-01-01", {"torch": "2"}, [Part("doctor", [Finding("x", "PASS", told)])]
+        "cuda:0",
+        "Chip",
+        "2026-01-01",
+        {"torch": "2"},
+        [Part("doctor", [Finding("x", "PASS", told), Finding("y", "PASS", kernel)])],
     )
     for text in (report.json(), report.markdown()):
         assert not any(secret in text for secret in ("12345678-", "ann", "models", "0324518000123"))
+        assert "6.18.44: Landlock 7, seccomp; torch 2.9.0-rc1" in text
         assert "UUID in …/a.onnx, Serial Number: …" in text
 
 

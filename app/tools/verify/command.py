@@ -83,7 +83,7 @@ def run(parsed: argparse.Namespace) -> int:
     if unknown:
         raise CommandError(f"there is no part {unknown[0]!r}; there is {', '.join(PARTS)}")
     try:
-        report = _about(settings.device)
+        report = _about(settings.device, parsed.seconds)
     except _NoDeviceError as error:
         print(f"anychip: there is nothing to verify: {error}", file=sys.stderr)
         return NOTHING_TO_VERIFY
@@ -106,7 +106,7 @@ class _NoDeviceError(Exception):
     """There is no such device here; the message says why."""
 
 
-def _about(wanted: str) -> VerifyReport:
+def _about(wanted: str, seconds: float) -> VerifyReport:
     """A report without parts, on the first of the devices that were chosen."""
     import torch
 
@@ -126,6 +126,7 @@ def _about(wanted: str) -> VerifyReport:
     about["torch"] = torch.__version__  # With the build it is of.
     about |= {name: device.details[name] for name in _DETAILS if name in device.details}
     about["memory"] = f"{device.memory_bytes / 2**30:.0f} GiB"
+    about["measurement"] = f"{seconds:g} s"
     return VerifyReport(device.id, device.name, time.strftime("%Y-%m-%d"), about)
 
 

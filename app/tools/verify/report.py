@@ -18,10 +18,12 @@ from app.tools.report import markdown_table
 Status = Literal["PASS", "FAIL", "SKIP"]
 Figure = float | str
 
-# A path of at least two steps; a GPU's or a MIG slice's UUID; what follows "serial" in a vendor's words.
+# A path of at least two steps; a GPU's or a MIG slice's UUID; what follows "serial" in a vendor's words; what the maker
+# of a kernel calls it, behind its version.
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+){2,}/?")
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _SERIAL = re.compile(r"(serial(?: number)?\W{1,3})\w+", re.IGNORECASE)
+_KERNEL = re.compile(r"(?<![\w.])(\d+\.\d+\.\d+)-[\w.+~-]+(?=: (?:no )?Landlock)")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def _anonymous(value: object) -> object:
     if isinstance(value, str):
         host = socket.gethostname()
         text = re.sub(rf"\b{re.escape(host)}\b", "HOST", value) if len(host) > 3 else value
-        text = _SERIAL.sub(r"\1…", _UUID.sub("UUID", text))
+        text = _KERNEL.sub(r"\1", _SERIAL.sub(r"\1…", _UUID.sub("UUID", text)))
         return _PATH.sub(lambda found: "…/" + found.group().rstrip("/").rpartition("/")[2], text)
     if isinstance(value, Mapping):
         return {_anonymous(name): _anonymous(each) for name, each in value.items()}
