@@ -46,7 +46,7 @@ def install(device_type: str) -> ModuleType:
         set_copy_delay(simulation.copy_delay_ms)
         batches = _Batches(simulation)
         batches.watch_modules()
-        if simulation.graphs and simulation.device_type != "musa":  # The public torch_musa has none.
+        if simulation.graphs:
             graphs.add_graphs(made, row_of(simulation.device_type).graph_class, batches.begin)
         if simulation.sick >= 0:
             recorded.make_sick(made, simulation.sick)

@@ -1,8 +1,7 @@
 """What we call of vendors' packages must exist in their sources, with parameters that fit. None of them is imported.
 
-For packages on the registry tests/support/vendor_sources.py has the newest wheel. For the others a table of
-tests/support/vendor_api holds the public names found in the source that it names: that checks names, not parameters,
-and says nothing of the vendors' newer wheels, which are not public.
+For packages on the registry tests/support/vendor_sources.py has the newest wheel. For the others there are only lists
+of public names, with which tests/unit/test_vendor_calls.py compares our code.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 ON_REGISTRY = [
     pytest.param(name, call, id=f"{name}.{call['name']}") for name, call in CALLS if "package" in TABLES[name]
 ]
-LISTED = [pytest.param(name, call, id=f"{name}.{call['name']}") for name, call in CALLS if "public" in TABLES[name]]
 
 
 @pytest.mark.parametrize(("name", "call"), ON_REGISTRY)
@@ -63,14 +61,6 @@ def test_tensorrt_names_what_it_has_taken() -> None:
     """By this name the engine sees whether any of a network went to TensorRT."""
     found = [text for path, text in sources("torch_tensorrt").texts() if "/dynamo/partitioning/" in path]
     assert any("_run_on_acc" in text for text in found)
-
-
-@pytest.mark.parametrize(("name", "call"), LISTED)
-def test_what_we_call_is_in_the_public_list(name: str, call: dict[str, Any]) -> None:
-    table = TABLES[name]
-    assert call["name"] in table["public"]
-    assert table["source"]
-    assert table["version"]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.tools.verify import command
 from app.tools.verify.engines import Levels
 from app.tools.verify.report import Finding, Part, VerifyReport
 
@@ -19,8 +22,8 @@ QUICK = ("--engines", "eager", "--precisions", "fp32", "--sizes", "1", "--second
 
 def verify(out: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """Exit status, the report and what was printed."""
-    command = [sys.executable, "-m", "app", "verify", *QUICK, "--out", str(out), *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    words = (sys.executable, "-m", "app", "verify", *QUICK, "--out", str(out), *words)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     path = out / "anychip-report.json"
     return done.returncode, json.loads(path.read_text()) if path.exists() else {}, done.stdout + done.stderr
 
@@ -63,6 +66,17 @@ def test_without_the_device_there_is_nothing_to_verify(tmp_path: Path) -> None:
     assert (code, report) == (2, {})
     assert printed.startswith("anychip: there is nothing to verify: ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("given_s", "status"), [(30, "SKIP"), (300, "FAIL")])
+def test_whoever_had_little_of_the_budget_left_has_not_failed(
+    given_s: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    monkeypatch.setattr(command, "_run", lambda words, end_s: (command._TOOK_TOO_LONG, ""))
+    [found] = command._in_child(parser.parse_args([]), "cpu:0", "contract", time.monotonic() + given_s)
+    assert (found.name, found.status) == ("contract", status)
 
 
 def test_a_report_tells_nothing_of_the_machine() -> None:

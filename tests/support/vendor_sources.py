@@ -1,8 +1,8 @@
 """Reads vendors' packages without importing them: where a name is defined, and whether a call of ours fits it.
 
-The tables are vendor_api/*.json: what an adapter calls and why. For packages on the registry the newest wheel is
-downloaded (torch-npu 2.14.0: 44 MB, torch-tensorrt 2.14.0: 4 MB) into the user's cache directory, once a version, and
-read as a zip file.
+The tables are vendor_api/*.json: of a package on the registry what an adapter calls and why, of others the public
+names. For packages on the registry the newest wheel is downloaded (torch-npu 2.14.0: 44 MB, torch-tensorrt 2.14.0:
+4 MB) into the user's cache directory, once a version, and read as a zip file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLES: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
     for path in sorted((Path(__file__).parent / "vendor_api").glob("*.json"))
 }
-CALLS = [(name, call) for name, table in TABLES.items() for call in table["calls"]]
+CALLS = [(name, call) for name, table in TABLES.items() for call in table.get("calls", ())]
 ANY_DEVICE = "torch.*"
 
 Definition = ast.FunctionDef | ast.ClassDef
@@ -180,7 +180,8 @@ def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """(prefix, name) of each attribute of a vendor's module that a source names, and of each import from one.
 
     Seen are `torch.npu.X`, `torch_npu.npu.X`, `torch.get_device_module("npu").X`, and as prefix ANY_DEVICE
-    `torch.get_device_module(anything else).X`. Not seen: a module kept in a variable, and getattr.
+    `torch.get_device_module(anything else).X`. Not seen: a module kept in a variable, and getattr; for those there is
+    tests/support/vendor_calls.py.
     """
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
@@ -208,6 +209,11 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else "?"
 
 
+def _names(table: Mapping[str, Any]) -> list[str]:
+    """What a table knows of: of a wheel what we call, of a list of public names all of it."""
+    return [call["name"] for call in table.get("calls", ())] or list(table.get("public", ()))
+
+
 def unlisted(tree: ast.Module) -> list[str]:
     """Names of vendors' modules that a source uses and no table lists."""
     missing = []
@@ -215,11 +221,11 @@ def unlisted(tree: ast.Module) -> list[str]:
         if prefix == ANY_DEVICE:
             tables = [table for table in TABLES.values() if table["aliases"][0].startswith("torch.")]
         else:
-            tables = [TABLES[aliases()[prefix]]] if prefix in aliases() else [{"aliases": [""], "calls": []}]
+            tables = [TABLES[aliases()[prefix]]] if prefix in aliases() else [{}]
         # A chain may go on after the name, or stop at what leads to one, as `torch.npu` alone does.
         if not name or name == aliases().get(prefix):
             continue
-        if not all(any(f"{name}.".startswith(f"{c['name']}.") for c in table["calls"]) for table in tables):
+        if not all(any(f"{name}.".startswith(f"{each}.") for each in _names(table)) for table in tables):
             modules = {alias.rpartition(".")[2] for alias in aliases()}
             if not (prefix in TABLES and name in modules):  # `from torch_npu import npu`
                 missing.append(f"{prefix}.{name}")

@@ -1,87 +1,148 @@
-"""What our code calls of a device's module through variables must be in what the vendors have published.
+"""What our code asks of a device's module must be in what the vendor has published.
 
-Of Cambricon's, Biren's and Moore Threads' packages the public names are known, not the sources of their newer wheels
-(tests/support/vendor_api). Read here: every attribute of a variable that holds `torch.get_device_module(…)`.
+The code is read (tests/support/vendor_calls.py), not a list of what it is meant to call. Of Cambricon's, Biren's and
+Moore Threads' packages the public names are known (tests/support/vendor_api), not the sources of their newer wheels.
+Of torch_npu the list of calls is held here; tests/simulated/test_vendor_sources.py compares it with the wheel.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from backends import vendors
+from backends.vendors import Facts
+from tests.support import vendor_calls
+from tests.support.vendor_calls import Call, all_sources, of, read
+from tests.support.vendor_sources import TABLES
+
 ROOT = Path(__file__).parents[2]
-LISTED = ("torch_mlu", "torch_supa", "torch_musa")
+LISTED = [
+    pytest.param(vendors.CAMBRICON, TABLES["torch_mlu"], id="mlu"),
+    pytest.param(vendors.BIREN, TABLES["torch_supa"], id="supa"),
+    pytest.param(vendors.MOORE_THREADS, TABLES["torch_musa"], id="musa"),
+]
 
 
-def held(function: ast.AST) -> set[str]:
-    """Names in a function that hold a device's module, dotted."""
-    names = {"self._module"}
-    for node in ast.walk(function):
-        if isinstance(node, ast.arg) and node.arg == "module" and isinstance(node.annotation, ast.Name):
-            names |= {"module"} if node.annotation.id == "Any" else set()
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                pairs = (
-                    zip(target.elts, node.value.elts, strict=True)
-                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-                    else [(target, node.value)]
-                )
-                names |= {ast.unparse(one) for one, value in pairs if is_module(value)}
-    return names
-
-
-def is_module(value: ast.expr) -> bool:
-    called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-    return called in ("torch.get_device_module", "self._module")
-
-
-def called(text: str) -> Iterator[str]:
-    """Attributes of a device's module that a source needs: not those it asks for with hasattr or getattr first."""
-    tree = ast.parse(text)
-    asked = {
-        node.args[1].value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("hasattr", "getattr")
-        and len(node.args) > 1
-        and isinstance(node.args[1], ast.Constant)
+def lacking(calls: Iterable[Call], table: dict[str, Any]) -> set[str]:
+    """What the code asks for and the vendor's list lacks, unless the code asks first and the table says what then."""
+    public, lacks = set(table["public"]), table.get("lacks", {})
+    return {
+        call.name
+        for call in calls
+        if call.name.partition(".")[0] not in public and not (call.guarded and lacks.get(call.name))
     }
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            names = held(function)
-            for node in ast.walk(function):
-                if isinstance(node, ast.Attribute) and ast.unparse(node.value) in names and node.attr not in asked:
-                    yield node.attr
 
 
-def needed() -> dict[str, set[str]]:
-    files = [
-        ROOT / "backends" / "torch_device.py",
-        *sorted(path for path in (ROOT / "backends" / "engines").glob("*.py") if path.name != "tensorrt.py"),
-    ]
-    return {path.name: set(called(path.read_text(encoding="utf-8"))) for path in files}
+@pytest.mark.parametrize(("row", "table"), LISTED)
+def test_the_vendor_has_what_is_called(row: Facts, table: dict[str, Any]) -> None:
+    found = of(row)
+    assert lacking(found.values(), table) == set()
+    assert set(table.get("lacks", {})) & set(table["public"]) == set()
+    assert set(table.get("lacks", {})) <= set(found)
 
 
-@pytest.mark.parametrize("package", LISTED)
-def test_the_vendor_has_what_is_called(package: str) -> None:
-    table = json.loads((ROOT / "tests" / "support" / "vendor_api" / f"{package}.json").read_text(encoding="utf-8"))
-    missing = {file: sorted(names - set(table["public"])) for file, names in needed().items()}
-    assert {file: names for file, names in missing.items() if names} == {}
+@pytest.mark.parametrize(("row", "table"), LISTED)
+def test_a_name_that_goes_from_the_list_is_missed(row: Facts, table: dict[str, Any]) -> None:
+    found = of(row)
+    assert len(found) >= 18
+    for name in set(found) - set(table.get("lacks", {})):
+        shorter = {**table, "public": [each for each in table["public"] if each != name]}
+        assert lacking(found.values(), shorter) == {name}
 
 
-def test_the_reader_sees_what_is_held_in_variables() -> None:
-    found = needed()
-    assert {"set_device", "mem_get_info", "memory_reserved", "empty_cache"} <= found["torch_device.py"]
-    assert {"Stream", "current_stream", "stream", "synchronize", "Event"} <= found["streamed.py"]
-    text = (
-        "def f(self, module: Any, other):\n"
-        "    module.wrong(); other.fine()\n"
-        "    device, held = self._torch_id(), self._module()\n"
-        "    held.also_wrong\n"
-        "    if hasattr(held, 'new'): held.new()\n"
-    )
-    assert set(called(text)) == {"wrong", "also_wrong"}
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("engines/streamed.py", "self._module.current_stream()", "self._module.latest_stream()"),
+        ("engines/graph.py", "pool = module.graph_pool_handle()", "pool = module.new_pool()"),
+        ("torch_device.py", "module.set_device(target)", "module.choose_device(target)"),
+        ("detect_child.py", "module.get_device_name(index)", "module.name_of(index)"),
+        ("engines/streamed.py", "module.Event(blocking=True)", "module.BlockingEvent()"),
+        ("engines/kept.py", '"get_device_capability"', '"get_capability"'),
+        ("operator_record.py", "module.synchronize()", "module.wait()"),
+    ],
+)
+def test_a_call_that_is_added_is_missed(file: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dict(all_sources())
+    assert before in changed[file]
+    changed[file] = changed[file].replace(before, after)
+    monkeypatch.setattr(vendor_calls, "all_sources", lambda: changed)
+    assert len(lacking(of(vendors.CAMBRICON).values(), TABLES["torch_mlu"])) == 1
+
+
+@pytest.mark.parametrize(("row", "table"), LISTED)
+def test_the_vendor_has_the_switches_that_are_set(row: Facts, table: dict[str, Any]) -> None:
+    assert vendor_calls.switches(row) == set(table.get("switches", {}))
+
+
+def test_calls_of_torch_npu_are_those_in_its_table() -> None:
+    """Both ways, with as many arguments; methods of what a call returns are not seen here."""
+    table = {call["name"]: call for call in TABLES["torch_npu"]["calls"]}
+    found = of(vendors.ASCEND)
+    methods = {name for name in table if name.startswith(f"{vendors.ASCEND.graph_class}.")}
+    assert set(found) == set(table) - methods
+    for name, call in found.items():
+        assert (name, call.positional, sorted(call.keywords)) == (
+            name,
+            table[name]["positional"],
+            sorted(table[name]["keywords"]),
+        )
+
+
+def test_nothing_of_the_module_goes_where_it_is_not_followed() -> None:
+    assert read(all_sources())[1] == []
+    others = [path for folder in ("app", "models") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert [path for path in others if "get_device_module" in path.read_text(encoding="utf-8")] == []
+
+
+def test_the_files_of_other_vendors_are_not_read_for_one() -> None:
+    assert "cambricon.py" in vendor_calls.sources_for(vendors.CAMBRICON)
+    assert not {"ascend.py", "cuda.py", "engines/tensorrt.py"} & set(vendor_calls.sources_for(vendors.CAMBRICON))
+    assert {"torch_device.py", "engines/streamed.py"} <= set(vendor_calls.sources_for(vendors.BIREN))
+
+
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [
+        ("m = torch.get_device_module(d)\n    m.a(1, k=2)", {Call("a", 1, frozenset({"k"}))}),
+        ("d, m = 1, torch.get_device_module(d)\n    n = m\n    n.a", {Call("a")}),
+        ("torch.get_device_module(d).a.b = 1", {Call("a.b")}),
+        ("m = None if d else torch.get_device_module(d)\n    m.a()", {Call("a")}),
+        ("m = torch.get_device_module(d)\n    if hasattr(m, 'a'): m.a()", {Call("a", guarded=True)}),
+        ("m = torch.get_device_module(d)\n    getattr(m, 'a')(1)", {Call("a")}),
+        ("m = torch.get_device_module(d)\n    getattr(m, 'a', None)", {Call("a", guarded=True)}),
+        ("m = torch.get_device_module(d)\n    [getattr(m, n) for n in ('a', 'b')]", {Call("a"), Call("b")}),
+        ("m = torch.get_device_module(d)\n    k = {'x': 1} if d else {}\n    m.a(**k)", {Call("a", 0, frozenset("x"))}),
+        ("m = torch.get_device_module(d)\n    def inner():\n        m.a()\n    inner()", {Call("a")}),
+        ("m = torch.get_device_module(d)\n    g(1, m)\ndef g(one, two):\n    two.a()", {Call("a")}),
+        (
+            "m = torch.get_device_module(d)\n    g(two=m)\ndef g(one, two=2):\n    h(two)\ndef h(x): x.a()",
+            {Call("a")},
+        ),
+        ("self._m = torch.get_device_module(d)\ndef g(self):\n    self._m.a()", {Call("a")}),
+    ],
+)
+def test_the_reader_follows_the_module(body: str, calls: set[Call]) -> None:
+    found, escapes = read({"a.py": f"def f(self, d):\n    {body}\n"})
+    assert (set(found), escapes) == (calls, [])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "getattr(m, d)",
+        "unknown(m)",
+        "box[0] = [m]",
+        "return m",
+        "m.a(**d)",
+        "return m, 1",
+    ],
+)
+def test_the_reader_tells_what_it_cannot_follow(body: str) -> None:
+    _, escapes = read({"a.py": f"def f(d):\n    m = torch.get_device_module(d)\n    {body}\n"})
+    assert len(escapes) == 1
+    assert escapes[0].startswith("a.py:3 ")

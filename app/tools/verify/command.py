@@ -47,6 +47,9 @@ _PACKAGES = (
 )
 _DETAILS = ("driver", "driver_version", "runtime", "cuda", "cann", "hip", "arch", "capability", "compute_capability")
 _LEAST_S = 5.0
+_FAIR_S = 120.0
+"""Whoever had less of the budget left has not failed when it ends."""
+_TOOK_TOO_LONG = 124
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,11 +185,14 @@ def _in_child(parsed: argparse.Namespace, device: str, what: str, end_s: float) 
     """The findings that a child prints, a line each; and one more where it does not end well."""
     command = ["verify", "--part", device, what, "--models", parsed.models, "--sizes", parsed.sizes]
     command += ["--seconds", str(parsed.seconds), *_shared(parsed)]
+    given_s = end_s - time.monotonic()
     code, printed = _run(command, end_s)
     for line in printed.splitlines():
         if line.startswith(_MARK):
             yield Finding(**json.loads(line.removeprefix(_MARK)))
-    if code:
+    if code == _TOOK_TOO_LONG and given_s < _FAIR_S:
+        yield Finding(what, "SKIP", f"the {given_s:.0f} s that were left did not suffice for it (--budget-s)")
+    elif code:
         yield Finding(what, "FAIL", _ended(code, printed))
 
 
@@ -239,7 +245,7 @@ def _simulation(parsed: argparse.Namespace) -> list[str]:
 
 
 def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
-    """Exit status and output of an `anychip` command; 124 where it took too long: then all it started has ended too."""
+    """Exit status and output of an `anychip` command; after `end_s` _TOOK_TOO_LONG: all that it started has ended."""
     process = subprocess.Popen(
         [sys.executable, "-m", "app", *map(str, words)],
         stdout=subprocess.PIPE,
@@ -254,12 +260,12 @@ def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         printed, _ = process.communicate()
-        return 124, printed
+        return _TOOK_TOO_LONG, printed
 
 
 def _ended(code: int, printed: str) -> str:
     lines = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith(_MARK)]
-    how = {124: "it took longer than there was time"}.get(code, f"it ended with {code}")
+    how = {_TOOK_TOO_LONG: "it took longer than there was time"}.get(code, f"it ended with {code}")
     if code < 0:
         how = f"it was ended by {signal.Signals(-code).name}"
     return f"{how}: {lines[-1][:300]}" if lines else how

@@ -174,7 +174,11 @@ API int aclrtEventElapsedTime(float* ms, void* a, void* b) {
 // or which must not succeed.
 #define UNSUPPORTED(f) \
   API int f(...) { return BAD_PARAM; }
+// torch_npu 2.5 and 2.6 register operators of the graph engine when they load. None is ever made here; the names are
+// C++'s own, of ge::OperatorCreatorRegister, ge::AscendString (a shared pointer, here to nothing) and ge::Operator.
+API void _ZN2ge12AscendStringC1EPKc(void** self, const char*) { self[0] = self[1] = nullptr; }
 // clang-format off
+IGNORED(_ZN2ge23OperatorCreatorRegisterC1EPKcRKSt8functionIFNS_8OperatorERKNS_12AscendStringEEE)
 IGNORED(MsprofGetHashId)
 IGNORED(MsprofRegisterCallback)
 IGNORED(MsprofReportAdditionalInfo)
@@ -222,6 +226,25 @@ IGNORED(aclrtSetSysParamOpt)
 IGNORED(rtDevBinaryRegister)
 IGNORED(rtFunctionRegister)
 IGNORED(rtGetC2cCtrlAddr)
+UNSUPPORTED(HcclAllGather)
+UNSUPPORTED(HcclAllReduce)
+UNSUPPORTED(HcclBroadcast)
+UNSUPPORTED(HcclCommDestroy)
+UNSUPPORTED(HcclCommInitAll)
+UNSUPPORTED(HcclCommInitRootInfo)
+UNSUPPORTED(HcclGetRootInfo)
+UNSUPPORTED(HcclRecv)
+UNSUPPORTED(HcclReduceScatter)
+UNSUPPORTED(HcclSend)
+UNSUPPORTED(_ZN2ge8Operator12AttrRegisterEPKcb)
+UNSUPPORTED(_ZN2ge8Operator12AttrRegisterEPKcl)
+UNSUPPORTED(_ZN2ge8Operator13InputRegisterEPKc)
+UNSUPPORTED(_ZN2ge8Operator14OutputRegisterEPKc)
+UNSUPPORTED(_ZN2ge8Operator20DynamicInputRegisterEPKcjb)
+UNSUPPORTED(_ZN2ge8Operator20RequiredAttrRegisterEPKc)
+UNSUPPORTED(_ZN2ge8Operator27DynamicInputRegisterByIndexEPKcjm)
+UNSUPPORTED(_ZN2ge8OperatorC2EPKcS2_)
+UNSUPPORTED(_ZN2ge8OperatorC2ERKNS_12AscendStringES3_)
 UNSUPPORTED(aclopCompileAndExecute)
 UNSUPPORTED(aclopCompileAndExecuteV2)
 UNSUPPORTED(aclrtBinaryGetFunction)
