@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -153,13 +154,21 @@ def test_hadolint_has_nothing_to_say(flavour):
 
 
 @pytest.fixture(scope="module")
-def builder() -> Iterator[Builder]:
+def prepared() -> Iterator[tuple[Builder, Path]]:
+    """With the stand-in base, and the context of a build, which are made at the same time."""
     reason = container.missing()
     if reason:
         pytest.skip(reason)
     with container.builder(Path(tempfile.mkdtemp(prefix="images-", dir=on_torchs_disk()))) as made:
-        made.make_base()
-        yield made
+        with ThreadPoolExecutor(1) as pool:
+            context = pool.submit(made.make_context)
+            made.make_base()
+        yield made, context.result()
+
+
+@pytest.fixture(scope="module")
+def builder(prepared):
+    return prepared[0]
 
 
 def on_torchs_disk():
@@ -172,13 +181,22 @@ def on_torchs_disk():
 
 
 @pytest.fixture(scope="module")
-def context(builder):
-    return builder.make_context()
+def context(prepared):
+    return prepared[1]
 
 
 @pytest.fixture(scope="module")
 def image(builder, context):
     return builder.build("cpu", context, "--build-arg", "REVISION=abc123")
+
+
+@pytest.fixture(scope="module")
+def others(builder: Builder, context: Path) -> Iterator[dict[str, Future[str]]]:
+    """The names of the other images, which are built two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        flavours = [flavour for flavour in FLAVOURS if flavour != "cpu"]
+        yield {each: pool.submit(builder.build, each, context, "--build-arg", "EXTRAS=") for each in flavours}
+        pool.shutdown(cancel_futures=True)
 
 
 def answer_of(url, image, model="resnet50"):
@@ -302,8 +320,8 @@ def test_a_cache_that_it_may_not_write_is_an_error_in_one_sentence(builder, imag
 @pytest.mark.deploy
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("flavour", [flavour for flavour in FLAVOURS if flavour != "cpu"])
-def test_the_other_images_are_built_over_the_stand_in(builder, context, flavour):
+def test_the_other_images_are_built_over_the_stand_in(builder, others, flavour):
     """Without the vendor's extras, which its base brings; `anychip doctor` passes while it is built."""
-    image = builder.build(flavour, context, "--build-arg", "EXTRAS=")
+    image = others[flavour].result()
     assert builder.config(image)["User"] == "10001:0"
     builder("rmi", image)
