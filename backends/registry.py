@@ -223,7 +223,7 @@ class _KnownComputation(nn.Module):
 
 
 _KERNEL = np.arange(4 * 3 * 3 * 3).reshape(4, 3, 3, 3) % 7 - 3
-_MATRIX = np.arange(4 * 6 * 6 * 5).reshape(4 * 6 * 6, 5) % 5 - 2
+_MATRIX = np.arange(4 * 6 * 6 * 5).reshape(4 * 6 * 6, 5) % 11 - 5  # No two neighbours alike, in rows and columns.
 _TOLERANCE = 1e-3  # Of the largest number: algorithms of convolutions round in float32.
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from app.config import Settings
+from app.tools import doctor
 from backends import (
     Backend,
     BackendUnavailableError,
@@ -202,3 +206,88 @@ def test_report_fails_what_is_absent_broken_or_computes_wrongly(backends: Any) -
     assert (wrong.device, wrong.ok) == ("wrong:0", False)
     assert "[1, 2]" in wrong.detail
     assert cpu.ok
+
+
+class Miscomputing(Accelerator):
+    """One device, which computes what it is given after `harm` was done to it."""
+
+    def __init__(self, harm: Callable[[Any], Any]) -> None:
+        super().__init__("harmed", count=1)
+        self._harm = harm
+
+    def load(
+        self, network: Network, device: str, engine: str, precision: str, batch_sizes: Sequence[int], **_: Any
+    ) -> LoadedNetwork:
+        assert isinstance(network, nn.Module)
+        return LoadedNetwork(Computing(self._harm(network)), LoadReport("quick", "fp32"))
+
+
+class Computing(Answering):
+    def run(self, pixels: Any) -> tuple[Any, ...]:
+        (answer,) = self._answer(torch.from_numpy(pixels))
+        return (answer.numpy(),)
+
+
+def scaled(name: str, factor: float) -> Callable[[Any], Any]:
+    def harm(network: Any) -> Any:
+        getattr(network, name).mul_(factor)
+        return network
+
+    return harm
+
+
+def flipped(name: str, dimension: int) -> Callable[[Any], Any]:
+    def harm(network: Any) -> Any:
+        setattr(network, name, getattr(network, name).flip(dimension))
+        return network
+
+    return harm
+
+
+def one_weight_off(name: str) -> Callable[[Any], Any]:
+    def harm(network: Any) -> Any:
+        getattr(network, name).view(-1)[7] += 1
+        return network
+
+    return harm
+
+
+def after(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda network: lambda pixels: (change(network(pixels)[0]),)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(scaled("kernel", 1.01), id="a convolution that is one per cent off"),
+        pytest.param(scaled("matrix", 0.99), id="a matrix product that is one per cent off"),
+        pytest.param(scaled("kernel", 0), id="a convolution of nothing"),
+        pytest.param(flipped("kernel", 1), id="a convolution with its channels in another order"),
+        pytest.param(flipped("kernel", 3), id="a convolution that is mirrored"),
+        pytest.param(flipped("matrix", 0), id="a matrix with its rows in another order"),
+        pytest.param(one_weight_off("kernel"), id="a convolution with one wrong weight"),
+        pytest.param(one_weight_off("matrix"), id="a matrix product with one wrong weight"),
+        pytest.param(after(lambda answer: answer.flip(0)), id="the answers of other images"),
+        pytest.param(after(lambda answer: answer * float("nan")), id="no numbers"),
+        pytest.param(after(lambda answer: answer[:, :4]), id="fewer numbers"),
+    ],
+)
+def test_a_device_that_computes_wrongly_is_found(backends: Any, harm: Callable[[Any], Any]) -> None:
+    backends(Miscomputing(harm), CPU)
+    harmed, cpu = report()
+    assert (harmed.device, harmed.ok, cpu.ok) == ("harmed:0", False, True)
+    assert harmed.detail.startswith("It computed [[")
+    assert harmed.detail.endswith(" is right.")
+
+
+@pytest.mark.parametrize("factor", [1, 1 + 1e-4])
+def test_a_device_may_round(backends: Any, factor: float) -> None:
+    backends(Miscomputing(scaled("kernel", factor)), CPU)
+    assert [row.ok for row in report()] == [True, True]
+
+
+def test_the_doctor_fails_a_device_that_computes_wrongly(backends: Any) -> None:
+    backends(Miscomputing(scaled("matrix", 0.9)), CPU)
+    given: dict[str, Any] = {"device": "harmed"}
+    check = doctor._devices(Settings(**given))
+    assert (check.status, check.detail[:21]) == ("FAIL", "harmed:0: It computed")
