@@ -100,7 +100,9 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
         return graph.core, graph.tail
     from models.exported_networks import FORMS, load_graph
 
-    return load_graph(file, FORMS[f".{architecture}"]), None
+    loaded = load_graph(file, FORMS[f".{architecture}"])
+    loaded.cast(torch.float32)  # Halves of the file, as of an ONNX file: the precision is the engine's choice.
+    return loaded, None
 
 
 @dataclass(frozen=True)

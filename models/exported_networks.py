@@ -178,7 +178,8 @@ class ScriptGraph(Graph):
         super().__init__()
         if getattr(torch.jit, "load", None) is None:
             raise WeightsError(f"PyTorch {torch.__version__} has no TorchScript any more: export a .pt2 instead.")
-        self._file, self._dtype = file, torch.float32
+        self._file = file
+        self._dtype: torch.dtype | None = None  # As it was saved.
         self.module = self._loaded("cpu")
         arguments = [each for each in self.module.forward.schema.arguments if each.name != "self"]
         wanted = [each for each in arguments if not each.has_default_value()]
@@ -198,7 +199,7 @@ class ScriptGraph(Graph):
         device, *_, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         if device is not None and device.type != "cpu":
             self.module = self._loaded(str(device))
-            if self._dtype != torch.float32:
+            if self._dtype is not None:
                 self.module.to(self._dtype)
         if memory_format is not None:
             self.module.to(memory_format=memory_format)

@@ -24,7 +24,8 @@ def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> list[in
     side = mask.shape[0] + 1
     padded = np.zeros(mask.shape[1] * side + 1, np.uint8)
     if mask.size:
-        padded[1:].reshape(mask.shape[1], side)[:, :-1] = cv2.transpose(np.ascontiguousarray(mask))
+        columns_of = padded[1:].reshape(mask.shape[1], side)
+        cv2.transpose(mask, dst=columns_of[:, :-1])
     columns, rows = np.divmod(np.flatnonzero(padded[1:] != padded[:-1]), side)
     changes = (x + columns) * height + y + rows
     starts, stops = changes[::2], changes[1::2]
@@ -45,16 +46,20 @@ def compressed(runs: list[int]) -> str:
     lengths = np.array(runs, np.int64)
     values = lengths.copy()
     values[3:] -= lengths[1:-2]
-    most = int(np.abs(values).max(initial=0)).bit_length() // 5 + 1  # With the bit of the sign.
-    groups = values[:, None] >> (5 * np.arange(most))
-    bits = groups & 31
-    rest = groups >> 5
-    is_last = np.where(bits & 16, rest == -1, rest == 0)
-    length = is_last.argmax(axis=1) + 1
-    order = np.arange(most)
-    letters = (bits | np.where(order < length[:, None] - 1, 32, 0)) + 48
-    text: bytes = letters[order < length[:, None]].astype(np.uint8).tobytes()
-    return text.decode("ascii")
+    # As many bits as a number has without its sign, and one for that.
+    magnitudes = values ^ (values >> 63)
+    most = int(magnitudes.max(initial=0)).bit_length() // 5 + 1
+    sizes = np.ones(len(values), np.int64)
+    for group in range(1, most):
+        sizes += magnitudes >= 1 << (5 * group - 1)
+    stops = sizes.cumsum()
+    text = np.empty(int(sizes.sum()), np.uint8)
+    starts = stops - sizes
+    for group in range(most):
+        text[starts + group] = (values & 31) + np.where(sizes > group + 1, 32 + 48, 48)
+        longer = sizes > group + 1
+        values, sizes, starts = values[longer] >> 5, sizes[longer], starts[longer]
+    return text.tobytes().decode("ascii")
 
 
 def png(mask: Array) -> str:

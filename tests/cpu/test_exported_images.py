@@ -180,6 +180,32 @@ def test_what_is_compiled_of_a_file_is_kept_for_it_alone(tmp_path: Path) -> None
     assert len([*(tmp_path / "cache" / "engines").glob("*/model.xml")]) == 2
 
 
+@pytest.mark.parametrize("form", ["weights", "inputs and outputs", "script"])
+def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str) -> None:
+    """As `half=True` writes it on a CPU, with casts after the input and before the output, and on a GPU, without."""
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    layers[0].weight.data = torch.linspace(-1, 1, 108).reshape(4, 3, 3, 3)
+    sidecar = {"task": "classify", "size": 64, "labels": ["a", "b", "c", "d"]}
+    file = written(tmp_path / "best.onnx", layers, sidecar)
+    pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    [expected] = open_model(parse_spec(str(file)), tmp_path).network()(pixels)
+    if form == "script":
+        file = tmp_path / "best.torchscript"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(torch.jit.trace(layers.half(), torch.rand(1, 3, 64, 64).half()), str(file))
+    else:
+        import onnx
+
+        float16 = pytest.importorskip("onnxruntime.transformers.float16")
+        halves = float16.convert_float_to_float16(onnx.load(file), keep_io_types=form == "weights")
+        assert {weight.data_type for weight in halves.graph.initializer} == {onnx.TensorProto.FLOAT16}
+        onnx.save(halves, file)
+    [found] = open_model(parse_spec(str(file)), tmp_path).network()(pixels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
+
+
 class Queries(nn.Module):
     """As RF-DETR: centres and sides in 0..1 of five queries, and logits of two classes and of the background."""
 

@@ -26,7 +26,7 @@ from app.images.decoding import decode
 from app.images.header import read_header
 from models import Options, open_model, parse_spec
 from models.sample.generator import detection_image
-from tests.support.ultralytics_exports import NETWORKS
+from tests.support.ultralytics_exports import COARSE, NETWORKS
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(320, 320), (640, 480), (480, 640), (333, 517), (97, 301), (1280, 720), (500, 375), (641, 479)]
@@ -53,7 +53,9 @@ def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Pa
 
 
 def opened(folder: Path, tag: str) -> Any:
-    names = {f"{tag}.onnx", f"{tag}.torchscript", f"{tag}_openvino_model"}
+    names = {
+        f"{tag}{end}" for end in (".onnx", "_int8.onnx", ".torchscript", "_openvino_model", "_int8_openvino_model")
+    }
     [file] = [path for path in folder.iterdir() if path.name in names]
     return open_model(parse_spec(f"cars={file}"), folder, allow_download=False)
 
@@ -163,7 +165,7 @@ def row(tag: str, worst: dict[str, float]) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("networks", nargs="*", choices=[[], *NETWORKS], help="all of them where none is named")
+    parser.add_argument("networks", nargs="*", choices=[[], *NETWORKS, *COARSE], help="all of them where none is named")
     parser.add_argument("--side", type=int, default=640)
     parser.add_argument("--images", type=int, default=50)
     given = parser.parse_args()

@@ -27,6 +27,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "v8-nms": ("yolov8n.yaml", {"nms": True}),
     "v8-torchscript": ("yolov8n.yaml", {"format": "torchscript"}),
     "v8-openvino": ("yolov8n.yaml", {"format": "openvino"}),
+    "v8-openvino-half": ("yolov8n.yaml", {"format": "openvino", "half": True}),
     "v5u-detect": ("yolov5n.yaml", {}),
     "v9-detect": ("yolov9t.yaml", {}),
     "v10-detect": ("yolov10n.yaml", {"nms": False}),
@@ -47,6 +48,12 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "26-pose": ("yolo26n-pose.yaml", {"nms": False}),
     "26-segment": ("yolo26n-seg.yaml", {"nms": False}),
     "26-obb": ("yolo26n-obb.yaml", {"nms": False}),
+}
+
+# Computed in halves or int8 for the reference, and from the same weights in float32 here: near, and not alike.
+COARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "v8-half": ("yolov8n.yaml", {"half": True}),
+    "v8-openvino-int8": ("yolov8n.yaml", {"format": "openvino", "int8": True}),
 }
 
 
@@ -144,25 +151,30 @@ def main(folder: Path, images: Path, tags: list[str]) -> None:
     """Write `TAG.onnx`, `TAG.json` (what Ultralytics predicts) and `TAG.npz` (its masks) for each tag."""
     from PIL import Image
 
-    YOLO: Any = importlib.import_module("ultralytics").YOLO
-
+    ultralytics: Any = importlib.import_module("ultralytics")
     files = sorted(images.glob("*.jpg"))
     batch = []
     for file in files[:8]:
         pixels = np.asarray(Image.open(file).convert("RGB").resize((SIZE, SIZE)))
         batch.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
     os.chdir(folder)
+    # What int8 is calibrated on; JSON is YAML, too.
+    about = {"path": str(images), "train": ".", "val": ".", "names": {number: str(number) for number in range(80)}}
+    Path("data.yaml").write_text(json.dumps(about))
     for tag in tags:
-        yaml, options = NETWORKS[tag]
+        yaml, options = (NETWORKS | COARSE)[tag]
+        made = ultralytics.RTDETR if "rtdetr" in yaml else ultralytics.YOLO
         torch.manual_seed(0)
-        model = YOLO(yaml)
+        model = made(yaml)
         enliven(model.model, torch.stack(batch))
         model.save(f"{tag}.pt")
-        model = YOLO(f"{tag}.pt")
+        model = made(f"{tag}.pt")
         if options.get("format") == "openvino":
             use_float32()
+        if options.get("int8"):
+            options = {**options, "data": "data.yaml"}
         written = model.export(**{"format": "onnx", "imgsz": SIZE, "verbose": False, **options})
-        model = YOLO(written, task=model.task)
+        model = made(written) if made is ultralytics.RTDETR else made(written, task=model.task)
         expected: dict[str, Any] = {}
         masks: dict[str, Any] = {}
         for file in files:
