@@ -42,6 +42,7 @@ _SAME = {
     "LessEqual": "LessOrEqual",
     "LogicalAnd": "And",
     "LogicalOr": "Or",
+    "LogicalXor": "Xor",
     "LogicalNot": "Not",
     "Select": "Where",
     "Negative": "Neg",

@@ -36,6 +36,10 @@ def interpolated(x: Any, mode: str, how: str) -> Any:
     return ops.interpolate(x, constant([2, 2], np.float32), axes=constant([2, 3]), nearest_mode="floor", **attributes)
 
 
+def either(x: Any) -> Any:
+    return ops.logical_xor(*(ops.greater(x, constant(limit, np.float32)) for limit in (0, 0.5)))
+
+
 def cut(x: Any) -> Any:
     masks = {"begin_mask": [1, 0, 1, 0], "end_mask": [1, 0, 1, 0]}
     return ops.strided_slice(x, constant([0, 1, 0, 2]), constant([0, 3, 0, 7]), constant([1, 1, 2, 2]), **masks)
@@ -73,6 +77,7 @@ LAYERS: dict[str, Nodes] = {
     "broadcast": lambda x: ops.add(x, ops.broadcast(constant(0.5, np.float32), ops.shape_of(x))),
     "chosen": lambda x: ops.select(ops.greater(x, constant(0, np.float32)), x, ops.negative(x)),
     "shares": lambda x: ops.softmax(x, 1),
+    "either": lambda x: ops.select(either(x), x, ops.negative(x)),
 }
 
 
