@@ -77,9 +77,9 @@ def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[i
     if layout == "rows" or (layout == "rtdetr" and second == 6 + extras):
         if second != 6 + extras:
             raise ValueError(f"its rows have {second} columns, and {6 + extras} are expected; its outputs are {seen}")
-        return Interpretation(
-            about.task, layout, count or 0, extras, layout == "rows", boxes, prototypes, transposed=False
-        )
+        # Neither wants suppression: RT-DETR's rows are its queries, which name their class.
+        named = 0 if layout == "rtdetr" else count or 0
+        return Interpretation(about.task, layout, named, extras, True, boxes, prototypes, transposed=False)
     if layout == "rtdetr":
         found = second - 4 - extras
         _check_count(found, count, seen)

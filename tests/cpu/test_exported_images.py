@@ -21,7 +21,9 @@ from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
 from backends.engines import OpenVINOEngine
 from models import Options, WeightsError, open_model, parse_spec
+from models.export_metadata import Description
 from models.exported_images import ExportedDetector
+from models.exported_layouts import decoded, interpret
 from tests.support.export_comparison import compare, exported, opened, written_images
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
@@ -127,6 +129,18 @@ def written(path: Path, network: nn.Module, sidecar: dict[str, Any] | None, size
 
 
 ANCHORS = 8 * 8 + 4 * 4 + 2 * 2
+
+
+def test_rows_of_rtdetr_name_their_class_and_are_not_suppressed() -> None:
+    """As Ultralytics 8.4 exports it, with the names of its classes: centre, size, score, class."""
+    about = Description(task="detect", layout="rtdetr", labels=("a", "b", "c"))
+    how = interpret(about, [(1, 300, 6)], (64, 64))
+    rows = torch.tensor([[[0.5, 0.5, 0.25, 0.5, 0.9, 2.0], [0.5, 0.5, 0.25, 0.5, 0.8, 0.0]]])
+    boxes, scores, classes = decoded(how, [rows], (64, 64))
+    assert how.suppressed
+    assert boxes[0].tolist() == [[24, 16, 40, 48]] * 2
+    assert scores[0].tolist() == pytest.approx([0.9, 0.8])
+    assert classes[0].tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(
