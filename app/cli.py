@@ -232,7 +232,7 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     decoders.import_libraries()  # torch among them: once for all, as what is imported now is shared.
     try:
         spawn.prepare()  # Both before there are threads.
-        decoders.prepare_to_decode()
+        decoders.compute_alone()
         process.prepare()
         return _serve_opened(settings, announce)
     finally:

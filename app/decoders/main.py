@@ -34,7 +34,7 @@ def main(control: socket.socket, parent: int) -> None:
     """The nursery. The first packet brings the descriptors of the plan and of the arena. `parent`: the server."""
     settle(parent, "decoder-nursery")
     import_libraries()
-    prepare_to_decode()
+    compute_alone()
     packet, descriptors = received(control)
     if not packet:
         return
@@ -65,23 +65,20 @@ def warm_up(plan: DecodePlan) -> None:
 
 
 def import_libraries() -> None:
-    """Import everything that decoders need. Computes nothing: others may be forked from this process, too."""
+    """Everything that decoders need."""
     from app.decoders import decoder  # noqa: F401
+    from app.images import jpeg
+
+    jpeg.library()  # Found out once, for all decoders.
 
 
-def prepare_to_decode() -> None:
-    """Compute without threads from now on, and find out once, for all decoders, what reads JPEG.
-
-    Decoders are the parallelism, and a thread would not survive a fork.
-    """
+def compute_alone() -> None:
+    """Compute without threads: decoders are the parallelism, and a thread would not survive a fork."""
     import cv2
     import torch
 
-    from app.images import jpeg
-
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
-    jpeg.library()
 
 
 def _keep_stderr_for_logs(plan: DecodePlan) -> None:

@@ -62,7 +62,7 @@ _prepared: list[_Prepared] = []
 def prepare() -> None:
     """Fork a nursery from this process, whose imports it shares: it takes no time and hardly any memory.
 
-    For a process that has one thread, has called app.decoders.main.prepare_to_decode, and is about to make a service.
+    For a process that has one thread, has called app.decoders.main.import_libraries, and is about to make a service.
     Elsewhere a nursery is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared` in
     the end.
     """
