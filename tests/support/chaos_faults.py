@@ -42,13 +42,19 @@ class Processes:
 def processes(service: ServiceProcess) -> Processes:
     """As they are now."""
     found = Processes(psutil.Process(service.process.pid), [], [], [], [], [])
-    kinds = {"anychip-worker": found.workers, "decoder-nursery": found.nursery, "anychip-decoder": found.decoders}
-    for child in found.server.children(recursive=True):
+    own = " ".join(found.server.cmdline())
+    for child in found.server.children():
         with contextlib.suppress(psutil.Error):  # It has just ended.
-            if "converter_main" in " ".join(child.cmdline()):
+            command = " ".join(child.cmdline())
+            if "spawn_main" in command:
+                found.workers.append(child)
+            elif "converter_main" in command:
                 found.converters.append(child)
+            elif command == own or "app.decoders.main" in command:
+                found.nursery.append(child)
+                found.decoders.extend(child.children())
             else:
-                kinds.get(child.name(), found.others).append(child)
+                found.others.append(child)
     return found
 
 
