@@ -24,8 +24,7 @@ def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> list[in
     side = mask.shape[0] + 1
     padded = np.zeros(mask.shape[1] * side + 1, np.uint8)
     if mask.size:
-        columns_of = padded[1:].reshape(mask.shape[1], side)
-        cv2.transpose(mask, dst=columns_of[:, :-1])
+        padded[1:].reshape(mask.shape[1], side)[:, :-1] = cv2.transpose(np.ascontiguousarray(mask))
     columns, rows = np.divmod(np.flatnonzero(padded[1:] != padded[:-1]), side)
     changes = (x + columns) * height + y + rows
     starts, stops = changes[::2], changes[1::2]
