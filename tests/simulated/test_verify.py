@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +67,29 @@ def test_without_the_device_there_is_nothing_to_verify(tmp_path: Path) -> None:
     assert (code, report) == (2, {})
     assert printed.startswith("anychip: there is nothing to verify: ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_whoever_ends_it_leaves_no_process_behind(
+    ending: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = tmp_path / "python"
+    endless.write_text("#!/bin/sh\nexec sleep 1000\n")
+    endless.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(endless))
+    communicate = subprocess.Popen.communicate
+    ended: list[subprocess.Popen[str]] = []
+
+    def interrupted(self: subprocess.Popen[str], *words: Any, **named: Any) -> Any:
+        if not ended:
+            ended.append(self)
+            raise ending
+        return communicate(self, *words, **named)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(ending):
+        command._run(["verify"], time.monotonic() + 1000)
+    assert ended[0].poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("given_s", "status"), [(30, "SKIP"), (300, "FAIL")])

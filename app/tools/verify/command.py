@@ -69,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """0: all passed. 1: something failed. 2: there is no such device. Raises CommandError, OSError."""
+    # Else what has been started would go on by itself: it is in a session of its own.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     settings = read_settings(parsed)
     if settings.simulate:
         from backends import simulated
@@ -159,10 +161,11 @@ def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[
     from backends import choose
 
     backend = choose(device).backend
-    for case in cases(backend, _sweep(parsed, device, Path())):
-        if parsed.engines and case.engine not in parsed.engines.split(","):
+    engines = _listed(parsed.engines)
+    for case in cases(backend, _sweep(parsed, device, Path()), engines):
+        if engines and case.engine not in engines:
             continue
-        if parsed.precisions and case.precision not in parsed.precisions.split(","):
+        if parsed.precisions and case.precision not in _listed(parsed.precisions):
             continue
         if not backend.facts.computes:
             yield Finding(case.name, "SKIP", "this device computes nothing")
@@ -225,8 +228,12 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
 
         # Compiled anew: what a cache of an earlier run holds is not what is verified.
         with tempfile.TemporaryDirectory() as folder:
-            everything = cases(choice.backend, _sweep(parsed, device, Path(folder)))
+            everything = cases(choice.backend, _sweep(parsed, device, Path(folder)), choice.backend.facts.by_name)
             yield run_case(next(case for case in everything if case.name == what))
+
+
+def _listed(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 def _sweep(parsed: argparse.Namespace, device: str, cache_dir: Path) -> Sweep:
@@ -257,9 +264,11 @@ def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
     try:
         printed, _ = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
         return process.returncode, printed
-    except subprocess.TimeoutExpired:
+    except BaseException as error:  # Also whoever is interrupted or terminated leaves nothing behind.
         os.killpg(process.pid, signal.SIGKILL)
         printed, _ = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         return _TOOK_TOO_LONG, printed
 
 

@@ -6,6 +6,7 @@ Owns: the batch sweep and the memory of 500 batches. Must not serve: the service
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,12 +151,16 @@ class Levels:
         return max(end_bytes - start_bytes, 0) if end_bytes > middle_bytes else 0
 
 
-def cases(backend: Backend, sweep: Sweep) -> list[Case]:
-    """Every engine in every precision, quick ones first: plain precisions before int8, which quantises for minutes."""
+def cases(backend: Backend, sweep: Sweep, by_name: Sequence[str] = ()) -> list[Case]:
+    """Every engine in every precision, quick ones first: plain precisions before int8, which quantises for minutes.
+
+    `by_name`: engines that the backend takes only by their name, and that are wanted all the same.
+    """
+    engines = (*(name for name in backend.facts.by_name if name in by_name), *backend.facts.engines)
     precisions = sorted(backend.facts.precisions, key=lambda precision: precision == "int8")
     return [
         Case(model, engine, precision, sweep)
         for precision in precisions
-        for engine in reversed(backend.facts.engines)  # The last is eager: what everything else is measured against.
+        for engine in reversed(engines)  # The last is eager: what everything else is measured against.
         for model in sweep.models
     ]
