@@ -153,14 +153,15 @@ def jpeg_request(path: str, image: bytes) -> bytes:
 @contextlib.contextmanager
 def other(command: list[str], environment: Mapping[str, str]) -> Iterator[Server]:
     """Any server that takes `--port` and answers a GET of its root."""
-    port = _free_port()
+    port = free_port()
     environment = {**environment, "PYTHONPATH": os.pathsep.join([str(_ROOT), environment.get("PYTHONPATH", "")])}
     with _process([*command, "--port", str(port)], 10.0, environment) as process:
         _wait_until_it_answers(process, port, "/")
         yield Server(port, psutil.Process(process.pid))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -169,7 +170,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _uvicorn(module: str, *arguments: str) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     # Ends soon: these servers may have a queue of requests nobody waits for any more.
     with _process([sys.executable, "-m", module, *arguments, str(port)], 2.0) as process:
         _wait_until_it_answers(process, port)
