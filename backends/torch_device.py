@@ -67,8 +67,10 @@ _ENGINES: dict[str, Callable[[tuple[str, ...], Facts], Engine]] = {
     "tensorrt": lambda precisions, facts: TensorRTEngine(precisions),
     "torchair": lambda precisions, facts: TorchairEngine(precisions, facts.channels_last),
     "migraphx": lambda precisions, facts: MIGraphXEngine(precisions),
-    "graph": lambda precisions, facts: GraphEngine(precisions, facts.channels_last, facts.graph_class),
-    "eager": lambda precisions, facts: EagerEngine(precisions, facts.channels_last),
+    "graph": lambda precisions, facts: GraphEngine(
+        precisions, facts.channels_last, facts.graph_class, facts.fused_layers
+    ),
+    "eager": lambda precisions, facts: EagerEngine(precisions, facts.channels_last, facts.fused_layers),
     "inductor": lambda precisions, facts: InductorEngine(precisions, bool(facts.channels_last)),
     "onnxruntime": lambda precisions, facts: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
     "torchscript": lambda precisions, facts: TorchScriptEngine(precisions),

@@ -38,8 +38,9 @@ class Facts:
     Networks. `engines` and `precisions` are in order of preference; `by_name`: engines that `auto` does not try, as
     they take long to start or are no faster. `auto_precision`: what `--precision auto` means. `channels_last`: whether
     networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling is
-    worth more than adaptive. `graph_class`: the class of captured graphs in the device's module of torch, empty where
-    none is known.
+    worth more than adaptive. `fused_layers`: whether cuDNN's kernels for a convolution and what follows it are looked
+    for (backends.engines.fused). `graph_class`: the class of captured graphs in the device's module of torch, empty
+    where none is known.
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
     parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
@@ -75,6 +76,7 @@ class Facts:
     auto_precision: str = "fp16"
     channels_last: bool | None = True
     fixed_shapes: bool = False
+    fused_layers: bool = False
     graph_class: str = ""
     lost: tuple[str, ...] = ()
     out_of_memory: tuple[str, ...] = ()
@@ -144,6 +146,7 @@ NVIDIA = Facts(
     engines=("tensorrt", "graph", "eager"),
     by_name=("inductor", "onnxruntime", "torchscript"),
     precisions=("fp16", "bf16", "int8", "fp32"),
+    fused_layers=True,
     graph_class="CUDAGraph",
     # The two further ones are what a process gets once the driver was reset or reloaded under it.
     lost=(*_CUDA_LOST, "cuda error: unknown error", "driver shutting down"),

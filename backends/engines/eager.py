@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from backends.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine
+from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
 from backends.faults import translated_errors
 
@@ -29,24 +30,37 @@ class EagerEngine(Engine):
     name = "eager"
     forms = ("pixels", "program", "script")
 
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool | None = True) -> None:
-        """`precisions`: those that are worth having on the backend's devices. `channels_last`: None measures."""
+    def __init__(
+        self, precisions: tuple[str, ...], channels_last: bool | None = True, fused_layers: bool = False
+    ) -> None:
+        """`precisions`: those that are worth having on the backend's devices. `channels_last`: None measures.
+
+        `fused_layers`: whether the device may have kernels for a convolution and what follows it.
+        """
         self.precisions = precisions
-        self._channels_last = channels_last
+        self._channels_last, self._fused_layers = channels_last, fused_layers
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """Casts and moves `network` in place."""
         with translated_errors(device):
-            placed(network, device, precision, self._channels_last, batch_sizes[-1])
+            placed(network, device, precision, self._channels_last, batch_sizes[-1], fused_layers=self._fused_layers)
         return torch_executable(device, batch_sizes, network)
 
 
-def placed(network: Network, device: str, precision: str, channels_last: bool | None, size: int = 1) -> nn.Module:
+def placed(
+    network: Network,
+    device: str,
+    precision: str,
+    channels_last: bool | None,
+    size: int = 1,
+    *,
+    fused_layers: bool = False,
+) -> nn.Module:
     """The network itself, cast and moved to the device.
 
-    Where `channels_last` is None, the layout in which a batch of `size` takes less time is taken.
+    Where `channels_last` is None, the layout in which a batch of `size` takes less time is taken; so are fused layers.
     """
     network.cast(DTYPES[precision])
     module = cast(nn.Module, network).to(device)
@@ -54,6 +68,9 @@ def placed(network: Network, device: str, precision: str, channels_last: bool | 
         channels_last = _is_faster_channels_last(network, module, device, size)
     if channels_last:
         module.to(memory_format=torch.channels_last)
+    if fused_layers:
+        pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
+        fuse(module, lambda: _batch_s(network, pixels), device, DTYPES[precision])
     return module
 
 

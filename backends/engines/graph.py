@@ -48,11 +48,18 @@ class GraphEngine(Engine):
     forms = ("pixels", "program", "script")
 
     def __init__(
-        self, precisions: tuple[str, ...], channels_last: bool | None = True, graph_class: str = "CUDAGraph"
+        self,
+        precisions: tuple[str, ...],
+        channels_last: bool | None = True,
+        graph_class: str = "CUDAGraph",
+        fused_layers: bool = False,
     ) -> None:
-        """`graph_class`: what the device's module of torch calls its captured graphs; empty where none is known."""
+        """`graph_class`: what the device's module of torch calls its captured graphs; empty where none is known.
+
+        `fused_layers`: as EagerEngine has it.
+        """
         self.precisions = precisions
-        self._channels_last = channels_last
+        self._channels_last, self._fused_layers = channels_last, fused_layers
         self._graph_class = graph_class
 
     def compile(
@@ -67,7 +74,9 @@ class GraphEngine(Engine):
             raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({wanted})")
         try:
             with translated_errors(device), torch.inference_mode():
-                placed(network, device, precision, self._channels_last, batch_sizes[-1])
+                placed(
+                    network, device, precision, self._channels_last, batch_sizes[-1], fused_layers=self._fused_layers
+                )
                 replayed = _Replayed(network, device, batch_sizes, kind)
         except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
             raise
