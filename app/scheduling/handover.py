@@ -189,7 +189,7 @@ class Handovers:
                 quick = self._with_sizes(replica.plan)
                 load = replace(quick.load, quick=False)
                 plan = replace(quick, load=load, start_timeout_s=self._settings.compile_timeout_s)
-                log.info("%s serves meanwhile; the faster engines are being compiled", worker.id)
+                log.info("%s serves meanwhile; faster engines and larger batches are tried beside it", worker.id)
                 try:
                     compiled = await replica.prepare(plan)
                     found = self._found_sizes(compiled)
@@ -197,7 +197,7 @@ class Handovers:
                 except WorkerStartError as error:
                     again_s = _COMPILE_PAUSES_S[min(tries + 1, len(_COMPILE_PAUSES_S) - 1)]
                     log.error(
-                        "%s: the faster engines cannot be had, what serves stays; they are tried again in %g s: %s",
+                        "%s: nothing faster can be had, what serves stays; it is tried again in %g s: %s",
                         replica.device,
                         again_s,
                         error,

@@ -10,7 +10,7 @@ import time
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from backends.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine
@@ -45,22 +45,16 @@ class EagerEngine(Engine):
     ) -> Executable:
         """Casts and moves `network` in place."""
         with translated_errors(device):
-            placed(network, device, precision, self._channels_last, batch_sizes[-1], fused_layers=self._fused_layers)
+            module = placed(network, device, precision, self._channels_last, batch_sizes[-1])
+            if self._fused_layers:
+                fuse(module, lambda: batch_s(network, batch_sizes[-1], device), device, DTYPES[precision])
         return torch_executable(device, batch_sizes, network)
 
 
-def placed(
-    network: Network,
-    device: str,
-    precision: str,
-    channels_last: bool | None,
-    size: int = 1,
-    *,
-    fused_layers: bool = False,
-) -> nn.Module:
+def placed(network: Network, device: str, precision: str, channels_last: bool | None, size: int = 1) -> nn.Module:
     """The network itself, cast and moved to the device.
 
-    Where `channels_last` is None, the layout in which a batch of `size` takes less time is taken; so are fused layers.
+    Where `channels_last` is None, the layout in which a batch of `size` takes less time is taken.
     """
     network.cast(DTYPES[precision])
     module = cast(nn.Module, network).to(device)
@@ -68,24 +62,21 @@ def placed(
         channels_last = _is_faster_channels_last(network, module, device, size)
     if channels_last:
         module.to(memory_format=torch.channels_last)
-    if fused_layers:
-        pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
-        fuse(module, lambda: _batch_s(network, pixels), device, DTYPES[precision])
     return module
 
 
 def _is_faster_channels_last(network: Network, module: nn.Module, device: str, size: int) -> bool:
-    pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
     taken_s = []
     for layout in (torch.channels_last, torch.contiguous_format):  # The one it is left in comes last.
         module.to(memory_format=layout)
-        taken_s.append(_batch_s(network, pixels))
+        taken_s.append(batch_s(network, size, device))
     log.info("on %s a batch of %d takes %.2g s channels-last, %.2g s otherwise", device, size, *taken_s)
     return taken_s[0] < taken_s[1]
 
 
-def _batch_s(network: Network, pixels: Tensor) -> float:
-    """Seconds a batch takes, after runs in which libraries choose their kernels."""
+def batch_s(network: Network, size: int, device: str) -> float:
+    """Seconds a batch takes that is on the device already, after runs in which libraries choose their kernels."""
+    pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
     module = torch.get_device_module(pixels.device.type)
     with torch.inference_mode():
         for _ in range(_RUNS_TO_SETTLE):

@@ -16,10 +16,10 @@ torch_supa 68fb624; MUSAGraph is known only from projects that use it. ROCm's an
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backends.backend import (
     BackendError,
@@ -31,8 +31,9 @@ from backends.backend import (
     OutOfDeviceMemoryError,
     WrongAnswersError,
 )
-from backends.engines.eager import placed
-from backends.engines.engine import Engine
+from backends.engines.eager import batch_s, placed
+from backends.engines.engine import DTYPES, Engine
+from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
 from backends.faults import translated_errors
 
@@ -74,9 +75,16 @@ class GraphEngine(Engine):
             raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({wanted})")
         try:
             with translated_errors(device), torch.inference_mode():
-                placed(
-                    network, device, precision, self._channels_last, batch_sizes[-1], fused_layers=self._fused_layers
-                )
+                placed(network, device, precision, self._channels_last, batch_sizes[-1])
+                if self._fused_layers:
+                    # Timed when replayed, as it will serve: one by one, fewer kernels are always quicker to start.
+                    largest = batch_sizes[-1:]
+                    fuse(
+                        cast(nn.Module, network),
+                        lambda: batch_s(_Replayed(network, device, largest, kind), largest[0], device),
+                        device,
+                        DTYPES[precision],
+                    )
                 replayed = _Replayed(network, device, batch_sizes, kind)
         except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
             raise

@@ -140,7 +140,7 @@ class Asking(nn.Module):
 
         def forward(self, x: Tensor) -> Tensor:
             activated: Tensor = self.activation(self.convolution(x))
-        return activated
+            return activated
 
         def again(self, x: Tensor) -> Tensor:
             return self.forward(x)

@@ -137,7 +137,7 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
 async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_path: Path) -> None:
     """Graphs cannot be captured either: eager serves, and why the others do not is there to read."""
     (tmp_path / "hangs").touch()
-    gone = "the faster engines cannot be had, what serves stays"
+    gone = "nothing faster can be had, what serves stays"
     options = (*ONE, "--simulate", "npu:1,graphs=1,fault=graph", "--device", "npu", "--compile-timeout-s", "20")
     with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
         assert served(client)["engine"] == "eager"

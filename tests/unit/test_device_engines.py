@@ -232,6 +232,45 @@ class TestGraph:
         begun = MODULE.log.index("capture into pool, thread_local")
         assert MODULE.log[:begun] == ["side waits for compute", "compute waits for side"]
 
+    @pytest.mark.parametrize(("fused_s", "fuses"), [(1, True), (3, False)])
+    def test_fused_layers_are_timed_as_they_are_replayed_and_serve_where_they_are_faster(
+        self, fused_s: float, fuses: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Activated(Network):
+            def __init__(self) -> None:
+                super().__init__()
+                self.core: Any = nn.Sequential(self.core, nn.ReLU())
+
+            def cast(self, dtype: torch.dtype) -> Network:
+                self.core.to(dtype)
+                return self
+
+            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+                return (self.core(pixels.permute(0, 3, 1, 2) / 255).amax((2, 3)),)
+
+        calls: list[str] = []
+        timed: list[Any] = []
+
+        def relu(x: Tensor, weight: Tensor, bias: Tensor, *placed: Any) -> Tensor:
+            calls.append("kernel")
+            return nn.functional.conv2d(x, weight, bias, *placed).relu()
+
+        def batch_s(network: Any, size: int, device: str) -> float:
+            network(torch.zeros((size, *network.input_shape), dtype=torch.uint8))
+            timed.append(type(network).__name__)
+            return fused_s if len(timed) == 1 else 2
+
+        monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
+        monkeypatch.setattr("backends.engines.fused._works", lambda kind, device, dtype: True)
+        monkeypatch.setattr("backends.engines.graph.batch_s", batch_s)
+        executable = load(partial(GraphEngine, graph_class="ChipGraph", fused_layers=True), network := Activated())
+        assert timed == ["_Replayed", "_Replayed"]
+        calls.clear()
+        with torch.inference_mode():
+            expected = network(torch.from_numpy(images(2, 1)))[0].numpy()
+        assert bool(calls) is fuses
+        np.testing.assert_allclose(executable.run(images(2, 1))[0], expected, rtol=1e-5)
+
     def test_a_batch_is_one_replay_and_the_network_is_not_called(self) -> None:
         calls: list[int] = []
 
@@ -639,12 +678,12 @@ def test_where_the_layout_is_measured_the_faster_one_is_taken(
 ) -> None:
     timed: list[bool] = []
 
-    def batch_s(network: Any, pixels: Tensor) -> float:
+    def batch_s(network: Any, size: int, device: str) -> float:
         timed.append(network.core.weight.is_contiguous(memory_format=faster))
-        assert pixels.shape == (4, 8, 6, 3)
+        assert (size, device) == (4, DEVICE)
         return 0.001 if timed[-1] else 0.002
 
-    monkeypatch.setattr("backends.engines.eager._batch_s", batch_s)
+    monkeypatch.setattr("backends.engines.eager.batch_s", batch_s)
     network = Network()
     executable = partial(GraphEngine, graph_class="ChipGraph")(("fp32",), None).compile(
         network, DEVICE, "fp32", SIZES, CompileOptions()
@@ -655,5 +694,4 @@ def test_where_the_layout_is_measured_the_faster_one_is_taken(
 
 
 def test_a_batch_is_timed_after_it_has_settled() -> None:
-    network = Network()
-    assert 0 < eager._batch_s(network, torch.zeros((2, 8, 6, 3), dtype=torch.uint8)) < 10
+    assert 0 < eager.batch_s(Network(), 2, DEVICE) < 10
