@@ -144,7 +144,7 @@ NVIDIA = Facts(
     # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
     environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     engines=("tensorrt", "graph", "eager"),
-    # Not inductor: its package of a ResNet-50 ends the process that loads it (seen on an H100 with torch 2.11, CUDA 13).
+    # Not inductor: its package of a ResNet-50 ends the process that loads it (seen: H100, torch 2.11, CUDA 13).
     by_name=("onnxruntime", "torchscript"),
     precisions=("fp16", "bf16", "int8", "fp32"),
     fused_layers=True,
