@@ -3,7 +3,7 @@
 Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`.
 Must not import a vendor's package except in `_module`, in the process that owns the device.
 
-Unverified on hardware: tests use fakes of the answers and of the vendors' packages.
+Run on an H100 (docs/hardware.md), unverified on other vendors' cards: tests use fakes of the answers and packages.
 """
 
 from __future__ import annotations

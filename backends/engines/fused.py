@@ -8,6 +8,8 @@ PyTorch runs bias, sum and activation one after the other. Each reads and writes
 and that takes a fast card longer than the convolution itself: on an H100 a ResNet-50 in fp16 answers twice as many
 images in one kernel each (docs/hardware.md).
 
+cuDNN's kernels and the one for SiLU ran on an H100; how fast the latter is in a captured graph was not measured there.
+
 Owns: these patterns, the trial of what the device offers, the choice by time. Must not know models, or whose device it
 is.
 """

@@ -9,7 +9,8 @@ Owns: capture and replay, one graph a batch size. Must not know which vendor's d
 The input and the outputs of a graph stay where they were at its capture. That two batches are under way does no harm:
 all of that happens on one stream, so that a replay begins when the outputs before it have been copied.
 
-Unverified on hardware. Names and parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821,
+Run on an H100 (docs/hardware.md), unverified on other vendors' cards.
+Names and parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821,
 torch_supa 68fb624; MUSAGraph is known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
 """
 

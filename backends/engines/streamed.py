@@ -6,8 +6,8 @@ device it is: it speaks through `torch.get_device_module`.
     copy stream      copy n+1 ────────┐ event
     compute stream   network n ─► outputs n ─► network n+1 ─► outputs n+1 ─► event, for which the host waits
 
-Unverified on hardware: the copies are right on simulated devices and on vendors' packages over stub drivers, where a
-missing wait shows; how much they overlap only a device tells (docs/hardware.md).
+The copies are right on an H100, on simulated devices, and on vendors' packages over stub drivers, where a missing wait
+shows; how much they overlap only a device tells (docs/hardware.md).
 """
 
 from __future__ import annotations

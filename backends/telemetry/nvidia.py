@@ -1,7 +1,7 @@
 """NVIDIA's telemetry, through NVML where nvidia-ml-py is installed, else through nvidia-smi.
 
 Owns: NVML's calls and units. Must not know CUDA's numbering: indexes are NVML's, and differ from CUDA's where
-CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML path was not run on hardware. XIDs are in xids.
+CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML path ran on an H100. XIDs are in xids.
 """
 
 from __future__ import annotations
