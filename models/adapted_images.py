@@ -39,6 +39,9 @@ class AdaptedModel(ExportedDetector):
         placed = self._adapter.place(image.numpy(), out.numpy(), width, height)
         return super().preprocess(image, out, width, height) if placed is None else placed
 
+    def geometry(self, width: int, height: int) -> None:
+        """Only the adapter knows."""
+
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
         """What the adapter keeps of them."""
         kept = self._adapter.reduce([output[index] for output in outputs], options)

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.overrides import TorchFunctionMode
 
+from models.geometry import Geometry
 from models.model import (
     Array,
     Options,
@@ -202,9 +203,7 @@ class Classifier(PixelModel):
         """
         target_height, target_width = target = self._resized_size(width, height)
         crop_height, crop_width = self.input_shape[:2]
-        top = round((target_height - crop_height) / 2)
-        left = round((target_width - crop_width) / 2)
-        placement = Placement(width, height, self.resize_size / min(width, height), -left, -top)
+        left, top = self._corner(target)
         covered_height, covered_width = covered = _covered(image.shape[0], image.shape[1], width, height)
         if max(target) > _LONGEST_STRIP * self.resize_size:
             x_step, y_step = covered_width / target_width, covered_height / target_height
@@ -213,7 +212,7 @@ class Classifier(PixelModel):
                 (crop_width, crop_height), Image.Resampling[self.interpolation.upper()], box
             )
             out.copy_(torch.from_numpy(np.array(strip)))
-            return placement
+            return self.placement(width, height)
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
         factors = (target_height / covered_height * (1 + 1e-9), target_width / covered_width * (1 + 1e-9))
         exact = covered == image.shape[:2]
@@ -227,7 +226,20 @@ class Classifier(PixelModel):
             antialias=self.antialias,
         )[0].permute(1, 2, 0)
         out.copy_(resized[top : top + crop_height, left : left + crop_width])
-        return placement
+        return self.placement(width, height)
+
+    def placement(self, width: int, height: int) -> Placement:
+        """As `preprocess` returns it."""
+        left, top = self._corner(self._resized_size(width, height))
+        return Placement(width, height, self.resize_size / min(width, height), -left, -top)
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """As `preprocess`; not of long strips."""
+        target = self._resized_size(width, height)
+        if max(target) > _LONGEST_STRIP * self.resize_size:
+            return None
+        left, top = self._corner(target)
+        return Geometry(target[1], target[0], -left, -top, self.interpolation, self.antialias)
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
         """Logits, float32 [classes]."""
@@ -280,6 +292,11 @@ class Classifier(PixelModel):
         if width <= height:
             return int(size * height / width), size
         return size, int(size * width / height)
+
+    def _corner(self, target: tuple[int, int]) -> tuple[int, int]:
+        """Left and top of what is cut out of an image resized to this (height, width)."""
+        height, width = self.input_shape[:2]
+        return round((target[1] - width) / 2), round((target[0] - height) / 2)
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.coco import COCO_CLASSES
+from models.geometry import Geometry
 from models.instances import MAX_CANDIDATES, suppress
 from models.model import (
     Array,
@@ -170,6 +171,11 @@ class Detector(PixelModel):
         """As `preprocess` returns it."""
         _, (left, top), scale = self._letterbox(width, height)
         return Placement(width, height, scale, left, top)
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """As `preprocess`."""
+        (new_width, new_height), (left, top), _ = self._letterbox(width, height)
+        return Geometry(new_width, new_height, left, top, grey=_PAD_GREY)
 
     def _letterbox(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int], float]:
         """Width and height of the image within the input, its left upper corner there, and the scale."""

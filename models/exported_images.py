@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from models.classification import Classifier
 from models.detection import Detector
 from models.exported_layouts import SIZES, Interpretation, Resize, decoded, output_names
+from models.geometry import Geometry
 from models.instances import (
     MAX_CANDIDATES,
     MaskGrid,
@@ -86,8 +87,7 @@ class ExportedNetwork(PixelNetwork):
 
 def build_network(file: str, architecture: str, export: Export) -> ExportedNetwork:
     """The network of a file, on the CPU in float32. Raises WeightsError."""
-    core, tail = load_parts(file, architecture, export.freed)
-    return ExportedNetwork(core, tail, export).eval().requires_grad_(False)
+    return ExportedNetwork(*load_parts(file, architecture, export.freed), export).eval().requires_grad_(False)
 
 
 def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn.Module | None]:
@@ -156,26 +156,29 @@ class ExportedDetector(Detector):
         """Letterbox as our own detectors, or stretched, or from the upper left, as the network was trained."""
         if self.export.resize == "letterbox":
             return super().preprocess(image, out, width, height)
-        input_height, input_width = self.input_shape[:2]
-        pixels = np.ascontiguousarray(image.numpy())
-        if self.export.resize == "stretch":
-            resized = cv2.resize(pixels, (input_width, input_height), interpolation=cv2.INTER_LINEAR)
-            out.copy_(torch.from_numpy(resized))
-            return Placement(width, height)
-        scale = min(input_height / height, input_width / width)
-        new_width, new_height = max(1, int(width * scale)), max(1, int(height * scale))
-        out[...] = _GREY
-        resized = cv2.resize(pixels, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
-        out[:new_height, :new_width] = torch.from_numpy(resized)
-        return Placement(width, height, scale)
+        fitted, placement = self._fitted(width, height)
+        size = fitted.width, fitted.height
+        resized = cv2.resize(np.ascontiguousarray(image.numpy()), size, interpolation=cv2.INTER_LINEAR)
+        if resized.shape != self.input_shape:
+            out[...] = _GREY
+        out[: fitted.height, : fitted.width] = torch.from_numpy(resized)
+        return placement
 
     def placement(self, width: int, height: int) -> Placement:
         """As `preprocess` returns it."""
-        if self.export.resize == "letterbox":
-            return super().placement(width, height)
-        input_height, input_width = self.input_shape[:2]
-        scale = min(input_height / height, input_width / width)
-        return Placement(width, height) if self.export.resize == "stretch" else Placement(width, height, scale)
+        return super().placement(width, height) if self.export.resize == "letterbox" else self._fitted(width, height)[1]
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """As `preprocess`."""
+        return super().geometry(width, height) if self.export.resize == "letterbox" else self._fitted(width, height)[0]
+
+    def _fitted(self, width: int, height: int) -> tuple[Geometry, Placement]:
+        """Stretched, or from the upper left."""
+        if self.export.resize == "stretch":
+            return Geometry(self.input_shape[1], self.input_shape[0], 0, 0), Placement(width, height)
+        scale = min(self.input_shape[0] / height, self.input_shape[1] / width)
+        fitted = Geometry(max(1, int(width * scale)), max(1, int(height * scale)), 0, 0, grey=_GREY)
+        return fitted, Placement(width, height, scale)
 
     def strides(self) -> Array:
         """Pixels of the input that an error of 1 in a box stands for, float32 [anchors] or [1]."""

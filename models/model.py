@@ -27,6 +27,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from models.geometry import Geometry
+
 Task = Literal["classify", "detect", "segment", "pose", "obb", "infer"]
 OBJECT_TASKS: tuple[Task, ...] = ("detect", "segment", "pose", "obb")
 """Their predictions have `detections`, with a box each."""
@@ -229,6 +231,12 @@ class PixelModel(Model):
     def placement(self, width: int, height: int) -> Placement:
         """What `preprocess` returns for an image of this displayed size."""
         return Placement(width, height)
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """What `preprocess` does to an image of this displayed size that is decoded in full, where a device can do it
+        as well; None: it cannot.
+        """
+        return None
 
     @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:

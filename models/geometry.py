@@ -1,0 +1,54 @@
+"""Placing an image by torch's operators, on whatever device its pixels are.
+
+Owns: what a plain geometry is, and doing it. `PixelModel.preprocess` does the same on the host, by the libraries that
+the networks were trained with; both agree within a grey level or two (tests/unit/test_geometry.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How an image of one size comes into a network's input.
+
+    It is resized to `width` by `height`, by `interpolation` (`bilinear` or `bicubic`), and its upper left corner lies
+    at (`left`, `top`) of the input: what lies outside is cut off, what is left of the input has the level `grey`.
+    """
+
+    width: int
+    height: int
+    left: int
+    top: int
+    interpolation: str = "bilinear"
+    antialias: bool = False
+    grey: int = 0
+
+
+def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
+    """Write an image, uint8 [3, h, w] as displayed, into `out`, uint8 [height, width, 3]; both on one device."""
+    if image.shape[1:] != (geometry.height, geometry.width):
+        # In floats: devices have no kernels for resizing bytes. A bicubic kernel overshoots, and the host's cuts that
+        # off after each of its two passes.
+        sizes = [(geometry.height, geometry.width)]
+        if geometry.interpolation == "bicubic":
+            sizes.insert(0, (image.shape[1], geometry.width))
+        resized = image[None].to(torch.float32)
+        for size in sizes:
+            resized = functional.interpolate(
+                resized, size=size, mode=geometry.interpolation, antialias=geometry.antialias
+            )
+            resized = resized.round_().clamp_(0, 255)
+        image = resized[0].to(torch.uint8)
+    height, width = out.shape[:2]
+    top, left = max(0, geometry.top), max(0, geometry.left)
+    bottom, right = min(height, geometry.top + geometry.height), min(width, geometry.left + geometry.width)
+    if (top, left, bottom, right) != (0, 0, height, width):
+        out.fill_(geometry.grey)
+    seen = image[:, top - geometry.top : bottom - geometry.top, left - geometry.left : right - geometry.left]
+    out[top:bottom, left:right].copy_(seen.permute(1, 2, 0))
