@@ -177,6 +177,11 @@ class Settings(BaseSettings):
     decoders: int = Field(
         0, ge=0, le=1024, description="Processes that decode images, two at least; 0 means one a core"
     )
+    decode: Literal["host", "device", "auto"] = Field(
+        "host",
+        description="Where JPEG files are decoded: host; device, which then needs a decoder (NVIDIA); auto: the device "
+        "where it has one and answers agree (docs/performance.md)",
+    )
     decode_timeout_s: float = Field(
         10,
         gt=0,

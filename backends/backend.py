@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ import torch
 from torch import Tensor
 
 from backends.vendors import Facts
+
+if TYPE_CHECKING:
+    from backends.image_decoder import ImageDecoder
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -342,6 +345,10 @@ class Backend(ABC):
     def _sick(self) -> Mapping[str, str]:
         """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""
         return {}
+
+    def _image_decoder(self, device: str) -> ImageDecoder | None:
+        """What decodes JPEG files on the device, in the process that owns it; None: nothing does."""
+        return None
 
     def _take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
         """Have these devices, which another process has found, without asking the driver for them again."""

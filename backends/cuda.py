@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from backends import detect, vendors
+from backends.image_decoder import ImageDecoder, nvjpeg_decoder
 from backends.telemetry import nvidia
 from backends.torch_device import CudaTypeBackend
 
@@ -36,6 +37,9 @@ class CudaBackend(CudaTypeBackend):
         torch.backends.cuda.matmul.allow_tf32 = False
         # Shapes are fixed and every batch size is run before it serves: cuDNN may measure its kernels then.
         torch.backends.cudnn.benchmark = True
+
+    def _vendors_decoder(self, target: str) -> ImageDecoder | None:
+        return nvjpeg_decoder(target)
 
     def _tool_index(self, index: int) -> int | None:
         """NVML's number of a device, by its UUID: CUDA's is another where a variable hides or sorts devices."""

@@ -55,8 +55,9 @@ from backends.engines import (
     compile_first,
 )
 from backends.faults import first_line, translated_errors
+from backends.image_decoder import ImageDecoder
 from backends.operators import Operators, fixed_shapes, load_operator_libraries
-from backends.simulated import simulates
+from backends.simulated import configured, simulates
 from backends.telemetry import Sampler, sampler
 from backends.vendors import Facts
 
@@ -210,6 +211,21 @@ class TorchBackend(Backend):
             return Telemetry()
         index = self._tool_index(int(device.partition(":")[2] or "0"))
         return Telemetry() if index is None else self._sampler.latest(index)
+
+    def _image_decoder(self, device: str) -> ImageDecoder | None:
+        if not simulates(self.facts.device_type):
+            return self._vendors_decoder(self._torch_id(device))
+        simulation, _ = configured()
+        if not simulation.decode:
+            return None
+        from backends.simulated.decoder import SimulatedDecoder
+
+        self._module()
+        return SimulatedDecoder(self._torch_id(device), simulation)
+
+    def _vendors_decoder(self, target: str) -> ImageDecoder | None:
+        """What the vendor's libraries decode JPEG with on a device of PyTorch's name."""
+        return None
 
     def _take(self, devices: Sequence[Device]) -> None:
         self._taken = tuple(devices)

@@ -53,6 +53,8 @@ class PendingImage:
     future: asyncio.Future[Placement]
     tail: bytes = b""
     """What follows the body in a decoder's lane: the regions of an image."""
+    passed: Callable[[], None] | None = None
+    """Is told where the file itself was put into the slot; None: it is to be decoded."""
     pixels: int = 0
     deaths: int = 0
     abandoned: bool = False

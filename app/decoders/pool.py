@@ -131,23 +131,27 @@ class Decoders:
         size: tuple[int, int] | None = None,
         tail: bytes = b"",
         count: int = 0,
+        passed: Callable[[], None] | None = None,
+        again: bool = False,
     ) -> Placement:
         """Decode an image into a slot of the arena. Times are in `time.monotonic()`.
 
         `count`: of regions that `tail` names with their slots (`messages.pack_regions`); these are filled, and not
         `slot`. `give`: frees the slot, called when this raises and nobody writes to the slot any more. `rank_s`: the
         least is decoded first; images of one `client` stand behind each other. `size`: width and height, where `body`
-        is uint8 [height, width, 3] and only to be placed. Cancelled, the image leaves the heap at once.
+        is uint8 [height, width, 3] and only to be placed. `passed`: where the file itself may be put into the slot, for
+        a device to decode, is called when it was. `again`: it was passed before, and no limit on what waits counts.
+        Cancelled, the image leaves the heap at once.
         Raises DecodeQueueFullError, DecodeExpiredError, InvalidImageError, ImageTooLargeError, DecodeFailedError.
         """
         loop = asyncio.get_running_loop()
-        kind = Kind.REGIONS if count else Kind.ENCODED if size is None else Kind.PIXELS
+        kind = Kind.REGIONS if count else Kind.PIXELS if size else Kind.FILE if passed else Kind.ENCODED
         width, height = size or (count, 0)
         future: asyncio.Future[Placement] = loop.create_future()
-        image = PendingImage(kind, body, slot, width, height, deadline_s, give, future, tail, width * height)
+        image = PendingImage(kind, body, slot, width, height, deadline_s, give, future, tail, passed, width * height)
         entry = Entry(model, image, rank_s)
         try:
-            self._queue.admit()
+            self._queue.admit(again=again)
         except DecodeQueueFullError:
             give(slot)
             raise
@@ -309,8 +313,10 @@ class Decoders:
         image = entry.payload
         if image.abandoned or image.future.done():
             self._leave(entry)
-        elif answer.status == Status.PLACED:
+        elif answer.status == Status.PLACED or (answer.status == Status.PASSED and image.passed is not None):
             self._queue.leave(entry)
+            if answer.status == Status.PASSED and image.passed is not None:
+                image.passed()
             where = answer.scale, answer.pad_x, answer.pad_y
             image.future.set_result(Placement(answer.width, answer.height, *where))
         elif answer.status == Status.LARGE:

@@ -90,9 +90,11 @@ class DecodeQueue(Generic[Payload]):
         """Images waiting or with a decoder."""
         self.held_large = 0
 
-    def admit(self) -> None:
-        """Count one more image in; `leave` must follow. Raises DecodeQueueFullError."""
-        if self.held >= self._limit:
+    def admit(self, *, again: bool = False) -> None:
+        """Count one more image in; `leave` must follow. Raises DecodeQueueFullError, but not for one that is here
+        `again`: it was accepted.
+        """
+        if self.held >= self._limit and not again:
             raise DecodeQueueFullError(f"{self.held} images are waiting to be decoded")
         self.held += 1
 

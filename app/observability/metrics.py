@@ -125,6 +125,11 @@ class Metrics:
         )
         self.decode_limit = gauge("anychip_decode_limit", "Images that may be decoded or wait for it")
         self.cache_free = gauge("anychip_cache_dir_free_bytes", "Free space where --cache-dir lies; NaN if unknown")
+        self.device_decodes = counter(
+            "anychip_device_decodes_total",
+            "Images that a device was to decode: decoded, or refused, which the host then decoded",
+            *("model", "device", "outcome"),
+        )
         self.decoders_up = gauge("anychip_decoders_up", "Processes that decode images and are ready")
         self.decoder_restarts = counter(
             "anychip_decoder_restarts_total", "Decoder processes replaced, as they died or hung", "reason"
@@ -279,6 +284,11 @@ class ModelMetrics:
                 self._metrics.batch_padding.labels(*labels),
             )
         return self._batches[device]
+
+    def device_decodes(self, device: str, *, decoded: int, refused: int) -> None:
+        """Count images that a device was to decode."""
+        self._metrics.device_decodes.labels(self._model, device, "decoded").inc(decoded)
+        self._metrics.device_decodes.labels(self._model, device, "refused").inc(refused)
 
     def batch_seconds(self, device: str) -> Series:
         """Time of batches on a device."""

@@ -66,7 +66,7 @@ class Gate:
             raise WrongAnswersError(f"what {report.precision} does to a task of its own kind cannot be judged")
         worst = dict.fromkeys(limits, 0.0)
         for size in executable.batch_sizes:
-            outputs = _outputs(executable.run, self._probes, size)
+            outputs = outputs_of(executable.run, self._probes, size)
             if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
             measured = measures(self._model, self._expected, outputs)
@@ -129,7 +129,7 @@ class Gate:
             ]
 
         expected = answers(self._reference(held_out.pixels))
-        given = answers(_outputs(executable.run, held_out.pixels, executable.batch_sizes[-1]))
+        given = answers(outputs_of(executable.run, held_out.pixels, executable.batch_sizes[-1]))
         truth: Sequence[Any] = held_out.truth
         if not truth and detects:
             sure = Options().score_threshold
@@ -150,7 +150,7 @@ class Gate:
         # Tensor models run item by item: the network may mix the items of what we take for a batch.
         size = self._model.batch_sizes((1,))[0] if isinstance(self._model, TensorModel) else min(8, len(items))
         with torch.inference_mode():
-            return _outputs(run, items, size)
+            return outputs_of(run, items, size)
 
     def _surroundings(self) -> dict[str, object]:
         key = "" if self._cache is None else weights_key(self._model)
@@ -169,7 +169,7 @@ class Gate:
         return computed
 
 
-def _outputs(run: Callable[[Pixels], tuple[Array, ...]], items: Pixels, size: int) -> tuple[Array, ...]:
+def outputs_of(run: Callable[[Pixels], tuple[Array, ...]], items: Pixels, size: int) -> tuple[Array, ...]:
     """Outputs for all items, run in batches of `size`. The last batch is filled up with the first items."""
     parts: list[tuple[Array, ...]] = []
     count = len(items)

@@ -43,7 +43,7 @@ def probes(model: Model) -> Pixels:
     if isinstance(model, TensorModel):
         return model.probes()
     assert isinstance(model, PixelModel)
-    pixels = np.stack([_seen(model, path.read_bytes())[0] for path in sorted(IMAGES.glob("*.jpg"))])
+    pixels = np.stack([seen(model, path.read_bytes())[0] for path in sorted(IMAGES.glob("*.jpg"))])
     return np.concatenate([pixels, pixels[:2, :, ::-1]])
 
 
@@ -109,7 +109,7 @@ class Calibration:
     def _read(self, files: Sequence[Path]) -> Iterator[tuple[Pixels, Placement, None]]:
         for path in files:
             try:
-                yield *_seen(self._model, path.read_bytes()), None
+                yield *seen(self._model, path.read_bytes()), None
             except ImageError:  # One broken file among many is skipped.
                 continue
 
@@ -136,7 +136,8 @@ def _spread(files: Sequence[Path], count: int) -> list[Path]:
     return [files[row * len(files) // count] for row in range(count)]
 
 
-def _seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:
+def seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:
+    """What a network sees of an image file, and where the image lies in it. Raises ImageError."""
     header = read_header(encoded)
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     size = model.decode_size(header.width, header.height)

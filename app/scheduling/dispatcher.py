@@ -28,8 +28,10 @@ from app.scheduling.handover import Handovers
 from app.scheduling.outcome import Outcome, Pending, too_late
 from app.scheduling.plans import how_served, worker_devices, worker_plans
 from app.scheduling.profiles import Profile, store_sizes
+from app.scheduling.quarantine import move_out
 from app.scheduling.queue import Batch, Item, Reservation
 from app.scheduling.readiness import ModelState, Readiness
+from app.scheduling.refills import Refills, freed, let_files_pass
 from app.scheduling.releases import Releases
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.served_model import ServedModel
@@ -88,6 +90,7 @@ class Dispatcher:
         self._wake: asyncio.TimerHandle | None = None
         self._handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
         self._releases = Releases()
+        self._refills = Refills(self._refilled)
         for served in self.models.values():
             if not isinstance(served.model, NormalisedModel):
                 self._watch(served)
@@ -130,7 +133,7 @@ class Dispatcher:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         if self._wake is not None:
             self._wake.cancel()
-        await self._handovers.stop()
+        await asyncio.gather(self._handovers.stop(), self._refills.stop())
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
@@ -245,7 +248,7 @@ class Dispatcher:
         self._records.sent(batch, served, worker.device)
         slots = tuple(item.payload.slot for item in batch.items)
         options = tuple(item.payload.options for item in batch.items)
-        worker.send(Run(batch.id, served.index, slots, options, batch.size))
+        worker.send(Run(batch.id, served.index, slots, options, batch.size, served.slots.files_among(slots)))
 
     def _expire(self, item: Item[Pending]) -> None:
         """The deadline of an item has passed."""
@@ -270,15 +273,21 @@ class Dispatcher:
     def _again(self, items: Iterable[Item[Pending]], reason: str, *, suspects: bool) -> None:
         """Items whose batch has failed: those that may be to blame run once more, each alone."""
         for item in items:
+            served, slot = self.models[item.model], item.payload.slot
             if item.payload.future.done():  # The client left, or its deadline passed.
-                self.models[item.model].slots.give(item.payload.slot)
-            elif suspects and item.alone:
+                served.slots.give(slot)
+            elif suspects and item.alone and slot not in served.slots.files:
                 about = {"request_id": item.payload.request_id}
                 log.error("an image for %s failed twice, the second time alone: %s", item.model, reason, extra=about)
                 self._fail(item, ServiceError("INFERENCE_FAILED", "the model could not answer"))
             else:
-                self.models[item.model].metrics.retried.inc()
-                self.scheduler.requeue(item, alone=suspects or item.alone)
+                served.metrics.retried.inc()
+                item.alone |= suspects
+                refill = served.slots.files.pop(slot, None) if suspects else None
+                if refill is None:
+                    self.scheduler.requeue(item, alone=item.alone)
+                else:  # It may be its file: pixels do no harm.
+                    self._refills.begin(item, refill)
 
     def _worker_ready(self, worker: WorkerProcess) -> None:
         assert worker.ready is not None
@@ -290,11 +299,23 @@ class Dispatcher:
             {name: each.depth for name, each in loaded.items()},
         )
         self._device_metrics[worker.device].ready()
-        self._served_states.show(self._workers.values())
+        self._workers_changed()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch_soon()
         if worker.ready.staged:
             self._handovers.compile(worker)
+
+    def _workers_changed(self) -> None:
+        self._served_states.show(self._workers.values())
+        let_files_pass(self.models.values(), self._workers.values())
+
+    def _refilled(self, item: Item[Pending]) -> None:
+        """An item's slot has pixels where a file was: it goes back to where it was in the queue."""
+        if item.payload.future.done():
+            self.models[item.model].slots.give(item.payload.slot)
+        else:
+            self.scheduler.requeue(item, alone=item.alone)
+            self._dispatch_soon()
 
     def _worker_message(self, worker: WorkerProcess, message: Message) -> None:
         if isinstance(message, Computed):
@@ -311,7 +332,7 @@ class Dispatcher:
 
     def _computed(self, worker: WorkerProcess, done: Computed) -> None:
         now_s = time.monotonic()
-        learn, prepare_s = not done.fitted, done.prepare_s
+        learn, prepare_s = not (done.fitted or done.undecoded), done.prepare_s
         batch = self.scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
         # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
         if len(done.results) != len(batch.items):
@@ -321,11 +342,12 @@ class Dispatcher:
         if done.fitted:
             self.scheduler.limit_batches(worker.id, batch.model, done.fitted, now_s)
         span = self._records.done(batch, served, worker, done)
-        for item in batch.items:
-            served.slots.give(item.payload.slot)
+        again = freed(served, batch, done, worker.device)
         self._finished(worker)  # The device first, then those who wait.
         for item, result in zip(batch.items, done.results, strict=True):
-            if item.payload.future.done():
+            if item in again:
+                self._refills.begin(item, again[item])
+            elif item.payload.future.done():
                 served.metrics.wasted.inc()
             else:
                 item.payload.future.set_result(Outcome(result, worker, done.infer_s, span))
@@ -356,26 +378,16 @@ class Dispatcher:
         self._releases.worker_gone(worker)
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.id, last=last)
-        self._served_states.show(self._workers.values())
+        self._workers_changed()
         lost = self.scheduler.remove_worker(worker.id)
         if worker.abandoned:
             for batch in (*lost.begun, *lost.waiting):
-                self._move_out(worker, batch)
+                move_out(self.arena, self.models[batch.model], worker, batch)
         for batch in lost.begun:
             self._again(batch.items, reason, suspects=True)
         for batch in lost.waiting:
             self._again(batch.items, reason, suspects=False)
         self._dispatch_soon()
-
-    def _move_out(self, worker: WorkerProcess, batch: Batch[Pending]) -> None:
-        """The items of a worker whose process cannot be killed go on in other slots: it may still write to theirs."""
-        served = self.models[batch.model]
-        for item in batch.items:
-            left, slot = item.payload.slot, served.slots.take()
-            self.arena.slot(served.index, slot)[:] = self.arena.slot(served.index, left)
-            item.payload.slot = slot
-            worker.exited.add_done_callback(lambda _, left=left: served.slots.give(left))  # type: ignore[misc]
-        log.warning("%d slots of %s are in quarantine until %s is gone", len(batch.items), batch.model, worker.id)
 
     def _worker_died(self, replica: Replica, kind: str) -> None:
         self._metrics.worker_restarts.labels(replica.device, kind).inc()

@@ -61,6 +61,7 @@ def worker_plans(
             quick=True,
             ballast=bytes(facts.ballast_bytes),
             tuned=tuned,
+            decode=settings.decode,
         )
         return WorkerPlan(
             load,

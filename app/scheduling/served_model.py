@@ -33,6 +33,8 @@ class ServedModel:
         """What app.protocols.open_inference computed from a model, and from which one. It is kept for each request."""
         self.unloaded = False
         """New requests are refused: no worker has the model, or the last one is about to give it up."""
+        self.passes_files = False
+        """Whether its workers decode files, which then go into slots in place of pixels (--decode)."""
         self.images = 0
         """Images accepted and not yet answered."""
 

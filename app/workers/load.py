@@ -13,15 +13,16 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from app.workers.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.workers.growth import grown, pays
-from app.workers.messages import Load, Loaded, Ready, Report, Tuned
+from app.workers.messages import Decoding, Load, Loaded, Ready, Report, Tuned
 
 if TYPE_CHECKING:
     from backends import Backend, Executable, LoadedNetwork, LoadReport
@@ -38,7 +39,8 @@ class WorkerModel:
 
     `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
     the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took.
-    `staged`: with more time it may be served faster, by other engines or in larger batches.
+    `staged`: with more time it may be served faster, by other engines or in larger batches. `decoding`: where the
+    device decodes its images; `who_decodes`: what is said of that.
     """
 
     model: Model
@@ -48,6 +50,8 @@ class WorkerModel:
     latency_s: Mapping[int, float]
     load_s: float
     staged: bool = False
+    decoding: DeviceDecoding | None = None
+    who_decodes: Decoding = field(default_factory=Decoding)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """A buffer that no batch under way uses."""
@@ -80,10 +84,12 @@ def load_device(load: Load) -> LoadedDevice:
     backend = open_backend(load.device)
     if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
         _confine(load)
+    decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
     for index, model in enumerate(load.models):
         if model is not None:
-            models[index] = _loaded(load, index, model, backend)
+            models[index] = loaded = _loaded(load, index, model, backend)
+            loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
     reports = tuple(_message(models[index]) if index in models else None for index in range(len(load.models)))
     staged = any(each.staged for each in models.values())
     ready = Ready(load.device.id, load.device.name, reports, staged)
@@ -197,6 +203,7 @@ def _message(loaded: WorkerModel) -> Loaded:
         dict(loaded.latency_s),
         loaded.executable.depth,
         loaded.load_s,
+        loaded.who_decodes,
     )
 
 

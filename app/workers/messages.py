@@ -59,7 +59,8 @@ class Load:
     model's items for the gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
     int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
     seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
-    `tuned`: each model's own engine, precision and batch sizes; None or none at all: those of everybody.
+    `tuned`: each model's own engine, precision and batch sizes; None or none at all: those of everybody. `decode`: who
+    decodes images: `auto`: the device where it can and answers alike.
     """
 
     models: tuple[Model | None, ...]
@@ -76,13 +77,14 @@ class Load:
     quick: bool = False
     ballast: bytes = b""
     tuned: tuple[Tuned | None, ...] = ()
+    decode: Literal["host", "device", "auto"] = "host"
 
 
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
 
     `options`: Options or TensorOptions of each, or one for all; what arrives is their fields, and `asked` makes them
-    again.
+    again. `files`: the positions of items whose slots hold a file, for the device to decode.
     """
 
     batch_id: int
@@ -90,6 +92,7 @@ class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slots: tuple[int, ...]
     options: tuple[Any, ...]
     batch_size: int
+    files: tuple[int, ...] = ()
 
     def asked(self) -> list[Options | TensorOptions]:
         """The options of each item, in the worker: as they were given to the server's end."""
@@ -125,6 +128,16 @@ class Report(msgspec.Struct, frozen=True):
     operators: dict[str, str] = {}
 
 
+class Decoding(msgspec.Struct, frozen=True):
+    """Who decodes a model's images. `refusal`: why the device does not, where it was asked to; `errors`: of answers to
+    what it decodes, against those to the host's pixels.
+    """
+
+    by: Literal["host", "device"] = "host"
+    refusal: str = ""
+    errors: dict[str, float] = {}
+
+
 class Loaded(msgspec.Struct, frozen=True):
     """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`: how many
     batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included.
@@ -134,6 +147,7 @@ class Loaded(msgspec.Struct, frozen=True):
     latency_s: dict[int, float]
     depth: int = 1
     load_s: float = 0
+    decoding: Decoding = Decoding()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -172,7 +186,8 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory held, where it
     did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes with this, for
     results that are too large for their place; 0: there is none. `prepare_s`: seconds the worker took to begin it
-    while it computed the batch before.
+    while it computed the batch before. `undecoded`: the positions of items whose files the device could not decode:
+    they have no results.
     """
 
     batch_id: int
@@ -181,6 +196,7 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fitted: int = 0
     overflow_bytes: int = 0
     prepare_s: float = 0.0
+    undecoded: tuple[int, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

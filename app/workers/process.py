@@ -76,7 +76,7 @@ class WorkerPlan:
 class Computed:
     """A batch is done. `results`: each item's, in order, None where the network computed NaN or infinity; `infer_s`:
     seconds the device took; `fitted`: how many items at once its memory held, where that was not the whole batch;
-    `prepare_s`: as in Done.
+    `prepare_s`, `undecoded`: as in Done.
     """
 
     batch_id: int
@@ -84,6 +84,7 @@ class Computed:
     infer_s: float
     fitted: int = 0
     prepare_s: float = 0.0
+    undecoded: tuple[int, ...] = ()
 
 
 Message: TypeAlias = Computed | Failed | Stats | Released | HandOver
@@ -368,7 +369,7 @@ class WorkerProcess:
             overflow = map_overflow(self._channel.take_descriptor(), done.overflow_bytes)
         places = [self._arena.result(run.model, slot) for slot in run.slots]
         results = read_results(done.results, places, overflow)
-        return Computed(done.batch_id, results, done.infer_s, done.fitted, done.prepare_s)
+        return Computed(done.batch_id, results, done.infer_s, done.fitted, done.prepare_s, done.undecoded)
 
     def _close(self, reason: str) -> None:
         if not self._closed.done():

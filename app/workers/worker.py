@@ -78,16 +78,18 @@ class _UnderWay:
     started_s: float
     expected_s: float
     prepare_s: float
+    undecoded: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A batch's results, not sent yet. `fitted`, `prepare_s`: as in Done."""
+    """A batch's results, not sent yet. `fitted`, `prepare_s`, `undecoded`: as in Done."""
 
     results: list[Result]
     infer_s: float
     fitted: int = 0
     prepare_s: float = 0.0
+    undecoded: tuple[int, ...] = ()
 
 
 class Worker:
@@ -142,12 +144,15 @@ class Worker:
 
     def _send_results(self, run: Run, computed: _Computed) -> None:
         places = [self._arena.result(run.model, slot) for slot in run.slots]
+        for row in computed.undecoded:
+            computed.results[row] = None
         try:
             layouts, overflow_bytes, descriptor = write_results(computed.results, places)
         except (ResultError, OSError, ValueError) as error:
             self._link.send(_failed(run, error))
             return
-        done = Done(run.batch_id, layouts, computed.infer_s, computed.fitted, overflow_bytes, computed.prepare_s)
+        figures = computed.infer_s, computed.fitted, overflow_bytes, computed.prepare_s, computed.undecoded
+        done = Done(run.batch_id, layouts, *figures)
         self._link.send(done, (descriptor,) if overflow_bytes else ())
 
     def _start(self, run: Run) -> _UnderWay | None:
@@ -161,7 +166,7 @@ class Worker:
         if loaded.executable.depth == 1:
             return None
         received_s = time.perf_counter()
-        pixels = self._gathered(run)
+        pixels, undecoded = self._gathered(run)
         started_s = time.perf_counter()
         try:
             started = loaded.executable.start(pixels[: run.batch_size])
@@ -172,7 +177,7 @@ class Worker:
             return None
         # A little less, so that waiting for a message never makes an answer late.
         expected_s, prepare_s = 0.9 * loaded.latency_s[run.batch_size], time.perf_counter() - received_s
-        return _UnderWay(run, started, started_s, expected_s, prepare_s)
+        return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
 
     def _finish(self, under_way: _UnderWay) -> _Computed | Failed:
         """Raises DeviceLostError."""
@@ -186,7 +191,7 @@ class Worker:
             infer_s = now_s - max(under_way.started_s, self._done_s)
             self._done_s = now_s
             results = self._reduced(run, outputs, run.asked(), run.batch_size)
-            return _Computed(results, infer_s, prepare_s=under_way.prepare_s)
+            return _Computed(results, infer_s, prepare_s=under_way.prepare_s, undecoded=under_way.undecoded)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError:
@@ -194,25 +199,37 @@ class Worker:
         except Exception as error:
             return _failed(run, error)
 
-    def _gathered(self, run: Run) -> Pixels:
-        """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses."""
-        loaded = self._models[run.model]
+    def _gathered(self, run: Run) -> tuple[Pixels, tuple[int, ...]]:
+        """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses.
+
+        And those whose files the device cannot decode. Raises DeviceLostError.
+        """
+        loaded, files = self._models[run.model], set(run.files)
         buffer = loaded.next_buffer()
         for row, slot in enumerate(run.slots):
-            buffer[row] = self._arena.slot(run.model, slot).reshape(loaded.model.input_shape)
+            if row not in files:
+                buffer[row] = self._arena.slot(run.model, slot).reshape(loaded.model.input_shape)
         buffer[len(run.slots) : run.batch_size] = 0
-        return buffer
+        if not files:
+            return buffer, ()
+        if loaded.decoding is None:  # They were meant for another worker.
+            buffer[list(run.files)] = 0
+            return buffer, run.files
+        return buffer, loaded.decoding.fill(
+            [(row, self._arena.slot(run.model, run.slots[row])) for row in files], buffer
+        )
 
     def _run(self, run: Run) -> _Computed | Failed:
         """Run a batch with nothing else under way. Raises DeviceLostError."""
         from backends import DeviceLostError, OutOfDeviceMemoryError
 
         try:
-            pixels = self._gathered(run)
+            pixels, undecoded = self._gathered(run)
             started_s = time.perf_counter()
             results, fitted = self._results(run, pixels)
             self._done_s = time.perf_counter()
-            return _Computed(results, self._done_s - started_s, 0 if fitted == run.batch_size else fitted)
+            fitted = 0 if fitted == run.batch_size else fitted
+            return _Computed(results, self._done_s - started_s, fitted, undecoded=undecoded)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError as error:

@@ -19,6 +19,9 @@ _RANGES = {
     "memory_mb": (1, _MAX_NUMBER),
     **dict.fromkeys(("cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose", "others_mb"), (0, _MAX_NUMBER)),
     "graphs": (0, 1),
+    "decode": (0, 1),
+    "decode_off": (0, 255),
+    "decode_error": (0, _MAX_NUMBER),
     "sick": (0, _MAX_DEVICES - 1),
 }
 
@@ -32,7 +35,8 @@ class Simulation:
     operators the device has no kernel for. `oom`, `lose`: the batch, counted from 1 on each device in each process,
     that runs out of memory, or loses the device; 0: none. `others_mb`: what other processes hold of each device's
     memory. `graphs`: 1: it captures graphs. `sick`: the device that does not answer; -1: none. `fault`: the function of
-    the device's module that fails as it was recorded; empty: none.
+    the device's module that fails as it was recorded; empty: none. `decode`: 1: it decodes JPEG; `decode_off`: grey
+    levels by which its pixels are brighter; `decode_error`: the width of images that it cannot decode; 1: it can none.
     """
 
     device_type: str
@@ -47,6 +51,9 @@ class Simulation:
     graphs: int = 0
     sick: int = -1
     fault: str = ""
+    decode: int = 0
+    decode_off: int = 1
+    decode_error: int = 0
     lacks: tuple[str, ...] = ()
 
 

@@ -15,6 +15,16 @@ from app.serving.stages import Stages
 router = APIRouter(tags=["status"])
 
 
+class DecodedBy(BaseModel):
+    """Who decodes JPEG files: the `host` or the `device`. `refusal`: why the device does not, where it was asked to;
+    `errors`: of answers to what it decodes against those to what the host decodes.
+    """
+
+    by: str
+    refusal: str
+    errors: dict[str, float]
+
+
 class ServedOn(BaseModel):
     """How a device serves a model. `staged`: another engine or precision is made ready meanwhile, and takes over."""
 
@@ -26,6 +36,7 @@ class ServedOn(BaseModel):
     refusals: dict[str, str]
     errors: dict[str, float]
     operators: dict[str, str]
+    decoding: DecodedBy
 
 
 class ModelStatus(BaseModel):
@@ -111,6 +122,11 @@ async def models(request: Request) -> Models:
                         refusals=dict(loaded.report.refusals),
                         errors=dict(loaded.report.measures),
                         operators=dict(loaded.report.operators),
+                        decoding=DecodedBy(
+                            by=loaded.decoding.by,
+                            refusal=loaded.decoding.refusal,
+                            errors=loaded.decoding.errors,
+                        ),
                     )
                     for device, loaded in service.dispatcher.loaded(served)
                 ],

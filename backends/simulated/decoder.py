@@ -1,0 +1,42 @@
+"""The simulated device's decoder: OpenCV's pixels, and as much beside them as the simulation says.
+
+Owns: how it differs and fails. A real one differs by its chroma; that it is another decoder is what matters here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import torch
+from torch import Tensor
+
+from backends.faults import translated_errors
+from backends.image_decoder import ImageDecoder
+from backends.simulated.behaviour import Simulation
+
+ALWAYS = 1
+"""`decode_error`: no file can be decoded; other numbers are a width."""
+
+
+class SimulatedDecoder(ImageDecoder):
+    """Of a device of this process."""
+
+    name = "a simulated decoder"
+
+    def __init__(self, device: str, simulation: Simulation) -> None:
+        super().__init__(device)
+        self._simulation = simulation
+
+    def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
+        """As nvJPEG: one bad file, and none of them is decoded."""
+        with translated_errors(str(self.device)):
+            return [self._decoded(file) for file in files]
+
+    def _decoded(self, file: Tensor) -> Tensor:
+        stored = cv2.imdecode(file.numpy(), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        if stored is None or self._simulation.decode_error in (ALWAYS, stored.shape[1]):
+            raise RuntimeError("Failed to decode batch: 10")
+        pixels = torch.from_numpy(cv2.cvtColor(stored, cv2.COLOR_BGR2RGB)).to(torch.int16)
+        differing = (pixels + self._simulation.decode_off).clamp_(0, 255).to(torch.uint8)
+        return differing.permute(2, 0, 1).contiguous().to(self.device)
