@@ -39,7 +39,7 @@ _SCAN = 0xDAFF  # FF DA, as a little-endian number.
 _MAX_CHUNKS = 100_000
 _BAND_PIXELS = 1 << 18
 _PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
-_STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
+STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
 """Down and across the stored image (its transpose from 5 on) for each EXIF orientation."""
 
 Encoded = bytes | bytearray | memoryview
@@ -164,7 +164,7 @@ def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | No
 def _oriented(stored: _Pixels, orientation: int) -> _Pixels:
     if orientation == 1:
         return stored
-    down, across = _STEPS[orientation]
+    down, across = STEPS[orientation]
     points = stored.view("V3")[:, :, 0]  # A pixel as one item: numpy copies those faster than three bytes.
     turned = (points.T if orientation >= 5 else points)[::down, ::across]
     return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape, 3)

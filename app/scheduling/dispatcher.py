@@ -299,15 +299,12 @@ class Dispatcher:
             {name: each.depth for name, each in loaded.items()},
         )
         self._device_metrics[worker.device].ready()
-        self._workers_changed()
+        self._served_states.show(self._workers.values())
+        let_files_pass(self.models.values(), self._workers.values())
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch_soon()
         if worker.ready.staged:
             self._handovers.compile(worker)
-
-    def _workers_changed(self) -> None:
-        self._served_states.show(self._workers.values())
-        let_files_pass(self.models.values(), self._workers.values())
 
     def _refilled(self, item: Item[Pending]) -> None:
         """An item's slot has pixels where a file was: it goes back to where it was in the queue."""
@@ -378,7 +375,8 @@ class Dispatcher:
         self._releases.worker_gone(worker)
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.id, last=last)
-        self._workers_changed()
+        self._served_states.show(self._workers.values())
+        let_files_pass(self.models.values(), self._workers.values())
         lost = self.scheduler.remove_worker(worker.id)
         if worker.abandoned:
             for batch in (*lost.begun, *lost.waiting):

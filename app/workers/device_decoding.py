@@ -180,12 +180,10 @@ def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         yield part
 
 
-_ACROSS, _DOWN = frozenset({2, 3, 7, 8}), frozenset({3, 4, 6, 7})
-"""EXIF orientations at which an image (from 5 on, its transpose) is mirrored across, and down."""
-
-
 def _turned(stored: Tensor, orientation: int) -> Tensor:
-    """uint8 [3, h, w] as displayed: what app.images.decoding does on the host."""
+    """uint8 [3, h, w] as displayed: what the host does with EXIF's orientation."""
+    from app.images.decoding import STEPS
+
     image = stored.transpose(1, 2) if orientation >= 5 else stored
-    mirrored = [axis for axis, when in ((1, _DOWN), (2, _ACROSS)) if orientation in when]
+    mirrored = [axis for axis, step in enumerate(STEPS[orientation], 1) if step < 0]
     return image.flip(mirrored) if mirrored else image

@@ -1,0 +1,359 @@
+"""Files in slots: which ones, how they lie there, and what the worker makes of them with a decoder that is a fake."""
+
+from __future__ import annotations
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from app.decoders.decoder import Decoder
+from app.decoders.inbox import Inbox
+from app.decoders.messages import DecodePlan, Job, Kind, Status
+from app.images.decoding import decode
+from app.images.header import Header, InvalidImageError, read_header
+from app.images.passing import MOST_PIXELS, may_pass, read_file, write_file
+from app.precision.probes import seen
+from app.workers.arena import Arena, FreeSlots
+from app.workers.device_decoding import DeviceDecoding, agreed, image_decoder
+from backends import BackendError, BackendUnavailableError, DeviceLostError, WrongAnswersError
+from backends import image_decoder as module
+from backends.image_decoder import ImageDecoder, nvjpeg_decoder
+from models import ModelSpec, open_model
+from models.sample import IMAGES
+from tests.support.photographs import FILES
+
+RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
+PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
+ROOM = 1 << 20
+
+
+def jpeg(width=160, height=120, mode="RGB", orientation=0, **options):
+    """A picture in which every direction can be told from every other."""
+    across = np.linspace(0, 255, width)[None, :].repeat(height, 0)
+    down = np.linspace(0, 255, height)[:, None].repeat(width, 1)
+    rgb = np.stack([across, down, np.full_like(down, 60)], 2).astype(np.uint8)
+    stream = io.BytesIO()
+    exif = Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    Image.fromarray(rgb).convert(mode).save(stream, "JPEG", exif=exif, **options)
+    return stream.getvalue()
+
+
+def passes(file, room=ROOM):
+    return may_pass(memoryview(file), read_header(file), room)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        PHOTO,
+        jpeg(),
+        jpeg(mode="L"),
+        jpeg(progressive=True),
+        jpeg(subsampling=0),
+        jpeg(orientation=6),
+        jpeg(comment=b"anything"),
+        jpeg() + b"what follows",
+        jpeg(restart_marker_blocks=4),
+    ],
+)
+def test_what_every_device_decodes_passes(file):
+    assert passes(file)
+
+
+def test_photographs_pass_where_they_are_small_enough():
+    found = {path.name: passes(path.read_bytes(), 4 << 20) for path in FILES}
+    assert all(found.values()), found
+
+
+def without_end(file):
+    return file[:-2]
+
+
+def adobe(transform):
+    return b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
+
+
+def with_segment(file, segment):
+    return file[:2] + segment + file[2:]
+
+
+FRAME = b"\xff\xc0\x00\x0b\x08\x40\x00\x40\x00\x01\x01\x11\x00"
+ODD = {
+    "four colours": jpeg(mode="CMYK"),
+    "cut short": without_end(jpeg()),
+    "a half": jpeg()[: len(jpeg()) // 2],
+    "a second frame header": with_segment(jpeg(), FRAME),
+    "a frame in the scan": jpeg()[:-2] + FRAME + b"\xff\xd9",
+    "colours that are RGB": with_segment(jpeg(), adobe(0)),
+    "junk between segments": jpeg()[:20] + b"\0\0" + jpeg()[20:],
+    "fill bytes": with_segment(jpeg(), b"\xff"),
+    "many scans": jpeg(progressive=True) + b"\xff\xda" * 40,
+    "components of other names": jpeg().replace(b"\x03\x01\x22\x00\x02\x11", b"\x03\x52\x22\x00\x47\x11"),
+    "arithmetic coding": with_segment(jpeg(), b"\xff\xcc\x00\x04\x00\x10"),
+    "many segments": with_segment(jpeg(), b"\xff\xfe\x00\x02" * 300),
+    "twelve bits": jpeg().replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_is_left_to_the_host(name):
+    assert not passes(ODD[name])
+
+
+def test_other_formats_large_images_and_files_larger_than_the_slot_are_left_to_the_host():
+    stream = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(stream, "PNG")
+    assert not passes(stream.getvalue())
+    assert passes(PHOTO, len(PHOTO) + 16)
+    assert not passes(PHOTO, len(PHOTO) + 15)
+    assert MOST_PIXELS >= 1920 * 1080
+    assert not passes(jpeg(1920, 1100, quality=5))
+
+
+def test_a_header_that_lies_about_its_size_ends_nothing():
+    for end in range(2, 700):
+        file = PHOTO[:end]
+        try:
+            header = read_header(file)
+        except InvalidImageError:
+            continue
+        assert not may_pass(memoryview(file), header, ROOM)
+
+
+def test_a_file_comes_out_of_a_slot_as_it_went_in():
+    slot = np.zeros(len(PHOTO) + 100, np.uint8)
+    header = Header("JPEG", 375, 500, 6)
+    write_file(slot, memoryview(PHOTO), header)
+    found = read_file(slot)
+    assert found.header == header
+    assert found.data.tobytes() == PHOTO
+    slot[:] = 0
+    assert found.data.tobytes() == PHOTO  # A copy: decoders may still write to the slot.
+
+
+@pytest.mark.parametrize(
+    "head", [(0, 1, 1, 1), (1000, 1, 1, 1), (10, 0, 1, 1), (10, 1 << 31, 1, 1), (10, 9000, 9000, 1), (10, 1, 1, 9)]
+)
+def test_what_a_decoder_that_was_taken_over_writes_is_no_file(head):
+    slot = np.zeros(1000, np.uint8)
+    struct.pack_into("<IIIB", slot.data, 0, *head)
+    with pytest.raises(InvalidImageError):
+        read_file(slot)
+
+
+def test_a_decoder_process_puts_the_file_into_the_slot_and_says_where_the_image_lies():
+    arena = Arena([(224 * 224 * 3, 2)])
+    inbox = Inbox(1, 1 << 20)
+    decoder = Decoder(DecodePlan((RESNET,), arena.pools, 1, 1 << 20, ("info", "text")), inbox, arena)
+
+    def answered(kind, file):
+        inbox.write(0, file)
+        return decoder.answer(Job(1, kind, 0, 0, 0, len(file), 10**8, 10**8, 0, 0))
+
+    turned = jpeg(500, 375, orientation=6)
+    decoded, passed = answered(Kind.ENCODED, turned), answered(Kind.FILE, turned)
+    assert (decoded.status, passed.status) == (Status.PLACED, Status.PASSED)
+    assert read_file(arena.slot(0, 0)).data.tobytes() == turned
+    where = [(each.width, each.height, each.scale, each.pad_x, each.pad_y) for each in (decoded, passed)]
+    assert where[0] == where[1]
+    assert where[0][:2] == (375, 500)
+    assert answered(Kind.FILE, ODD["four colours"]).status == Status.PLACED
+    assert answered(Kind.FILE, jpeg(3000, 60)).status == Status.PLACED  # A long strip, which only the host places.
+    assert answered(Kind.FILE, b"junk").status == Status.INVALID
+    arena.close()
+
+
+def test_a_slot_that_is_given_back_holds_no_file():
+    slots = FreeSlots(4)
+    first, second = slots.take(), slots.take()
+    assert slots.files_among((first, second)) == ()
+    slots.files[second] = None
+    assert slots.files_among((first, second)) == (1,)
+    slots.give(second)
+    assert not slots.files
+
+
+class FakeDecoder(ImageDecoder):
+    """The host's own pixels, brighter by `off`; some files it cannot decode, and then it decodes none of the list."""
+
+    name = "a fake"
+
+    def __init__(self, off=0, bad=(), error=BackendError):
+        super().__init__("cpu")
+        self.off, self.bad, self.error, self.calls = off, bad, error, []
+
+    def decode(self, files):
+        self.calls.append(len(files))
+        encoded = [file.numpy().tobytes() for file in files]
+        if any(file in self.bad for file in encoded):
+            raise self.error("Failed to decode batch: 10")
+        return [self._decoded(file) for file in encoded]
+
+    def _decoded(self, file):
+        with Image.open(io.BytesIO(file)) as image:
+            stored = torch.from_numpy(np.array(image.convert("RGB"))).to(torch.int16)
+        return (stored + self.off).clamp(0, 255).to(torch.uint8).permute(2, 0, 1)
+
+
+def filled(decoder, files, model=RESNET):
+    """The rows of files that lay in slots, and which could not be decoded."""
+    slots = []
+    for row, file in enumerate(files):
+        slot = np.zeros(len(file) + 16, np.uint8)
+        write_file(slot, memoryview(file), read_header(file))
+        slots.append((row, slot))
+    buffer = np.full((len(files) + 1, *model.input_shape), 9, np.uint8)
+    undecoded = DeviceDecoding(decoder, model).fill(slots, buffer)
+    assert (buffer[-1] == 9).all(), "other rows are others'"
+    return buffer[:-1], undecoded
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_image_is_placed_as_on_the_host(orientation):
+    file = jpeg(400, 300, orientation=orientation, quality=95)
+    (row,), undecoded = filled(FakeDecoder(), [file])
+    assert undecoded == ()
+    host = seen(RESNET, file)[0]
+    assert np.abs(host.astype(int) - row).max() <= 1
+    if orientation > 1:
+        assert np.abs(seen(RESNET, jpeg(400, 300, quality=95))[0].astype(int) - row).max() > 50
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_grey_and_coloured_files_come_out_alike(mode):
+    file = jpeg(333, 250, mode)
+    (row,), _ = filled(FakeDecoder(), [file])
+    assert np.abs(seen(RESNET, file)[0].astype(int) - row).max() <= 1
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_one_broken_file_of_eight_is_left_alone(place):
+    files = [jpeg(200 + number, 150) for number in range(8)]
+    decoder = FakeDecoder(bad=[files[place]])
+    rows, undecoded = filled(decoder, files)
+    assert undecoded == (place,)
+    assert not rows[place].any()
+    for number, (file, row) in enumerate(zip(files, rows, strict=True)):
+        if number != place:
+            assert np.abs(seen(RESNET, file)[0].astype(int) - row).max() <= 1
+    assert sorted(decoder.calls) == [1, 1, 2, 2, 4, 4, 8]
+
+
+def test_a_decoder_that_always_fails_decodes_nothing_and_ends_nothing():
+    files = [jpeg(200 + number, 150) for number in range(5)]
+    for error in (BackendError, RuntimeError, TypeError, MemoryError):
+        rows, undecoded = filled(FakeDecoder(bad=files, error=error), files)
+        assert sorted(undecoded) == [0, 1, 2, 3, 4]
+        assert not rows.any()
+
+
+def test_a_lost_device_is_lost():
+    file = jpeg()
+    with pytest.raises(DeviceLostError):
+        filled(FakeDecoder(bad=[file], error=DeviceLostError), [file])
+
+
+def test_pixels_of_another_size_than_the_header_says_are_not_taken():
+    class Other(FakeDecoder):
+        def _decoded(self, file):
+            return super()._decoded(file)[:, 1:]
+
+    assert filled(Other(), [jpeg()])[1] == (0,)
+
+
+def test_large_images_are_decoded_a_few_at_a_time():
+    files = [jpeg(1900, 1080, quality=5)] * 40
+    decoder = FakeDecoder()
+    _, undecoded = filled(decoder, files)
+    assert undecoded == ()
+    assert sum(decoder.calls) == 40
+    assert max(decoder.calls) == (32 << 20) // (1900 * 1080)
+
+
+class Executable:
+    """Logits that are sums of the pixels' parts: what an image looks like is what it answers."""
+
+    batch_sizes = (4,)
+
+    def run(self, pixels):
+        items = pixels.reshape(len(pixels), 1000, -1).astype(np.float32) if pixels[0].size % 1000 == 0 else None
+        if items is None:
+            items = pixels.reshape(len(pixels), -1)[:, :150_000].reshape(len(pixels), 1000, 150).astype(np.float32)
+        return (items.mean(2),)
+
+
+def test_the_gate_lets_a_decoder_pass_that_differs_by_a_grey_level():
+    decoding, said = agreed(FakeDecoder(off=1), RESNET, Executable(), "auto")
+    assert decoding is not None
+    assert said.by == "device"
+    assert said.refusal == ""
+    assert 0 < said.errors["logit"] < 0.1
+
+
+class ExchangedColours(FakeDecoder):
+    def _decoded(self, file):
+        return super()._decoded(file).flip(2)
+
+
+def test_the_gate_refuses_a_decoder_whose_answers_are_others():
+    decoding, said = agreed(ExchangedColours(), RESNET, Executable(), "auto")
+    assert decoding is None
+    assert said.by == "host"
+    assert said.refusal.startswith("the answers to images that the device decodes are others: the error ")
+    with pytest.raises(WrongAnswersError, match=r"resnet50: the answers .* choose --decode host, or auto"):
+        agreed(ExchangedColours(), RESNET, Executable(), "device")
+
+
+def test_the_gate_refuses_a_decoder_that_decodes_nothing():
+    broken = FakeDecoder(bad=[path.read_bytes() for path in IMAGES.glob("*.jpg")])
+    assert agreed(broken, RESNET, Executable(), "auto")[1].refusal == "Failed to decode batch: 10"
+    with pytest.raises(BackendError, match="choose --decode host"):
+        agreed(broken, RESNET, Executable(), "device")
+
+
+def test_nothing_is_tried_where_the_host_is_to_decode():
+    decoder = FakeDecoder()
+    assert agreed(decoder, RESNET, Executable(), "host") == (None, agreed(None, RESNET, Executable(), "host")[1])
+    assert not decoder.calls
+
+
+class Backend:
+    def __init__(self, decoder):
+        self._image_decoder = lambda device: decoder
+
+
+def test_a_device_without_a_decoder_is_refused_where_it_has_to_decode():
+    decoder = FakeDecoder()
+    assert image_decoder(Backend(decoder), "npu:0", "host") is None
+    assert image_decoder(Backend(decoder), "npu:0", "auto") is decoder
+    assert image_decoder(Backend(None), "npu:0", "auto") is None
+    with pytest.raises(BackendUnavailableError, match=r"^npu:0 decodes no images: choose --decode host, or auto\.$"):
+        image_decoder(Backend(None), "npu:0", "device")
+
+
+def test_nvjpeg_is_asked_by_torchvisions_operator(monkeypatch):
+    asked = []
+
+    def decode_jpegs_cuda(files, mode, device):
+        asked.append((len(files), mode, str(device)))
+        if len(files) == 3:
+            raise RuntimeError("Failed to decode batch: 10")
+        return [decode(file.numpy().tobytes(), read_header(file.numpy().tobytes())).permute(2, 0, 1) for file in files]
+
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", decode_jpegs_cuda)
+    decoder = nvjpeg_decoder("cuda:1")
+    assert decoder is not None
+    files = [torch.frombuffer(bytearray(PHOTO), dtype=torch.uint8)] * 2
+    assert [tuple(image.shape) for image in decoder.decode(files)] == [(3, 375, 500)] * 2
+    assert asked == [(2, 3, "cuda:1")]
+    with pytest.raises(BackendError, match="cuda:1 failed: Failed to decode batch: 10"):
+        decoder.decode(files + files[:1])
+    monkeypatch.setattr(module.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    assert nvjpeg_decoder("cuda:0") is None
