@@ -42,7 +42,7 @@ def test_a_sound_device_passes_and_loses_nobody(tmp_path: Path) -> None:
     code, report, printed = verify(tmp_path, "--device", "npu", "--simulate", "npu:1")
     assert (code, failures(report)) == (0, {}), printed
     found = {finding["name"]: finding for part in report["parts"] for finding in part["findings"]}
-    assert [part["name"] for part in report["parts"]] == ["doctor", "contract", "service", "engines"]
+    assert [part["name"] for part in report["parts"]] == ["doctor", "contract", "decoding", "service", "engines"]
     assert set(found["a worker is killed"]["detail"].split(" times ")[1:]) == {"200"}
     assert found["resnet50 eager fp32"]["figures"]["images_per_s_1"] > 0
     assert found["resnet50 eager fp32"]["figures"]["error_top1"] == 0

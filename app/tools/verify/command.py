@@ -180,7 +180,17 @@ def _service(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[
     yield from _in_child(parsed, device, "service", max(end_s, time.monotonic() + parsed.budget_s / 2))
 
 
-PARTS = {"doctor": _doctor, "contract": _contract, "service": _service, "engines": _engines}
+def _decoding(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
+    yield from _in_child(parsed, device, "decoding", end_s)
+
+
+PARTS = {
+    "doctor": _doctor,
+    "contract": _contract,
+    "decoding": _decoding,
+    "service": _service,
+    "engines": _engines,
+}
 """The service before the engines, which take all the time there is."""
 
 
@@ -219,6 +229,10 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
         from app.tools.verify.contract import Subject, run_checks
 
         yield from run_checks(Subject(choice.backend, device, exact=choice.simulated), models)
+    elif what == "decoding":
+        from app.tools.verify.decoding import run_decoding
+
+        yield from run_decoding(choice.backend, device, models, parsed.seconds)
     elif what == "service":
         from app.tools.verify.service import run_service
 

@@ -1,0 +1,223 @@
+"""The service with `--decode`: files of requests that a simulated device decodes, and those that it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.sample import IMAGES
+from tests.support.load import until
+from tests.support.service_process import running
+
+JPEG = {"Content-Type": "image/jpeg"}
+BROKEN_WIDTH = 333
+"""`decode_error`: the device cannot decode images of this width, and says so of the whole list."""
+OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu")
+PREDICT = "/v1/models/resnet50:predict"
+
+
+def picture(name="classify_star", size=None, mode="RGB", kind="JPEG", **options):
+    """A sample image as another file."""
+    stream = io.BytesIO()
+    with Image.open(IMAGES / f"{name}.jpg") as image:
+        (image.resize(size) if size else image).convert(mode).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def counted(client):
+    """Images decoded and refused by the device so far."""
+    found = re.findall(
+        r'^anychip_device_decodes_total{.*outcome="(\w+)"} ([\d.]+)', client.get("/metrics").text, re.MULTILINE
+    )
+    return {outcome: int(float(number)) for outcome, number in found}
+
+
+def decoding(client):
+    [model] = client.get("/v1/models").json()["models"]
+    return model["served_on"][0]["decoding"]
+
+
+def answers(client, *files):
+    """Statuses and bodies of requests that are sent at the same time."""
+
+    async def ask():
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as asking:
+            return await asyncio.gather(*(asking.post(PREDICT, content=file, headers=JPEG) for file in files))
+
+    return [(each.status_code, each.json()) for each in asyncio.run(ask())]
+
+
+def scores(body):
+    found = {each["class_id"]: each["score"] for each in body["predictions"][0]["classes"]}
+    return np.array([found.get(number, 0.0) for number in range(12)])
+
+
+def turned(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return picture(exif=exif)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """The same, with images decoded on the host: what answers are compared with."""
+    simulation = f"npu:1,decode=1,decode_error={BROKEN_WIDTH}"
+    with running(tmp_path_factory.mktemp("host"), *OPTIONS, "--simulate", simulation) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    simulation = f"npu:1,decode=1,decode_error={BROKEN_WIDTH}"
+    with running(
+        tmp_path_factory.mktemp("device"), *OPTIONS, "--simulate", simulation, "--decode", "device"
+    ) as service:
+        yield service
+
+
+def test_by_default_the_host_decodes(host):
+    with host.client() as client:
+        assert decoding(client) == {"by": "host", "refusal": "", "errors": {}}
+        assert answers(client, picture())[0][0] == 200
+        assert counted(client) == {}
+
+
+def test_the_device_decodes_what_it_can_and_answers_alike(host, device):
+    files = {
+        "plain": picture(),
+        "grey": picture(mode="L"),
+        "progressive": picture(progressive=True),
+        "turned": turned(6),
+        "mirrored": turned(2),
+        "small": picture(size=(40, 30)),
+        "upright": picture(size=(300, 400)),
+    }
+    with host.client() as asked, device.client() as client:
+        assert decoding(client)["by"] == "device"
+        assert 0 < decoding(client)["errors"]["logit"] < 0.1
+        before = counted(client)
+        expected, given = answers(asked, *files.values()), answers(client, *files.values())
+        for name, (_, one), (status, other) in zip(files, expected, given, strict=True):
+            assert status == 200, (name, other)
+            assert np.abs(scores(one) - scores(other)).max() < 0.03, name
+            assert [other["predictions"][0][side] for side in ("width", "height")] == [
+                one["predictions"][0][side] for side in ("width", "height")
+            ]
+        # A grey level makes a difference, and so it is seen that the device has decoded them.
+        assert any(
+            np.abs(scores(one) - scores(other)).max() > 0 for (_, one), (_, other) in zip(expected, given, strict=True)
+        )
+        after = counted(client)
+        assert after["decoded"] - before.get("decoded", 0) == len(files)
+        assert after["refused"] == before.get("refused", 0)
+
+
+def test_what_no_device_decodes_is_decoded_on_the_host(host, device):
+    files = {
+        "PNG": picture(kind="PNG"),
+        "four colours": picture(mode="CMYK"),
+        "larger than its slot": picture(size=(1500, 1125), quality=98),
+        "many pixels": picture(size=(2400, 1800), quality=5),
+        "a long strip": picture(size=(3000, 60)),
+    }
+    assert len(files["larger than its slot"]) > 224 * 224 * 3
+    with host.client() as asked, device.client() as client:
+        before = counted(client)
+        assert [body for _, body in answers(client, *files.values())] == [
+            body for _, body in answers(asked, *files.values())
+        ]
+        assert counted(client) == before
+
+
+def test_broken_files_are_refused_with_the_same_words(host, device):
+    good = picture()
+    files = [
+        good[:-2],
+        good[: len(good) // 2],
+        good[:30],
+        b"\xff\xd8\xff" + bytes(500),
+        b"junk",
+        good[:-300] + b"\xff\xd9",
+    ]
+    with host.client() as asked, device.client() as client:
+        for (status, one), (other_status, other) in zip(answers(asked, *files), answers(client, *files), strict=True):
+            assert (status, one.get("code"), one.get("error")) == (other_status, other.get("code"), other.get("error"))
+
+
+def test_of_eight_images_the_one_that_the_device_cannot_decode_is_decoded_on_the_host_alone(host, device):
+    broken = picture("classify_ring", size=(BROKEN_WIDTH, 250))
+    files = [picture("classify_heart", size=(400 + number, 300)) for number in range(7)]
+    files.insert(3, broken)
+    with host.client() as asked, device.client() as client:
+        before = counted(client)
+        given = answers(client, *files)
+        assert [status for status, _ in given] == [200] * 8
+        after = counted(client)
+        assert after["decoded"] - before.get("decoded", 0) == 7
+        assert after["refused"] - before.get("refused", 0) == 1
+        # By the host's pixels: the very same answer.
+        [(_, expected)] = answers(asked, broken)
+        assert given[3][1]["predictions"] == expected["predictions"]
+        assert given[3][1]["predictions"][0]["classes"][0]["label"] == "ring"
+
+
+def test_several_images_of_one_request_are_answered_in_their_order(device):
+    names = ("classify_heart", "classify_ring", "classify_star")
+    sizes = (None, (BROKEN_WIDTH, 250), None)
+    files = [("files", picture(name, size=size)) for name, size in zip(names, sizes, strict=True)]
+    with device.client() as client:
+        answer = client.post(PREDICT, files=files).json()
+    assert [each["classes"][0]["label"] for each in answer["predictions"]] == ["heart", "ring", "star"]
+
+
+def test_a_deadline_holds_for_what_is_decoded_twice(device):
+    broken = picture(size=(BROKEN_WIDTH, 250))
+    with device.client() as client:
+        for timeout in ("60", "100", "140", "180", "220", "300"):
+            answer = client.post(PREDICT, content=broken, headers={**JPEG, "x-timeout-ms": timeout})
+            assert answer.status_code in (200, 503, 504), answer.text
+        assert answers(client, broken)[0][0] == 200
+
+        def slots():
+            return re.findall(r'^anychip_slots_taken{model="resnet50"} (.+)', client.get("/metrics").text, re.MULTILINE)
+
+        until(lambda: slots() == ["0.0"], "every slot is free again")
+
+
+def test_a_decoder_that_can_nothing_leaves_all_to_the_host(tmp_path):
+    words = (*OPTIONS, "--simulate", "npu:1,decode=1,decode_error=1")
+    with running(tmp_path, *words, "--decode", "auto") as service, service.client() as client:
+        found = decoding(client)
+        assert (found["by"], found["errors"]) == ("host", {})
+        assert "Failed to decode batch" in found["refusal"]
+        assert answers(client, picture())[0][0] == 200
+        assert counted(client) == {}
+        assert "images are decoded on the host" in service.log.read_text()
+
+
+def test_a_decoder_whose_answers_are_others_does_not_serve(tmp_path):
+    words = (*OPTIONS, "--simulate", "npu:1,decode=1,decode_off=150")
+    with running(tmp_path, *words, "--decode", "auto") as service, service.client() as client:
+        found = decoding(client)
+        assert found["by"] == "host"
+        assert "the answers to images that the device decodes are others: the error" in found["refusal"]
+        assert answers(client, picture())[0][0] == 200
+
+
+@pytest.mark.parametrize(
+    ("simulation", "says"),
+    [
+        ("npu:1", "npu:0 decodes no images: choose --decode host, or auto."),
+        ("npu:1,decode=1,decode_off=150", "are others"),
+    ],
+)
+def test_a_device_that_must_decode_and_cannot_does_not_serve(tmp_path, simulation, says):
+    with pytest.raises(AssertionError), running(tmp_path, *OPTIONS, "--simulate", simulation, "--decode", "device"):
+        pass
+    assert says in (tmp_path / "service.log").read_text()
