@@ -187,7 +187,7 @@ def test_a_deadline_holds_for_what_is_decoded_twice(device):
         def slots():
             return re.findall(r'^anychip_slots_taken{model="resnet50"} (.+)', client.get("/metrics").text, re.MULTILINE)
 
-        until(lambda: slots() == ["0.0"], "every slot is free again")
+        asyncio.run(until(lambda: slots() == ["0.0"]))
 
 
 def test_a_decoder_that_can_nothing_leaves_all_to_the_host(tmp_path):

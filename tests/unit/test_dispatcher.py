@@ -12,7 +12,7 @@ from app.errors import ServiceError
 from app.observability.metrics import Metrics
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.readiness import ModelState
-from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run
+from app.workers.messages import Decoding, Failed, Loaded, Ready, Release, Released, Report, Run
 from app.workers.process import Computed
 
 MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random")
@@ -315,3 +315,171 @@ async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slot
         stuck.exited.set_result(None)
         await turns()
         assert free_slots(dispatcher) == before
+
+
+class Host:
+    """Decodes what no device could, when it is told to."""
+
+    def __init__(self, error=None):
+        self.asked, self.may_end, self.error = [], asyncio.Event(), error
+
+    def refill(self, slots):
+        async def refill(slot):
+            self.asked.append(slot)
+            await self.may_end.wait()
+            if self.error is not None:
+                slots.give(slot)
+                raise self.error
+
+        return refill
+
+
+def ask_with_files(dispatcher, host, images, files, **options):
+    """As `ask`; the slots of the images at these positions hold files."""
+    tasks = ask(dispatcher, images, **options)
+    slots = dispatcher.models["m"].slots
+    for position, slot in enumerate(sorted(slots._taken, reverse=False)):
+        if position in files:
+            slots.files[slot] = host.refill(slots)
+    return tasks
+
+
+def undone(run, undecoded):
+    return Computed(
+        run.batch_id, [None if row in undecoded else () for row in range(len(run.slots))], 0.001, 0, 0.0, undecoded
+    )
+
+
+async def test_slots_with_files_are_named_to_the_worker():
+    worker, host = Worker(), Host()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask_with_files(dispatcher, host, 8, {1, 6})
+        await turns()
+        [run] = worker.runs
+        files = dispatcher.models["m"].slots.files
+        assert {run.slots[position] for position in run.files} == set(files)
+        assert len(run.files) == 2
+        dispatcher._worker_message(worker, done(run))
+        await asyncio.gather(*tasks)
+        assert not files
+        assert free_slots(dispatcher) == before
+
+
+async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_front_and_the_others_are_answered():
+    worker, host = Worker(), Host()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask_with_files(dispatcher, host, 8, set(range(8)))
+        await turns()
+        [run] = worker.runs
+        dispatcher._worker_message(worker, undone(run, (3,)))
+        await turns()
+        assert host.asked == [run.slots[3]]
+        assert sum(task.done() for task in tasks) == 7
+        others = ask(dispatcher, 9)
+        await turns()
+        host.may_end.set()
+        await turns()
+        for number in range(1, 4):
+            if len(worker.runs) > number:
+                if run.slots[3] in worker.runs[number].slots:
+                    assert worker.runs[number].slots[0] == run.slots[3], "what came later goes before it"
+                    assert worker.runs[number].files == ()
+                dispatcher._worker_message(worker, done(worker.runs[number]))
+                await turns()
+        await asyncio.gather(*tasks, *others)
+        assert len(host.asked) == 1
+        assert free_slots(dispatcher) == before
+
+
+async def test_an_image_that_the_host_cannot_decode_either_fails_with_its_words():
+    worker, host = Worker(), Host(ServiceError("INVALID_IMAGE", "the JPEG is broken or truncated"))
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        [task] = ask_with_files(dispatcher, host, 1, {0})
+        await turns()
+        dispatcher._worker_message(worker, undone(worker.runs[0], (0,)))
+        host.may_end.set()
+        with pytest.raises(ServiceError, match="broken or truncated"):
+            await task
+        assert free_slots(dispatcher) == before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_whoever_leaves_while_the_host_decodes_takes_no_slot_along(fails):
+    worker, host = Worker(), Host(ServiceError("INVALID_IMAGE", "broken") if fails else None)
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        [task] = ask_with_files(dispatcher, host, 1, {0})
+        await turns()
+        dispatcher._worker_message(worker, undone(worker.runs[0], (0,)))
+        await turns()
+        task.cancel()
+        await turns()
+        assert free_slots(dispatcher) == before - 1  # A decoder may still write to it.
+        host.may_end.set()
+        await turns()
+        assert free_slots(dispatcher) == before
+        assert len(worker.runs) == 1
+
+
+async def test_whoever_left_before_the_device_gave_up_costs_the_host_nothing():
+    worker, host = Worker(), Host()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        [task] = ask_with_files(dispatcher, host, 1, {0})
+        await turns()
+        task.cancel()
+        await turns()
+        dispatcher._worker_message(worker, undone(worker.runs[0], (0,)))
+        await turns()
+        assert host.asked == []
+        assert free_slots(dispatcher) == before
+
+
+@pytest.mark.parametrize("undecoded", [(0,), (-1,), (9,)])
+async def test_a_worker_is_not_believed_that_it_was_asked_to_decode_pixels(undecoded):
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        [task] = ask(dispatcher)
+        await turns()
+        dispatcher._worker_message(worker, undone(worker.runs[0], undecoded))
+        await task
+        assert free_slots(dispatcher) == before
+
+
+async def test_files_of_a_batch_that_ended_its_worker_are_decoded_on_the_host_and_run_alone():
+    workers, host = [Worker("null:0#1"), Worker("null:0#2")], Host()
+    host.may_end.set()
+    async with dispatching(workers[0]) as dispatcher:
+        before = free_slots(dispatcher)
+        tasks = ask_with_files(dispatcher, host, 3, {0, 1, 2})
+        await turns()
+        dispatcher._worker_gone(workers[0], "it died")
+        await turns()
+        assert len(host.asked) == 3
+        dispatcher._worker_ready(workers[1])
+        for number in range(3):
+            await turns()
+            assert [len(run.slots) for run in workers[1].runs] == [1] * (number + 1)
+            assert workers[1].runs[-1].files == ()
+            dispatcher._worker_message(workers[1], done(workers[1].runs[-1]))
+        await asyncio.gather(*tasks)
+        assert free_slots(dispatcher) == before
+
+
+async def test_files_pass_only_where_every_worker_decodes_them():
+    by_host, by_device = Worker("null:0#1"), Worker("null:0#2")
+    loaded = Loaded(Report("null", "fp32"), {1: 0.001}, 1, 0, Decoding("device"))
+    by_device.ready = Ready("null:0", "null", (loaded,))
+    async with dispatching(by_device) as dispatcher:
+        served = dispatcher.models["m"]
+        assert served.passes_files
+        dispatcher._worker_ready(by_host)
+        assert not served.passes_files
+        dispatcher._worker_gone(by_host, "it died")
+        assert served.passes_files
+        dispatcher._worker_gone(by_device, "it died")
+        assert not served.passes_files
