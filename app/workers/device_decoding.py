@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from app.workers.messages import Decoding
+from app.workers.messages import WhoDecodes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder |
 
 def agreed(
     decoder: ImageDecoder | None, model: Model, executable: Executable, where: Where
-) -> tuple[DeviceDecoding | None, Decoding]:
+) -> tuple[DeviceDecoding | None, WhoDecodes]:
     """Who decodes the images of a model, tried on probes, and what is said of it.
 
     Raises WrongAnswersError, BackendError where the device has to and must not; DeviceLostError.
@@ -60,11 +60,11 @@ def agreed(
     from models import PixelModel
 
     if where == "host" or not isinstance(model, PixelModel):
-        return None, Decoding()
+        return None, WhoDecodes()
     if decoder is None:
-        return None, Decoding(refusal="the device decodes no images")
+        return None, WhoDecodes(refusal="the device decodes no images")
     if model.geometry(640, 480) is None:
-        return None, Decoding(refusal="only its adapter knows how images are placed")
+        return None, WhoDecodes(refusal="only its adapter knows how images are placed")
     decoding = DeviceDecoding(decoder, model)
     try:
         found = decoding.tried(executable)
@@ -74,10 +74,10 @@ def agreed(
         if where == "device":
             raise type(error)(f"{model.name}: {error}: choose --decode host, or auto.") from error
         log.warning("%s: images are decoded on the host: %s", model.name, error)
-        return None, Decoding(refusal=str(error))
+        return None, WhoDecodes(refusal=str(error))
     errors = ", ".join(f"{name} {error:.2g}" for name, error in found.items())
     log.info("%s: JPEG files are decoded by %s; errors against the host's: %s", model.name, decoder.name, errors)
-    return decoding, Decoding("device", errors=found)
+    return decoding, WhoDecodes("device", errors=found)
 
 
 class DeviceDecoding:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from app.workers.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.workers.growth import grown, pays
-from app.workers.messages import Decoding, Load, Loaded, Ready, Report, Tuned
+from app.workers.messages import Load, Loaded, Ready, Report, Tuned, WhoDecodes
 
 if TYPE_CHECKING:
     from backends import Backend, Executable, LoadedNetwork, LoadReport
@@ -51,7 +51,7 @@ class WorkerModel:
     load_s: float
     staged: bool = False
     decoding: DeviceDecoding | None = None
-    who_decodes: Decoding = field(default_factory=Decoding)
+    who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """A buffer that no batch under way uses."""

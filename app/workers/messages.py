@@ -128,7 +128,7 @@ class Report(msgspec.Struct, frozen=True):
     operators: dict[str, str] = {}
 
 
-class Decoding(msgspec.Struct, frozen=True):
+class WhoDecodes(msgspec.Struct, frozen=True):
     """Who decodes a model's images. `refusal`: why the device does not, where it was asked to; `errors`: of answers to
     what it decodes, against those to the host's pixels.
     """
@@ -147,7 +147,7 @@ class Loaded(msgspec.Struct, frozen=True):
     latency_s: dict[int, float]
     depth: int = 1
     load_s: float = 0
-    decoding: Decoding = Decoding()
+    decoding: WhoDecodes = WhoDecodes()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -12,7 +12,7 @@ from app.errors import ServiceError
 from app.observability.metrics import Metrics
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.readiness import ModelState
-from app.workers.messages import Decoding, Failed, Loaded, Ready, Release, Released, Report, Run
+from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 from app.workers.process import Computed
 
 MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random")
@@ -472,7 +472,7 @@ async def test_files_of_a_batch_that_ended_its_worker_are_decoded_on_the_host_an
 
 async def test_files_pass_only_where_every_worker_decodes_them():
     by_host, by_device = Worker("null:0#1"), Worker("null:0#2")
-    loaded = Loaded(Report("null", "fp32"), {1: 0.001}, 1, 0, Decoding("device"))
+    loaded = Loaded(Report("null", "fp32"), {1: 0.001}, 1, 0, WhoDecodes("device"))
     by_device.ready = Ready("null:0", "null", (loaded,))
     async with dispatching(by_device) as dispatcher:
         served = dispatcher.models["m"]
