@@ -69,7 +69,7 @@ def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None
 
 
 def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None) -> _Pixels:
-    if scans(encoded) > _MAX_SCANS:
+    if _scans(encoded) > _MAX_SCANS:
         raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
     width, height = header.stored_size
     least_width, least_height = header.turn(*size) if size else (width, height)
@@ -85,7 +85,7 @@ def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None)
     return pixels
 
 
-def scans(data: Encoded) -> int:
+def _scans(data: Encoded) -> int:
     """How often a scan's marker occurs. Of pairs of bytes, in two steps: bytes.count takes five times as long."""
     count = 0
     for start in (0, 1):

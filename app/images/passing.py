@@ -15,7 +15,6 @@ from struct import unpack_from
 import numpy as np
 import numpy.typing as npt
 
-from app.images.decoding import scans
 from app.images.header import Header, InvalidImageError
 
 MOST_PIXELS = 1920 * 1088
@@ -24,10 +23,10 @@ _MOST_SCANS = 16
 """Progressive files have about ten, and a device passes over every pixel for each, while others wait for it."""
 _MAX_SEGMENTS = 200
 _HEAD = struct.Struct("<IIIB3x")
-_BASELINE, _PROGRESSIVE, _SCAN, _ADOBE = 0xC0, 0xC2, 0xDA, 0xEE
+_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
+_FRAMES = [0xC0, 0xC1, 0xC2]
 _PLAIN = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
 """Tables, restart interval, comment, applications' own."""
-_OTHER_FRAMES = (b"\xff\xc0", b"\xff\xc1", b"\xff\xc2")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -50,11 +49,12 @@ def may_pass(data: memoryview, header: Header, room_bytes: int) -> bool:
         first_scan = _scan_of_plain(data)
     except (struct.error, IndexError):
         return False
-    if not first_scan or scans(data) > _MOST_SCANS:
+    if not first_scan:
         return False
-    file = bytes(data)
+    rest = np.frombuffer(data, np.uint8, offset=first_scan)
+    markers = np.bincount(rest[1:][rest[:-1] == 0xFF], minlength=256)
     # A second frame would be another image, of whatever size. Within a scan no such pair of bytes occurs.
-    return file.rfind(b"\xff\xd9") > first_scan and all(file.find(frame, first_scan) < 0 for frame in _OTHER_FRAMES)
+    return bool(markers[_SCAN] <= _MOST_SCANS and markers[_END] and not markers[_FRAMES].any())
 
 
 def _scan_of_plain(view: memoryview) -> int:

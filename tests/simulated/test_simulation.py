@@ -38,7 +38,9 @@ ONE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
         st.sampled_from(["memory_mb", "cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose", "others_mb"]),
         st.integers(1),
     ),
-    st.fixed_dictionaries({}, optional={"graphs": st.integers(0, 1), "sick": st.integers(0, 7)}),
+    st.fixed_dictionaries(
+        {}, optional={"graphs": st.integers(0, 1), "sick": st.integers(0, 7), "decode": st.integers(0, 1)}
+    ),
     st.sampled_from(["", *RECORDED]),
     st.lists(st.sampled_from(["aten::silu", "torchvision::nms"])),
 )
@@ -63,6 +65,8 @@ def test_what_is_written_is_read(device_type, devices, numbers, more, fault, lac
         "npu,warp=1",
         "npu,graphs=2",
         "npu,sick=8",
+        "npu,decode=2",
+        "npu,decode_off=256",
         "npu,fault=all",
     ],
 )

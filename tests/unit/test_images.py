@@ -382,7 +382,7 @@ def test_a_jpeg_of_many_scans_is_refused(size):
 @given(st.lists(st.sampled_from([0xFF, 0xDA, 0]), max_size=40).map(bytes))
 def test_scans_are_counted_wherever_they_lie(content):
     for data in (content, memoryview(bytearray(b"x" + content))[1:]):
-        assert decoding.scans(data) == content.count(b"\xff\xda")
+        assert decoding._scans(data) == content.count(b"\xff\xda")
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG", "PNG", "GIF", "BMP", "WebP"])
