@@ -271,6 +271,10 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
         checks = inside.run("/opt/anychip/libexec/entrypoint.sh", "doctor", "--skip", "port,limits,weights")
         assert checks.returncode == 0, checks.stdout
         assert "FAIL" not in checks.stdout
+        words = ("verify", "--device", "cpu", "--parts", "contract", "--out", "/cache/report")
+        verified = inside.run("/opt/anychip/libexec/entrypoint.sh", *words)
+        assert verified.returncode == 0, verified.stdout
+        assert json.loads((cache / "report" / "anychip-report.json").read_text())["passed"]
         held = inside.run("cat", "/opt/anychip/sbom.cdx.json").stdout
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(held) is None
         assert {"torch", "fastapi", "openvino"} <= {component["name"] for component in json.loads(held)["components"]}
