@@ -224,26 +224,20 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
-    from app.workers import spawn
-
-    spawn.prepare()
-    try:
-        return _serve_models(settings, announce)
-    finally:
-        spawn.discard_prepared()
-
-
-def _serve_models(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
     from app.decoders import main as decoders
     from app.decoders import process
+    from app.workers import spawn
 
-    decoders.import_libraries()  # torch among them: once for both, as what is imported now is shared.
-    process.prepare()  # Before there are threads.
+    decoders.import_libraries()  # torch among them: once for all, as what is imported now is shared.
     try:
+        spawn.prepare()  # Both before there are threads.
+        decoders.prepare_to_decode()
+        process.prepare()
         return _serve_opened(settings, announce)
     finally:
         process.discard_prepared()
+        spawn.discard_prepared()
 
 
 def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:

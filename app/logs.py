@@ -55,7 +55,7 @@ def _marks(record: logging.LogRecord) -> dict[str, str]:
     marks = {
         "request_id": getattr(record, "request_id", "") or request_id.get(),
         "trace_id": getattr(record, "trace_id", "") or trace_id.get(),
-        "worker": getattr(record, "worker", "") or (process.name if multiprocessing.parent_process() else ""),
+        "worker": getattr(record, "worker", "") or ("" if process.name == "MainProcess" else process.name),
     }
     return {name: mark for name, mark in marks.items() if mark}
 

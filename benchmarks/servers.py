@@ -60,16 +60,20 @@ class Server:
         return used
 
 
-_ROLES = (("resource_tracker", "other"), ("spawn_main", "worker"), ("app.decoders", "decoder"), (" serve ", "decoder"))
-"""What a process of the service does, by its command line; decoders are forked, and may have the server's."""
+_ROLES = {
+    "anychip-worker": "worker",
+    "worker-nursery": "worker",
+    "anychip-decoder": "decoder",
+    "decoder-nursery": "decoder",
+}
+"""What a process of the service does, by the name it gives itself."""
 
 
 def _role(process: psutil.Process) -> str:
     try:
-        command = " ".join(process.cmdline())
+        return _ROLES.get(process.name(), "other")
     except psutil.Error:
         return "other"
-    return next((role for part, role in _ROLES if part in command), "other")
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -1,55 +1,41 @@
 """The processes that decode, from inside.
 
-    server ─► nursery: imports the libraries once ─► fork ─► decoder: jobs in, pixels into the arena, answers out
-                 ▲                                              │
-                 └──── its number, later how it ended ◄─────────┘
-
-Owns: the nursery's and the decoders' main loops. Must not import a device's package or touch a device. The nursery has
-one thread and never sees a client's byte, so that a decoder forked from it is ready within milliseconds and shares its
-memory. A decoder holds no descriptor but its socket, its inbox and the arena, can open nothing else
-(models.confinement), and ends when the server's end closes.
+Owns: what their nursery loads before it forks them (app/workers/forking.py), and the main loop of a decoder. Must not
+import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox and the arena, can
+open nothing else (models.confinement), and ends when the server's end closes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
-import select
-import signal
 import socket
 import sys
 import time
-from array import array
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoders.messages import ENDED, FORKED, READY, DecodePlan, Event, number_in, pack_event
+from app.decoders.messages import DecodePlan
+from app.workers.forking import die_with, fork_on_request, name_process, received, settle
 from app.workers.plain import unpacked
 
 if TYPE_CHECKING:
     from app.decoders.inbox import Inbox
     from app.workers.arena import Arena
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LONGEST_PACKET_S = 0.004  # Of work before answers are sent, though more jobs of the packet wait.
 
 log = logging.getLogger("anychip.decoders")
 
 
-def main(control_descriptor: int, parent: int) -> None:
-    """The nursery: forks a decoder for each number it is sent, until the server's end closes.
-
-    The first packet brings the descriptors of the plan and of the arena. `parent`: the server's process id.
-    """
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # The server hears them and ends us in order.
-    _die_with(parent)
-    control = socket.socket(fileno=control_descriptor)
+def main(control: socket.socket, parent: int) -> None:
+    """The nursery. The first packet brings the descriptors of the plan and of the arena. `parent`: the server."""
+    settle(parent, "decoder-nursery")
     import_libraries()
-    packet, descriptors = _received(control)
+    prepare_to_decode()
+    packet, descriptors = received(control)
     if not packet:
         return
     plan_descriptor, arena_descriptor = descriptors
@@ -58,88 +44,7 @@ def main(control_descriptor: int, parent: int) -> None:
     logs.configure(*plan.log_style)
     warm_up(plan)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
-    wake, woken = socket.socketpair()
-    for end in (wake, woken):
-        end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    control.send(pack_event(Event(READY, 0, 0)))
-    children: dict[int, int] = {}  # The number of each decoder by its process.
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(wake, select.POLLIN)
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == control.fileno():
-                packet, descriptors = _received(control)
-                if not packet:
-                    return
-                number, here = number_in(packet), os.getpid()
-                pid = os.fork()
-                if pid == 0:
-                    signal.set_wakeup_fd(-1)
-                    for end in (control, wake, woken):
-                        end.close()
-                    _decoder(plan, here, arena_descriptor, *descriptors)
-                for theirs in descriptors:
-                    os.close(theirs)
-                children[pid] = number
-                control.send(pack_event(Event(FORKED, number, pid)))
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    wake.recv(4096)
-                _reap(control, children)
-
-
-def forked(control: socket.socket) -> int:
-    """Fork a nursery from this process, which has one thread and has imported what decoders need; its process id."""
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        kept = {0, 1, 2, control.fileno()}
-        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-            with contextlib.suppress(OSError):  # The one that listed them is closed already.
-                os.close(descriptor)
-        main(control.detach(), parent)
-        status = 0
-    except ConnectionError:
-        status = 0  # The server is gone.
-    except BaseException:
-        log.exception("the process that forks decoders ends")
-    finally:
-        os._exit(status)
-
-
-def _received(control: socket.socket) -> tuple[bytes, list[int]]:
-    """A packet and the descriptors that came with it."""
-    descriptors = array("i")
-    data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(2 * descriptors.itemsize))
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    return data, descriptors.tolist()
-
-
-def _reap(control: socket.socket, children: dict[int, int]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            number = children.pop(pid, None)
-            if number is not None:
-                control.send(pack_event(Event(ENDED, number, os.waitstatus_to_exitcode(status))))
-
-
-def _die_with(parent: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    fork_on_request(control, lambda here, theirs: _decoder(plan, here, arena_descriptor, *theirs))
 
 
 def warm_up(plan: DecodePlan) -> None:
@@ -160,17 +65,23 @@ def warm_up(plan: DecodePlan) -> None:
 
 
 def import_libraries() -> None:
-    """Everything that decoders need, set for processes that fork and do one thing at a time."""
+    """Import everything that decoders need. Computes nothing: others may be forked from this process, too."""
+    from app.decoders import decoder  # noqa: F401
+
+
+def prepare_to_decode() -> None:
+    """Compute without threads from now on, and find out once, for all decoders, what reads JPEG.
+
+    Decoders are the parallelism, and a thread would not survive a fork.
+    """
     import cv2
     import torch
 
-    from app.decoders import decoder  # noqa: F401
-
-    torch.set_num_threads(1)  # Decoders are the parallelism; and a thread would not survive the fork.
-    cv2.setNumThreads(0)
     from app.images import jpeg
 
-    jpeg.library()  # Found out once, for all decoders.
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    jpeg.library()
 
 
 def _keep_stderr_for_logs(plan: DecodePlan) -> None:
@@ -185,30 +96,25 @@ def _keep_stderr_for_logs(plan: DecodePlan) -> None:
 def _decoder(
     plan: DecodePlan, parent: int, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int
 ) -> None:
-    """The process of one decoder; never returns."""
-    status = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _die_with(parent)
-        from app.decoders.inbox import Inbox
-        from app.workers.arena import Arena
-        from models.confinement import confine_decoder
+    """The process of one decoder."""
+    name_process("anychip-decoder")
+    die_with(parent)
+    from app.decoders.inbox import Inbox
+    from app.workers.arena import Arena
+    from models.confinement import confine_decoder
 
-        connection = socket.socket(fileno=connection_descriptor)
-        arena = Arena.opened(plan.pools, arena_descriptor)
-        inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
-        _keep_stderr_for_logs(plan)
-        # From here on it reads what strangers have sent, and needs nothing that it does not have.
-        confine_decoder(plan.memory_bytes)
-        decode_forever(plan, connection, inbox, arena)
-        status = 0
-    except (EOFError, ConnectionError):
-        status = 0  # The server is gone.
-    except BaseException:
+    connection = socket.socket(fileno=connection_descriptor)
+    arena = Arena.opened(plan.pools, arena_descriptor)
+    inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
+    _keep_stderr_for_logs(plan)
+    # From here on it reads what strangers have sent, and needs nothing that it does not have.
+    confine_decoder(plan.memory_bytes)
+    try:
+        with contextlib.suppress(EOFError, ConnectionError):  # The server is gone.
+            decode_forever(plan, connection, inbox, arena)
+    except Exception:
         log.exception("a decoder ends")
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+        raise SystemExit(1) from None
 
 
 def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:
@@ -231,4 +137,4 @@ def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, ar
 
 if __name__ == "__main__":
     with contextlib.suppress(ConnectionError):  # The server is gone.
-        main(int(sys.argv[1]), os.getppid())
+        main(socket.socket(fileno=int(sys.argv[1])), os.getppid())

@@ -164,39 +164,3 @@ class DecodePlan:
     lane_bytes: int
     log_style: Style
     memory_bytes: int = 4 << 30
-
-
-_EVENT = struct.Struct("<BIi")
-_NUMBER = struct.Struct("<I")
-READY, FORKED, ENDED = 1, 2, 3
-
-
-class Event(NamedTuple):
-    """What the nursery says: READY once its libraries are there; FORKED with a decoder's process id; ENDED with its
-    exit status, which is minus the signal that ended it.
-    """
-
-    kind: int
-    number: int
-    value: int
-
-
-def pack_event(event: Event) -> bytes:
-    """An event as a packet."""
-    return _EVENT.pack(*event)
-
-
-def event_in(packet: bytes) -> Event:
-    """The event of a packet."""
-    return Event._make(_EVENT.unpack(packet))
-
-
-def pack_number(number: int) -> bytes:
-    """Asks the nursery for a decoder; its descriptors go beside it."""
-    return _NUMBER.pack(number)
-
-
-def number_in(packet: bytes) -> int:
-    """The number of the decoder that is wanted."""
-    number: int = _NUMBER.unpack(packet)[0]
-    return number

@@ -14,49 +14,30 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from app.decoders import main
 from app.decoders.inbox import Inbox
-from app.decoders.messages import (
-    ENDED,
-    FORKED,
-    PACKET_BYTES,
-    READY,
-    Decoded,
-    DecodePlan,
-    answers_in,
-    event_in,
-    pack_number,
-)
+from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, answers_in
 from app.workers.arena import Arena
+from app.workers.forking import forked
+from app.workers.nursery import Nursery, reap
 from app.workers.plain import packed
 
 log = logging.getLogger("anychip.decoders")
-
-_STOP_TIMEOUT_S = 5.0
-_STATUS_TIMEOUT_S = 2.0
-"""How long the nursery may take to say how a decoder ended that has closed its socket."""
 
 
 class DecoderStartError(Exception):
     """The processes that decode could not be started; the message is one sentence."""
 
 
-class Nursery:
-    """The process from which decoders are forked. Lives as long as the service; a dead one is replaced by its owner."""
+class DecoderNursery(Nursery):
+    """The process from which decoders are forked; a dead one is replaced by its owner."""
 
     def __init__(self, plan: DecodePlan, arena: Arena, ended: Callable[[], None]) -> None:
         """`ended`: called once when its socket closes. Raises OSError."""
-        self._ended = ended
-        self._forks: dict[int, asyncio.Future[int]] = {}
-        self._statuses: dict[int, asyncio.Future[int]] = {}
-        self._loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[None] = self._loop.create_future()
-        self._process, self._control = _taken() or _spawned()
+        process, control = _taken() or _spawned()
         written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
         try:
             with open(written, "wb", closefd=False) as file:
@@ -64,78 +45,12 @@ class Nursery:
             os.lseek(written, 0, os.SEEK_SET)
             shared = arena.descriptor()
             try:
-                socket.send_fds(self._control, [b"plan"], [written, shared])
+                socket.send_fds(control, [b"plan"], [written, shared])
             finally:
                 os.close(shared)
         finally:
             os.close(written)
-        self._control.setblocking(False)
-        self._loop.add_reader(self._control.fileno(), self._readable)
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process
-
-    def fork(self, number: int, connection: socket.socket, inbox: Inbox) -> asyncio.Future[int]:
-        """Ask for a decoder; the future has its process id. Raises OSError when the nursery is gone."""
-        forked = self._forks[number] = self._loop.create_future()
-        self._statuses[number] = self._loop.create_future()
-        socket.send_fds(self._control, [pack_number(number)], [connection.fileno(), inbox.descriptor])
-        return forked
-
-    async def status(self, number: int) -> int | None:
-        """How the decoder ended: its exit status, minus the signal that ended it; None when that is not to be had."""
-        if number not in self._statuses:
-            return None
-        try:
-            return await asyncio.wait_for(self._statuses[number], _STATUS_TIMEOUT_S)
-        except (asyncio.TimeoutError, ConnectionError):
-            return None
-        finally:
-            del self._statuses[number]
-
-    def kill(self) -> None:
-        """End it now, whatever it does; its decoders end with it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process, signal.SIGKILL)
-
-    async def stop(self) -> None:
-        """End it, and every decoder with it. Idempotent."""
-        self._close()
-        await asyncio.to_thread(_reap, self._process)
-
-    def _readable(self) -> None:
-        try:
-            packet = self._control.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:
-            packet = b""
-        if not packet:
-            self._close()
-            return
-        event = event_in(packet)
-        if event.kind == READY:
-            if not self.ready.done():
-                self.ready.set_result(None)
-        elif event.kind == FORKED:
-            _settle(self._forks.pop(event.number), event.value)
-        elif event.kind == ENDED and event.number in self._statuses:
-            _settle(self._statuses[event.number], event.value)
-
-    def _close(self) -> None:
-        if self._control.fileno() < 0:
-            return
-        self._loop.remove_reader(self._control.fileno())
-        self._control.close()
-        gone = ConnectionError("the process that forks decoders has ended")
-        waited_for: list[asyncio.Future[Any]] = [self.ready, *self._forks.values(), *self._statuses.values()]
-        for future in waited_for:
-            if not future.done():
-                future.set_exception(gone)
-                future.exception()  # Whoever waits hears it; nobody need wait.
-        self._ended()
+        super().__init__(process, control, ended)
 
 
 _Prepared = tuple[int, socket.socket]
@@ -147,13 +62,13 @@ _prepared: list[_Prepared] = []
 def prepare() -> None:
     """Fork a nursery from this process, whose imports it shares: it takes no time and hardly any memory.
 
-    For a process that has one thread, has called app.decoders.main.import_libraries, and is about to make a service.
+    For a process that has one thread, has called app.decoders.main.prepare_to_decode, and is about to make a service.
     Elsewhere a nursery is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared` in
     the end.
     """
     if threading.active_count() == 1 and hasattr(os, "fork"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _prepared.append((main.forked(theirs), ours))
+        _prepared.append((forked(theirs, main.main), ours))
         theirs.close()
 
 
@@ -162,7 +77,7 @@ def discard_prepared() -> None:
     while _prepared:
         pid, control = _prepared.pop()
         control.close()
-        _reap(pid)
+        reap(pid)
 
 
 def _taken() -> _Prepared | None:
@@ -187,21 +102,6 @@ def _spawned() -> _Prepared:
     finally:
         theirs.close()
     return pid, ours
-
-
-def _reap(pid: int) -> None:
-    """Wait for a nursery whose socket is closed; kill it should it linger. Blocks: for a thread."""
-    end_s = time.monotonic() + _STOP_TIMEOUT_S
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > end_s:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.005)
-
-
-def _settle(future: asyncio.Future[int], value: int) -> None:
-    if not future.done():
-        future.set_result(value)
 
 
 def _import_path() -> list[str]:
@@ -229,7 +129,7 @@ class DecoderProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            forked = nursery.fork(self.number, theirs, self.inbox)
+            forked = nursery.fork(self.number, theirs.fileno(), self.inbox.descriptor)
         except BaseException:
             ours.close()
             raise

@@ -16,7 +16,7 @@ from typing import Any
 
 from app.decoders.image import PendingImage
 from app.decoders.messages import Decoded, DecodePlan
-from app.decoders.process import DecoderProcess, DecoderStartError, Nursery
+from app.decoders.process import DecoderNursery, DecoderProcess, DecoderStartError
 from app.decoders.waiting import Entry
 from app.workers.arena import Arena
 from app.workers.stopped import is_stopped
@@ -104,7 +104,7 @@ class Seats:
         then killed. `ready`: a decoder takes jobs.
         """
         self.all = [Seat() for _ in range(count)]
-        self.nursery: Nursery | None = None
+        self.nursery: DecoderNursery | None = None
         self._plan, self._arena, self._timeout_s = plan, arena, timeout_s
         self._answered, self._lost, self._ready = answered, lost, ready
         self._numbers = 0
@@ -161,7 +161,7 @@ class Seats:
     async def _started(self, seat: Seat) -> DecoderProcess:
         """Raises OSError, asyncio.TimeoutError."""
         if self.nursery is None:
-            self.nursery = Nursery(self._plan, self._arena, self._nursery_ended)
+            self.nursery = DecoderNursery(self._plan, self._arena, self._nursery_ended)
         nursery = self.nursery
         try:
             await asyncio.wait_for(asyncio.shield(nursery.ready), _START_TIMEOUT_S)
@@ -223,7 +223,7 @@ class Seats:
                     seat.decoder.kill(f"it {kind}: no answer for {now_s - seat.heard_s:.1f} s")
 
 
-async def _answered(starting: Coroutine[Any, Any, None], nursery: Nursery) -> None:
+async def _answered(starting: Coroutine[Any, Any, None], nursery: DecoderNursery) -> None:
     """Until the nursery has forked a decoder; one that does not answer is ended. Raises OSError."""
     task = asyncio.ensure_future(starting)
     try:

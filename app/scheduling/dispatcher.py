@@ -40,7 +40,6 @@ from app.workers.growth import LARGEST
 from app.workers.messages import Failed, HandOver, Loaded, Released, Run, Stats
 from app.workers.process import Computed, Events, Message, WorkerProcess
 from app.workers.replica import Replica
-from app.workers.spawn import discard_prepared
 from backends import Choice
 from models import Model, NormalisedModel, Options, TensorOptions
 
@@ -116,7 +115,6 @@ class Dispatcher:
         for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
-        discard_prepared()
 
     def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
         """Batch sizes that a worker has found, by the number of the model, for the next start. Not for the loop."""

@@ -66,7 +66,7 @@ def worker_plans(
         return WorkerPlan(
             load,
             facts.variables(os.environ, cache_dir),
-            takes_prepared=facts.late_environment,
+            forks=facts.late_environment,
             start_timeout_s=settings.start_timeout_s,
             batch_timeout_s=settings.batch_timeout_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,

@@ -6,37 +6,45 @@ Owns: what must be settled before any library is loaded. Must not import torch, 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import multiprocessing
 import os
 import signal
 import socket
+from collections.abc import Sequence
 
 from app import logs
 from app.workers.arena import Arena
 from app.workers.channel import Channel
+from app.workers.forking import die_with, fork_on_request, name_process, settle
 from app.workers.load_file import read_load
 from app.workers.messages import Begin, from_server
 from app.workers.worker import run
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+def nursery(control: socket.socket, parent: int) -> None:
+    """The process from which workers of devices without a driver are forked, with all that every worker imports."""
+    settle(parent, "worker-nursery")
+    _import_libraries()
+    gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
+    fork_on_request(control, _forked)
 
 
-def main(end: socket.socket, prepare: bool = False) -> None:
-    """The process: ends when told to, or when the server's end is gone, however the server ended.
+def _forked(parent: int, descriptors: Sequence[int]) -> None:
+    die_with(parent)
+    [descriptor] = descriptors
+    main(socket.socket(fileno=descriptor))
 
-    `prepare`: import what every worker needs before the first message comes, and with it the environment.
-    """
+
+def main(end: socket.socket) -> None:
+    """The process: ends when told to, or when the server's end is gone, however the server ended."""
+    name_process("anychip-worker")
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server hears it and sends Release.
-    with contextlib.suppress(OSError, AttributeError):  # Linux: dies with the server even inside a hung driver call.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if prepare:
-        _import_libraries()
+    die_with(os.getppid())  # Even inside a driver call that hangs.
     channel = Channel(end)
     try:
         messages = channel.receive()

@@ -44,7 +44,7 @@ from app.workers.messages import (
     to_worker,
 )
 from app.workers.results import Result, map_overflow, read_results
-from app.workers.spawn import SpawnedProcess, spawn
+from app.workers.spawn import ChildProcess, spawn
 
 if TYPE_CHECKING:
     from app.workers.replica import Replica
@@ -60,12 +60,12 @@ _WATCH_INTERVAL_S = 0.25
 class WorkerPlan:
     """What a worker is to serve, the environment of its process, and its limits.
 
-    `takes_prepared`: the environment may come when the libraries are loaded already.
+    `forks`: the process may be forked, as the environment may come when the libraries are loaded already.
     """
 
     load: Load
     environment: Mapping[str, str] = field(default_factory=dict)
-    takes_prepared: bool = False
+    forks: bool = False
     start_timeout_s: float = 600.0
     batch_timeout_s: float = 30.0
     heartbeat_timeout_s: float = 10.0
@@ -156,7 +156,7 @@ class WorkerProcess:
         self._arena = arena
         self._events = events
         self._channel: Channel | None = None
-        self._spawned: SpawnedProcess | None = None
+        self._spawned: ChildProcess | None = None
         self._started: asyncio.Future[Ready] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
         self._killed = False
@@ -222,9 +222,9 @@ class WorkerProcess:
             self._channel.close()
             self._channel = None
         if self._spawned is not None:
-            process = self._spawned.process
-            if await self._spawned.reap(0.0 if self._killed else STOP_TIMEOUT_S):
-                reason += f", exit code {process.exitcode}" if process.exitcode else ""
+            process = self._spawned
+            if await process.reap(0.0 if self._killed else STOP_TIMEOUT_S):
+                reason += f", exit code {process.exit_code}" if process.exit_code else ""
             else:
                 self.abandoned = True
                 reason += f"; its process {process.pid} cannot be killed and is left behind, with what it holds"
@@ -239,10 +239,13 @@ class WorkerProcess:
             os.close(descriptor)
             return
         try:
-            spawned = self._spawned = spawn(self.id, takes_prepared=self.plan.takes_prepared)
+            spawned = self._spawned = await spawn(self.id, forks=self.plan.forks)
         except BaseException:
             os.close(descriptor)
             raise
+        if self._closed.done():  # It was killed meanwhile.
+            self._killed = True
+            spawned.kill()
         channel = self._channel = Channel(spawned.socket)
         spawned.exited.add_done_callback(self._process_exited)
         environment = spawned.environment(self.plan.environment)

@@ -42,19 +42,13 @@ class Processes:
 def processes(service: ServiceProcess) -> Processes:
     """As they are now."""
     found = Processes(psutil.Process(service.process.pid), [], [], [], [], [])
-    own = " ".join(found.server.cmdline())
-    for child in found.server.children():
+    kinds = {"anychip-worker": found.workers, "decoder-nursery": found.nursery, "anychip-decoder": found.decoders}
+    for child in found.server.children(recursive=True):
         with contextlib.suppress(psutil.Error):  # It has just ended.
-            command = " ".join(child.cmdline())
-            if "spawn_main" in command:
-                found.workers.append(child)
-            elif "converter_main" in command:
+            if "converter_main" in " ".join(child.cmdline()):
                 found.converters.append(child)
-            elif command == own or "app.decoders.main" in command:
-                found.nursery.append(child)
-                found.decoders.extend(child.children())
             else:
-                found.others.append(child)
+                kinds.get(child.name(), found.others).append(child)
     return found
 
 

@@ -53,7 +53,7 @@ class ServiceProcess:
         workers = []
         for child in self.children():
             with contextlib.suppress(psutil.Error):  # It has just ended.
-                if "spawn_main" in " ".join(child.cmdline()):
+                if child.name() == "anychip-worker":
                     workers.append(child)
         return workers
 

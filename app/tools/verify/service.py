@@ -153,11 +153,11 @@ def _telemetry(client: httpx.Client) -> Finding:
 
 
 def _workers(service: subprocess.Popen[str]) -> set[int]:
-    """Process numbers of the workers: of what the service has started, those that are started afresh."""
+    """Process numbers of the workers, which name themselves."""
     found = set()
     for child in psutil.Process(service.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # It has just ended.
-            if "spawn_main" in " ".join(child.cmdline()):
+            if child.name() == "anychip-worker":
                 found.add(child.pid)
     return found
 
