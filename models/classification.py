@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -21,7 +21,6 @@ from PIL import Image
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
-from torch.overrides import TorchFunctionMode
 
 from models.geometry import Geometry
 from models.model import (
@@ -38,6 +37,7 @@ from models.model import (
 )
 from models.top_classes import FEW, best_few, best_of, rounded
 from models.vision import torchvision
+from models.without_values import WithoutValues
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
@@ -148,6 +148,18 @@ class Classifier(PixelModel):
         network = ClassificationNetwork(core, self.input_shape, self.mean, self.std)
         return network.eval().requires_grad_(False)
 
+    def network_of_shapes(self) -> ClassificationNetwork:
+        """Random weights are zeros: they need not be measured. A file is read all the same, as it may not fit."""
+        if self.weights != "random":
+            return self.network()
+        core = _skeleton(self.architecture, len(self.labels), auxiliary=False)
+        state = core.state_dict()
+        for name, tensor in state.items():
+            if tensor.is_meta:
+                state[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        core.load_state_dict(state, assign=True)
+        return ClassificationNetwork(core, self.input_shape, self.mean, self.std).eval().requires_grad_(False)
+
     def _random_core(self) -> nn.Module:
         """An untrained network that behaves like a trained one: layers of unit variance, logits that differ.
 
@@ -160,13 +172,12 @@ class Classifier(PixelModel):
             sides = [(side, side) for side in (2, 6, 24, 96)]
             noise = [functional.interpolate(torch.randn(8, 3, *side), self.input_shape[:2]) for side in sides]
             images = torch.stack(noise).mean(dim=0) * torch.linspace(0.5, 2, 8).view(-1, 1, 1, 1)
-            for module in core.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.momentum = 1.0
-            core.train()(images)
             head = core.get_parameter(_head(self.architecture))
             head.normal_()
-            head.mul_(2 / core.eval()(images).std())
+            for module in core.eval().modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.train().momentum = 1.0
+            head.mul_(2 / core(images).std())
         return core
 
     def _load(self) -> nn.Module:
@@ -330,29 +341,9 @@ def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
     return core
 
 
-class _WithoutValues(TorchFunctionMode):
-    """Networks built under it have weights on the meta device: shapes without the seconds that initial values take."""
-
-    _RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.erfinv_)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        # Only `empty`, from which layers make their weights: RegNet computes its widths with tensors of its own.
-        if func is torch.empty:
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        if func in self._RANDOM:
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
 def _skeleton(architecture: str, count: int, auxiliary: bool) -> nn.Module:
     """The module with weights on the meta device."""
-    with _WithoutValues():
+    with WithoutValues():
         return _build(architecture, count, auxiliary)
 
 

@@ -190,6 +190,12 @@ class Model(ABC):
         Raises WeightsError when the file does not fit.
         """
 
+    def network_of_shapes(self) -> Any:
+        """The same for a device that computes nothing: the shapes and types of its outputs are right, the values mean
+        nothing. Raises as `network`.
+        """
+        return self.network()
+
     @abstractmethod
     def reduce(self, outputs: Sequence[Array], index: int, options: Any) -> tuple[Array, ...]:
         """In the worker: the small arrays of item `index` of a batch that are worth sending to the server.

@@ -130,7 +130,8 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerMod
     def made(sizes: tuple[int, ...], engine: str = how.engine, precision: str = how.precision) -> LoadedNetwork:
         if model.batch_sizes(sizes) != sizes:
             raise EngineRefusedError(f"the network takes no batches of {sizes[-1]}")
-        network = Unbuilt(model.input_shape, model.network) if isinstance(model, PixelModel) else model.network()
+        build = model.network if backend.facts.computes else model.network_of_shapes
+        network = Unbuilt(model.input_shape, build) if isinstance(model, PixelModel) else build()
         return backend.load(network, load.device.id, engine, precision, sizes, options=options)
 
     executable, report = made(sizes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -141,9 +142,9 @@ def anychip(folder, *arguments):
                 "--null",
                 "load_ms=100000",
                 "--start-timeout-s",
-                "5",
+                "1",
             ),
-            "not ready within 5 s",
+            "not ready within 1 s",
         ),
         (("--models", "resnet18", "--weights", "random", "--engine", "tensorrt"), "tensorrt"),
         (("--models", "resnet18", "--weights", "random", "--precision", "int4"), "int4"),
@@ -160,9 +161,8 @@ def test_what_cannot_be_served_stops_the_start_with_one_sentence(tmp_path, argum
 
 
 def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path):
-    with running(tmp_path, *OPTIONS) as service:
-        port = str(httpx.URL(service.url).port)
-        ended = anychip(tmp_path, "serve", *OPTIONS, "--port", port)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ended = anychip(tmp_path, "serve", *OPTIONS, "--port", str(port := taken.getsockname()[1]))
     assert ended.returncode == 1
     assert f":{port}; is another service there?" in ended.stderr
     assert "Traceback" not in ended.stderr

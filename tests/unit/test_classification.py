@@ -232,6 +232,23 @@ def test_random_weights_are_the_same_every_time_and_leave_the_generator_alone() 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("architecture", ["resnet18", "googlenet", "mnasnet0_5", "swin_t"])
+def test_for_a_device_that_computes_nothing_a_network_of_the_right_shapes_is_made_unmeasured(architecture: str) -> None:
+    model = replace(classifier(architecture), weights="random", weights_file=None)
+    pixels = torch.zeros((2, *model.input_shape), dtype=torch.uint8)
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(Classifier, "_random_core", None)
+        (logits,) = model.network_of_shapes()(pixels)
+    assert logits.shape == (2, len(model.labels))
+    assert logits.dtype == torch.float32
+
+
+def test_a_device_that_computes_nothing_is_given_no_file_that_does_not_fit(tmp_path: Path) -> None:
+    path = saved(torchvision_network("resnet18", classes=6), tmp_path)
+    with pytest.raises(WeightsError, match="6 classes, but there are 7 labels"):
+        classifier("resnet18", path.name, path).network_of_shapes()
+
+
 def test_a_cast_network_still_takes_pixels_and_gives_float32() -> None:
     network = classifier("mobilenet_v3_small").network()
     pixels = torch.randint(0, 256, (1, *network.input_shape), dtype=torch.uint8)
