@@ -220,8 +220,9 @@ class TorchBackend(Backend):
             return None
         from backends.simulated.decoder import SimulatedDecoder
 
-        self._module()
-        return SimulatedDecoder(self._torch_id(device), simulation)
+        target = self._torch_id(device)
+        self._module().set_device(target)
+        return SimulatedDecoder(target, simulation)
 
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
         """What the vendor's libraries decode JPEG with on a device of PyTorch's name."""
