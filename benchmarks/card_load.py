@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from app.tools.benchmark.load import ClosedLoad, drive
+from app.tools.benchmark.load import ClosedLoad, drive, percentile
 from backends.host import core_count
 from benchmarks import servers
 
@@ -90,7 +90,7 @@ def _measured(given: argparse.Namespace, count: int) -> dict[str, Any]:
             loads = loaded(given.seconds)
             rounds.append((loads, {role: used - before.get(role, 0.0) for role, used in _cpu_by_role(running).items()}))
     answered = [sum(len(load.latencies_s) for load in loads) for loads, _ in rounds]
-    latencies = sorted(latency for loads, _ in rounds for load in loads for latency in load.latencies_s)
+    latencies = [latency for loads, _ in rounds for load in loads for latency in load.latencies_s]
     total = max(1, sum(answered))
     roles = sorted({role for _, used in rounds for role in used})
     return {
@@ -100,8 +100,8 @@ def _measured(given: argparse.Namespace, count: int) -> dict[str, Any]:
         "connections": connections * processes,
         "cores": core_count(),
         "answers_per_s": round(statistics.median(sum(load.answers_per_s for load in loads) for loads, _ in rounds), 1),
-        "p50_ms": round(1e3 * latencies[len(latencies) // 2], 1) if latencies else None,
-        "p99_ms": round(1e3 * latencies[len(latencies) * 99 // 100], 1) if latencies else None,
+        "p50_ms": round(1e3 * percentile(latencies, 50), 1) if latencies else None,
+        "p99_ms": round(1e3 * percentile(latencies, 99), 1) if latencies else None,
         "errors": sum(sum(load.errors.values()) for loads, _ in rounds for load in loads),
         "cpu_ms_per_answer": {
             role: round(1e3 * sum(used.get(role, 0.0) for _, used in rounds) / total, 3) for role in roles
@@ -116,12 +116,7 @@ def _cpu_by_role(running: list[servers.Server]) -> dict[str, float]:
         for role, seconds in server.cpu_by_role().items():
             used[role] = used.get(role, 0.0) + seconds
     ours = {server.process.pid for server in running}
-    used["load"] = 0.0
-    for child in psutil.Process().children():
-        if child.pid not in ours:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = child.cpu_times()
-                used["load"] += times.user + times.system
+    used["load"] = sum(servers.cpu_s(child) for child in psutil.Process().children() if child.pid not in ours)
     return used
 
 

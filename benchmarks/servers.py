@@ -49,14 +49,14 @@ class Server:
 
     def cpu_time(self) -> CpuTime:
         """What it has used so far."""
-        return CpuTime(_cpu_s(self.process), sum(_cpu_s(child) for child in self.process.children(recursive=True)))
+        return CpuTime(cpu_s(self.process), sum(cpu_s(child) for child in self.process.children(recursive=True)))
 
     def cpu_by_role(self) -> dict[str, float]:
         """Seconds used so far by what listens (`server`), and by what it has started: `decoder`, `worker`, `other`."""
-        used = {"server": _cpu_s(self.process)}
+        used = {"server": cpu_s(self.process)}
         for child in self.process.children(recursive=True):
             role = _role(child)
-            used[role] = used.get(role, 0.0) + _cpu_s(child)
+            used[role] = used.get(role, 0.0) + cpu_s(child)
         return used
 
 
@@ -76,7 +76,8 @@ def _role(process: psutil.Process) -> str:
         return "other"
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
+    """Seconds a process has used so far, user and system; 0 once it is gone."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:

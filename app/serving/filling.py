@@ -146,35 +146,23 @@ class Filling:
         if isinstance(image, Frame):
             size = image.width, image.height
             image = image.pixels.tobytes()
-        again = partial(self._decoded_after_all, served, terms, image, rank_s)
-        return await decoders.decode(
+        decode = partial(
+            decoders.decode,
             served.index,
-            slot,
-            image,
+            body=image,
             give=served.slots.give,
             deadline_s=terms.deadline_s,
             rank_s=rank_s,
             client=terms.client,
-            size=size,
-            passed=partial(served.slots.files.__setitem__, slot, again) if served.passes_files else None,
         )
 
-    async def _decoded_after_all(
-        self, served: ServedModel, terms: Terms, image: Encoded, rank_s: float, slot: int
-    ) -> None:
-        """An image whose file lay in the slot for a device to decode, by a decoder process. Raises as `image`."""
-        assert self._decoders is not None
-        with _as_clients_hear(served):
-            await self._decoders.decode(
-                served.index,
-                slot,
-                image,
-                give=served.slots.give,
-                deadline_s=terms.deadline_s,
-                rank_s=rank_s,
-                client=terms.client,
-                again=True,
-            )
+        async def again(slot: int) -> None:
+            """The image after all, where its file lay in the slot for a device to decode. Raises as `image`."""
+            with _as_clients_hear(served):
+                await decode(slot, again=True)
+
+        passed = partial(served.slots.files.__setitem__, slot, again) if served.passes_files else None
+        return await decode(slot, size=size, passed=passed)
 
     def _rank_s(self, terms: Terms, position: int) -> float:
         """Of the image at a position of its request, in the order of what waits for decoders."""
