@@ -137,6 +137,17 @@ class Guard:
             self._end(step.trigger, level, now_s)
         return following
 
+    def exhausted(self, level: Level) -> bool:
+        """The smallest batch has found no memory, and `level` is what all releases left: whether a leak is to blame.
+
+        Here nobody has the time for a slope: batches may end faster than looking is allowed. Between batches a process
+        holds what it has loaded; what it has allocated beyond that has leaked, and no other process can be meant.
+        """
+        leaked = level.allocated - self._start.allocated
+        if self._limits.policy == "off" or self._shared or leaked < self._batches * self._limits.leak_bytes_per_batch:
+            return False
+        return leaked > 0 and level.used - leaked < self._low("device", level)
+
     def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
         # One that helped is worth its time: without it the device runs out of memory, which takes longer.
         helped = not self._needed(trigger, level)

@@ -30,7 +30,7 @@ class MemoryWatch:
         from backends import Memory
 
         self.leaks = False
-        """The guard has asked for another worker, and the server knows."""
+        """Only another worker can help: the guard has asked for one, or has found the device full of what leaked."""
         self._backend, self._device = backend, device
         self._memory: Memory = Memory(0, 0, 0, 0)  # The last that could be read.
         self._silent: set[str] = set()  # Queries that failed when they were last made.
@@ -77,6 +77,11 @@ class MemoryWatch:
         returned = self._backend.release_cache(self._device)
         self._forced_bytes.append(returned)
         return bool(returned) and len(self._forced_bytes) == 1
+
+    def exhausted(self) -> bool:
+        """The smallest batch has found no memory: whether only the worker's end can help. Raises DeviceLostError."""
+        self.leaks = self.leaks or self._guard.exhausted(self._level())
+        return self.leaks
 
     def stats(self) -> Stats:
         """As it is now. Raises DeviceLostError."""

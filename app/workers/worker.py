@@ -233,7 +233,7 @@ class Worker:
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError as error:
-            if self._memory.leaks:  # Nothing helps but the worker's end; what is not done waits for the next one.
+            if self._memory.exhausted():  # Nothing helps but the worker's end; what is not done waits for the next one.
                 raise DeviceLostError(f"{error}: it leaks, and its replacement was not ready in time") from error
             return _failed(run, error)
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.

@@ -51,8 +51,10 @@ async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_
         assert_nothing_left(service)
 
 
-async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_none(tmp_path):
-    # A worker lasts 32 batches, far less time than the next one takes to start.
+# A worker lasts 32 batches, far less time than the next one takes to start, and often less than the guard needs to see
+# a slope: in the long pause it cannot see one at all.
+@pytest.mark.parametrize("pause_s", [0, 600])
+async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_none(tmp_path, pause_s):
     with serving(
         tmp_path,
         "leak_mb=32,memory_mb=1024",
@@ -61,7 +63,7 @@ async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_n
         "--guard-device-ratio",
         "0.3",
         "--guard-cooldown-s",
-        "0",
+        f"{pause_s}",
         "--guard-handover-interval-s",
         "0",
     ) as service:

@@ -152,6 +152,18 @@ def test_a_climb_that_did_not_help_takes_a_twentieth_of_the_time_and_one_that_he
         assert climb(watch, cached(900), now_s=30.0)
 
 
+def test_out_of_memory_what_the_process_has_allocated_since_its_start_is_a_leak():
+    watch = guard()
+    watch.after_batch()
+    assert watch.exhausted(device(950))
+    # Somebody else's, with or without a little of its own; what was so from the start; what it has always had.
+    assert not watch.exhausted(replace(START, used=950))
+    assert not watch.exhausted(replace(START, allocated=110, used=950))
+    assert not watch.exhausted(START)
+    assert not guard(shared=True).exhausted(device(950))
+    assert not guard(policy="off").exhausted(device(950))
+
+
 def test_off_is_off():
     assert not guard(policy="off").due(1e9)
 
