@@ -24,6 +24,7 @@ from app.observability.device_metrics import DeviceMetrics, ServedStates
 from app.observability.metrics import Metrics
 from app.observability.tracing import RequestTrace, Tracing
 from app.scheduling.batch_records import BatchRecords
+from app.scheduling.device_files import DeviceFiles
 from app.scheduling.handover import Handovers
 from app.scheduling.outcome import Outcome, Pending, too_late
 from app.scheduling.plans import how_served, worker_devices, worker_plans
@@ -31,7 +32,7 @@ from app.scheduling.profiles import Profile, store_sizes
 from app.scheduling.quarantine import move_out
 from app.scheduling.queue import Batch, Item, Reservation
 from app.scheduling.readiness import ModelState, Readiness
-from app.scheduling.refills import Refills, freed, let_files_pass
+from app.scheduling.refills import Refills
 from app.scheduling.releases import Releases
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.served_model import ServedModel
@@ -66,8 +67,7 @@ class Dispatcher:
         # Two batches a worker, and twice as many workers while they hand over.
         served_with = [how_served(settings, self._profiles, model) for model in models]
         largest = max(LARGEST if how.grows else how.batch_sizes[-1] for how in served_with)
-        in_flight = 2 * largest * 2 * len(devices)
-        slots = settings.queue_size + in_flight + spare_slots
+        slots = settings.queue_size + 2 * largest * 2 * len(devices) + spare_slots
         self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
         for served in self.models.values():
             if isinstance(served.model, NormalisedModel):
@@ -90,6 +90,7 @@ class Dispatcher:
         self._handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
         self._releases = Releases()
         self._refills = Refills(self._refilled)
+        self._files = DeviceFiles(self.models, self._workers)
         for served in self.models.values():
             if not isinstance(served.model, NormalisedModel):
                 self._watch(served)
@@ -131,6 +132,7 @@ class Dispatcher:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         if self._wake is not None:
             self._wake.cancel()
+        self._files.stop()
         await asyncio.gather(self._handovers.stop(), self._refills.stop())
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
@@ -298,7 +300,7 @@ class Dispatcher:
         )
         self._device_metrics[worker.device].ready()
         self._served_states.show(self._workers.values())
-        let_files_pass(self.models.values(), self._workers.values())
+        self._files.workers_changed()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self._dispatch_soon()
         if worker.ready.staged:
@@ -337,7 +339,7 @@ class Dispatcher:
         if done.fitted:
             self.scheduler.limit_batches(worker.id, batch.model, done.fitted, now_s)
         span = self._records.done(batch, served, worker, done)
-        again = freed(served, batch, done, worker.device)
+        again = self._files.freed(served, batch, done, worker.device)
         self._finished(worker)  # The device first, then those who wait.
         for item, result in zip(batch.items, done.results, strict=True):
             if item in again:
@@ -374,7 +376,7 @@ class Dispatcher:
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.id, last=last)
         self._served_states.show(self._workers.values())
-        let_files_pass(self.models.values(), self._workers.values())
+        self._files.workers_changed()
         lost = self.scheduler.remove_worker(worker.id)
         if worker.abandoned:
             for batch in (*lost.begun, *lost.waiting):

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from app.errors import ServiceError
 from app.scheduling.outcome import Pending
-from app.scheduling.queue import Batch, Item
-from app.scheduling.served_model import ServedModel
+from app.scheduling.queue import Item
 from app.workers.arena import Refill
-from app.workers.process import Computed, WorkerProcess
 
 log = logging.getLogger("anychip.dispatcher")
 
@@ -56,31 +54,3 @@ class Refills:
             return
         if not item.payload.future.done():
             item.payload.future.set_exception(error)
-
-
-def freed(served: ServedModel, batch: Batch[Pending], done: Computed, device: str) -> Mapping[Item[Pending], Refill]:
-    """Give the slots of a batch back. Not those whose files the device could not decode, while somebody waits for them:
-    returns these items, each with what fills its slot anew. Counts both kinds.
-
-    A worker is not believed that it was asked to decode what is no file.
-    """
-    again: dict[Item[Pending], Refill] = {}
-    files = served.slots.files
-    if files:
-        asked = [item for item in batch.items if item.payload.slot in files]
-        refused = [item for position, item in enumerate(batch.items) if position in done.undecoded and item in asked]
-        if asked:
-            served.metrics.device_decodes(device, decoded=len(asked) - len(refused), refused=len(refused))
-        again = {item: files.pop(item.payload.slot) for item in refused if not item.payload.future.done()}
-    for item in batch.items:
-        if item not in again:
-            served.slots.give(item.payload.slot)
-    return again
-
-
-def let_files_pass(served_models: Iterable[ServedModel], workers: Iterable[WorkerProcess]) -> None:
-    """Say of each model whether all of its workers decode its files."""
-    ready = [worker.ready for worker in workers if worker.ready]
-    for served in served_models:
-        loaded = [each for each in (one.loaded[served.index] for one in ready) if each]
-        served.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)

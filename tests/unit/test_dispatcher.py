@@ -10,6 +10,7 @@ import pytest
 from app.config import Settings
 from app.errors import ServiceError
 from app.observability.metrics import Metrics
+from app.scheduling import device_files
 from app.scheduling.dispatcher import Dispatcher
 from app.scheduling.readiness import ModelState
 from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
@@ -483,3 +484,61 @@ async def test_files_pass_only_where_every_worker_decodes_them():
         assert served.passes_files
         dispatcher._worker_gone(by_device, "it died")
         assert not served.passes_files
+
+
+async def of_device(dispatcher, worker, undecoded=()):
+    """A batch of eight files, of which the device cannot decode these."""
+    tasks = ask_with_files(dispatcher, FILLED, 8, range(8))
+    await turns()
+    dispatcher._worker_message(worker, undone(worker.runs[-1], tuple(undecoded)))
+    while not all(task.done() for task in tasks):
+        await turns()
+        if worker.runs[-1].files == () and not dispatcher.scheduler.idle(worker.id):
+            dispatcher._worker_message(worker, done(worker.runs[-1]))
+    await asyncio.gather(*tasks)
+
+
+def decoding_worker(name="null:0#1"):
+    worker = Worker(name)
+    loaded = Loaded(Report("null", "fp32"), {1: 0.001, 8: 0.002}, 1, 0, WhoDecodes("device"))
+    worker.ready = Ready("null:0", "null", (loaded,))
+    return worker
+
+
+FILLED = Host()
+FILLED.may_end.set()
+BATCHES_IN_A_ROW = device_files.REFUSED_IN_A_ROW // 8
+
+
+async def test_files_do_not_pass_for_a_while_after_a_row_that_the_device_cannot_decode(caplog):
+    worker = decoding_worker()
+    async with dispatching(worker) as dispatcher:
+        served = dispatcher.models["m"]
+        for _ in range(BATCHES_IN_A_ROW - 1):
+            await of_device(dispatcher, worker, range(8))
+        await of_device(dispatcher, worker, range(7))  # One of them was decoded: strange files, a decoder that works.
+        for _ in range(BATCHES_IN_A_ROW - 1):
+            await of_device(dispatcher, worker, range(8))
+        assert served.passes_files
+        await of_device(dispatcher, worker, range(8))
+        assert not served.passes_files
+        assert "could decode none of the last 64 files for m" in caplog.text
+        pause = dispatcher._files._pauses[served]
+        assert 0 < pause.when() - asyncio.get_running_loop().time() <= device_files.PAUSE_S
+        dispatcher._files._end_pause(served)
+        assert served.passes_files
+        await of_device(dispatcher, worker, range(8))  # The row begins anew.
+        assert served.passes_files
+        pause.cancel()
+
+
+async def test_a_new_worker_ends_the_pause_of_files():
+    worker = decoding_worker()
+    async with dispatching(worker) as dispatcher:
+        for _ in range(BATCHES_IN_A_ROW):
+            await of_device(dispatcher, worker, range(8))
+        assert not dispatcher.models["m"].passes_files
+        [pause] = dispatcher._files._pauses.values()
+        dispatcher._worker_ready(decoding_worker("null:0#2"))
+        assert dispatcher.models["m"].passes_files
+        assert pause.cancelled()
