@@ -145,8 +145,8 @@ class Settings(BaseSettings):
         0.97,
         gt=0,
         le=1,
-        description="Share of the most images a second that is kept while several clients ask: smaller batches, so "
-        "that nobody waits long for another's (docs/scheduling.md)",
+        description="Share of the most images a second that is kept while several clients ask: smaller batches, "
+        "and pauses for a client that asks again at once, so that nobody waits long for another's (docs/scheduling.md)",
     )
     cors_origins: str = Field(
         "", description="Web pages that may ask from a browser, by origin, e.g. https://app.example.com; none if empty"

@@ -97,6 +97,11 @@ class Ladder:
         rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
         return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
 
+    def spare_s(self, rate_kept: float, now: float) -> float:
+        """How long the device may stand still before each batch of the short size, so that such a share is left."""
+        size = self.short_size(rate_kept, now)
+        return size / (rate_kept * self.rate) - self._seconds[size]
+
     def best_s(self, waiting: int, now: float) -> float:
         """Seconds expected of the next batch when `waiting` items are there."""
         if self._usable < len(self.sizes):

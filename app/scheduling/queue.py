@@ -170,6 +170,21 @@ class Queue(Generic[T]):
             else:
                 del self.clients[client]  # Addresses are the clients': what asks nothing must not stay.
 
+    def answered(self, items: Iterable[Item[T]]) -> list[str]:
+        """The clients that have nothing more under way once the items of a batch are answered."""
+        requests: dict[Reservation, int] = {}
+        for item in items:
+            if item.reservation is not None and item.reservation.client:
+                requests[item.reservation] = requests.get(item.reservation, 0) + 1
+        clients: dict[str, int] = {}
+        for request, images in requests.items():
+            clients[request.client] = clients.get(request.client, 0) + (images == request.images)
+        return [client for client, ended in clients.items() if self.clients[client][0] <= ended]
+
+    def before(self, rank_s: float) -> int:
+        """How many wait before one of this rank, at most: some of them may have left."""
+        return sum([each[0] <= rank_s for each in self.heap])
+
     def rank_s(self, reservation: Reservation, now: float, position: int, seconds_an_image: float) -> float:
         """The rank of an image of a request, its priority not included.
 

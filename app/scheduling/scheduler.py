@@ -9,10 +9,11 @@ no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must 
 
 Work-conserving: an idle worker gets whatever is there, at once. While it computes, one full batch may wait in front of
 it; a partial batch keeps filling until the worker is free, and while several clients ask a full one is sent late, so
-that whoever comes meanwhile has a place in it (app.scheduling.sharing). Models share a worker by device time, not by
-requests: each has a virtual clock that runs on by the seconds its batches take, and the model furthest behind goes
-first (start-time fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its deadline is refused at the
-door; what has become hopeless meanwhile is dropped when a batch is formed, never computed.
+that whoever comes meanwhile has a place in it (app.scheduling.sharing). Only where it may cost images a second, one
+stands still a moment for a client that asks again as soon as it is answered (app.scheduling.returning). Models share a
+worker by device time, not by requests: each has a virtual clock that runs on by the seconds its batches take, and the
+model furthest behind goes first (start-time fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its
+deadline is refused at the door; what has become hopeless meanwhile is dropped when a batch is formed, never computed.
 
 After a worker is lost, the items that may have been the reason run alone: nothing else is on their worker meanwhile, so
 that a second loss shows which one it was.
@@ -22,10 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from typing import Generic
 
-from app.scheduling.latency import Ladder, Lane, last_s
+from app.scheduling.expectation import expected_s
+from app.scheduling.latency import Ladder
 from app.scheduling.queue import (
     Batch,
     DeadlineUnreachableError,
@@ -36,6 +39,7 @@ from app.scheduling.queue import (
     Reservation,
     T,
 )
+from app.scheduling.returning import Returning
 from app.scheduling.sharing import RATE_KEPT, Sharing
 from app.scheduling.worker_state import WorkerState
 
@@ -66,6 +70,7 @@ class Scheduler(Generic[T]):
         self._free: dict[str, WorkerState[T]] = {}  # The workers that have a credit.
         self._max_wait_s = max_wait_s
         self._clients = Sharing(rate_kept)
+        self._returning = Returning()
         self._ids = count(1)
         self._order = count()
 
@@ -115,6 +120,8 @@ class Scheduler(Generic[T]):
         rank_s = queue.rank_s(reservation, now, position, 1 / (REQUEST_SHARE * rate) if rate else 0.0)
         item.rank_s = rank_s - priority * PRIORITY_WORTH_S
         queue.push(item, next(self._order))
+        if reservation.client and not position:
+            self._returning.came(reservation.client, now)
         return item
 
     def requeue(self, item: Item[T], *, alone: bool) -> None:
@@ -184,6 +191,7 @@ class Scheduler(Generic[T]):
             return LostBatches((), ())
         self._membership_changed()
         self._free.pop(name, None)
+        self._returning.begun(name)
         batches, begun = tuple(worker.batches.values()), worker.begun()
         for batch in batches:
             self._queues[batch.model].in_flight -= len(batch.items)
@@ -219,6 +227,13 @@ class Scheduler(Generic[T]):
             ladder.learn(batch.size, taken_s)
             worker.learn_preparation(prepare_s)
             queue.late(batch.items, now)
+        if self._clients.at(now):
+            short, spare_s = (
+                ladder.short_size(self._clients.rate_kept, now),
+                ladder.spare_s(self._clients.rate_kept, now),
+            )
+            places = short - queue.before(now)
+            self._returning.answered(name, queue.answered(batch.items), spare_s, places, now)
         worker.free_s = now + sum([worker.ladders[other.model].of(other.size) for other in worker.batches.values()])
         return batch
 
@@ -229,7 +244,7 @@ class Scheduler(Generic[T]):
         formed = True
         while formed and self._free and any(queue.depth for queue in self._queues.values()):
             formed = False
-            free = [worker for worker in self._free.values() if not worker.batches or self._takes_more(worker, now)]
+            free = [worker for worker in self._free.values() if self._takes_more(worker, now)]
             if len(free) > 1:
                 free.sort(key=lambda worker: self._done_s(worker, now))
             for worker in free:
@@ -249,7 +264,8 @@ class Scheduler(Generic[T]):
         wake_s: list[float] = []
         if self._clients.at(now):
             busy = [worker for worker in self._free.values() if worker.batches]
-            wake_s += [worker.next_at_s for worker in busy if self._fills(worker, now)]
+            wake_s += [worker.next_at_s for worker in busy if self._fills(worker, now) and not worker.returning]
+            wake_s += self._returning.ends_s()
         if self._max_wait_s:
             wake_s += [
                 queue.oldest_s() + self._max_wait_s
@@ -276,8 +292,11 @@ class Scheduler(Generic[T]):
         return any([self._queues[model].depth >= ladder.ceiling(now) for model, ladder in worker.ladders.items()])  # noqa: C419 - faster
 
     def _takes_more(self, worker: WorkerState[T], now: float) -> bool:
-        """Whether a batch is sent to a worker that computes one."""
-        return self._fills(worker, now) and (not self._clients.at(now) or now >= worker.next_at_s)
+        """Whether a batch is sent to a worker that has a credit."""
+        if not worker.batches:
+            return not self._returning.waits(worker.name, now)
+        at_once = not self._clients.at(now)
+        return self._fills(worker, now) and (at_once or (now >= worker.next_at_s and not worker.returning))
 
     def _done_s(self, worker: WorkerState[T], now: float) -> float:
         """When the next batch of this worker would be done: the least of these gets the next items."""
@@ -286,51 +305,17 @@ class Scheduler(Generic[T]):
 
     def _rate(self, model: str) -> float:
         """Images a second that the model's workers can answer, less what other models with work take of them."""
-        return sum([ladder.rate / self._sharing(worker, model) for worker, ladder in self._serving[model]])
+        return sum([ladder.rate / self._sharing(model, worker) for worker, ladder in self._serving[model]])
 
-    def _sharing(self, worker: WorkerState[T], model: str) -> int:
+    def _sharing(self, model: str, worker: WorkerState[T]) -> int:
         """How many models have work for the worker, this one included."""
         if len(worker.ladders) == 1:
             return 1
         return 1 + sum([other != model and bool(self._queues[other].ahead) for other in worker.ladders])
 
     def _expected_s(self, model: str, priority: int, images: int, now: float) -> tuple[float | None, float]:
-        """Seconds until the last of `images` is answered: by the queue alone (None without a worker), and plus recent
-        lateness; admission uses the second.
-        """
-        queue, workers = self._queues[model], self._serving[model]
-        ahead = queue.ahead_of(priority)
-        if not workers:
-            return None, 0.0  # Nothing is known of the worker that will come: only the deadline itself can tell.
-        if not ahead:
-            idle = [ladder for worker, ladder in workers if not worker.batches]
-            if idle:
-                # With nothing in front of it an item is refused only if no batch was ever fast enough: an estimate that
-                # has gone wrong could never get better if it kept away the work that would correct it.
-                all_s = own_s = min([ladder.best_s(images, now) for ladder in idle])
-                if images > 1:
-                    all_s = last_s([Lane(ladder, 0.0, 1, now) for ladder in idle], images, images)
-                return all_s, max(0.0, all_s - own_s) + min([ladder.least_s for ladder in idle])
-        expected_s = self._next_s(model, ahead + images, now)
-        if expected_s is None:
-            lanes = [Lane(ladder, worker.wait_s(now), self._sharing(worker, model), now) for worker, ladder in workers]
-            expected_s = last_s(lanes, ahead + images, round(queue.usual))
-        return expected_s, expected_s + queue.lateness_s(priority)
-
-    def _next_s(self, model: str, images: int, now: float) -> float | None:
-        """Seconds until the next batch of any of the workers is done; None where `images` do not fit into it.
-
-        The first step of `last_s`, which is mostly enough, for a fraction of its cost.
-        """
-        wanted = max(images, round(self._queues[model].usual))
-        first, first_s = None, math.inf
-        for worker, ladder in self._serving[model]:
-            done_s = ladder.best_s(wanted, now)
-            if worker.free_s > now and worker.batches:
-                done_s += worker.free_s - now
-            if done_s < first_s:
-                first, first_s = ladder, done_s
-        return first_s if first is not None and images <= first.ceiling(now) else None
+        sharing = partial(self._sharing, model)
+        return expected_s(self._queues[model], self._serving[model], sharing, priority=priority, images=images, now=now)
 
     def _form(self, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> Batch[T] | None:
         """Form the worker's next batch and count it as in flight; None where there is none for it now."""
@@ -359,6 +344,9 @@ class Scheduler(Generic[T]):
         worker.served_s[model] = worker.clock_s + ladder.of(size)
         worker.free_s = max(now, worker.free_s) + ladder.of(size)
         worker.alone = items[0].alone
+        self._returning.begun(worker.name)
+        clients = {item.reservation.client for item in items if item.reservation is not None}
+        worker.returning = self._clients.at(now) and self._returning.likely(clients)
         batch = Batch(next(self._ids), worker.name, model, items, size, now)
         worker.batches[batch.id] = batch
         self._credits_changed(worker)

@@ -31,6 +31,7 @@ class WorkerState(Generic[T]):
     prepare_s: float = 0.0  # What it does for a batch while it computes the one before.
     retiring: bool = False
     alone: bool = False  # It has an item that must be its only one.
+    returning: bool = False  # In its last batch is a client for whose next image it will probably wait.
     batches: dict[int, Batch[T]] = field(default_factory=dict)
 
     def turn_s(self, model: str) -> float:

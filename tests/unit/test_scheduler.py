@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from app.scheduling import sharing
 from app.scheduling.queue import DeadlineUnreachableError, LostBatches, QueueFullError
+from app.scheduling.returning import Returning
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
@@ -893,11 +894,11 @@ def test_dispatching_costs_nothing_while_nobody_has_a_credit():
 class Simulation:
     """A scheduler, its workers and a clock. `log` has (item, when answered), `dropped` what was given up."""
 
-    def __init__(self, ladder, workers=1, noise=0.0, seed=1):
+    def __init__(self, ladder, workers=1, noise=0.0, seed=1, **options):
         self.random = random.Random(seed)
         self.ladder, self.noise = ladder, noise
         names = [f"w{index}" for index in range(workers)]
-        self.scheduler = make({"m": 10_000}, ladder, names)
+        self.scheduler = make({"m": 10_000}, ladder, names, **options)
         self.free_s = dict.fromkeys(names, 0.0)
         self.log, self.dropped, self.refused = [], [], 0
         self._events, self._order = [], count()
@@ -970,11 +971,11 @@ def test_a_request_of_64_images_does_not_keep_single_ones_waiting(ladder, slack)
 class Crowd(Simulation):
     """Clients that ask for one image after the other: 64 requests of a greedy one at a time, one of a modest one."""
 
-    def __init__(self, ladder, noise, pause_s):
-        super().__init__(ladder, noise=noise)
+    def __init__(self, ladder, noise, pause_s, greedy=64 * ["greedy"], **options):
+        super().__init__(ladder, noise=noise, **options)
         self.pause_s, self.modest_s, self.woken_s = pause_s, [], 0.0
-        for _ in range(64):
-            self.at(0.0, self.ask, "greedy")
+        for client in greedy:
+            self.at(0.0, self.ask, client)
         self.at(1.0, self.ask, "modest")
 
     def ask(self, now, client):
@@ -1002,6 +1003,94 @@ class Crowd(Simulation):
 
 
 CONSTANT = dict.fromkeys((1, 2, 4, 8), 0.02)
+
+
+def fastest(ladder):
+    """Images a second, at most."""
+    return max(size / taken_s for size, taken_s in ladder.items())
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize(("ladder", "kept"), [(CONSTANT, 0.85), (FLAT, 0.75)], ids=["constant", "GPU"])
+def test_the_device_stands_still_for_one_who_asks_again_at_once_where_that_may_cost_images(ladder, kept, noise):
+    crowd = Crowd(ladder, noise, (0.003, 0.003), rate_kept=kept).run(20.0)
+    learned_s = sorted(crowd.modest_s[20:])
+    assert learned_s[int(0.99 * len(learned_s))] < ladder[8] * (1.001 + 4 * noise)
+    assert kept * fastest(ladder) < len(crowd.log) / 20 < 0.95 * fastest(ladder)
+    # It is not waited for without need.
+    greedy_alone = Crowd(ladder, noise, (1e6, 1e6), rate_kept=kept).run(20.0)
+    assert len(greedy_alone.log) > 0.99 * 20 * fastest(ladder)
+
+
+@pytest.mark.parametrize("pause_s", [(0.006, 0.1), (0.0, 0.02)], ids=["late", "any time"])
+def test_nobody_waits_for_one_who_mostly_comes_late(pause_s):
+    crowd = Crowd(CONSTANT, 0.05, pause_s, rate_kept=0.85).run(20.0)
+    assert len(crowd.log) > 0.97 * 20 * fastest(CONSTANT)
+
+
+def test_nobody_waits_for_one_of_a_crowd():
+    crowd = Crowd(CONSTANT, 0.05, (0.003, 0.003), [f"c{number}" for number in range(64)], rate_kept=0.85).run(20.0)
+    assert len(crowd.log) > 0.97 * 20 * fastest(CONSTANT)
+
+
+def returns(returning, client, after_s, times, now=0.0):
+    """A client is answered and asks again so much later, so often; returns the time then."""
+    for _ in range(times):
+        returning.answered("w", [client], 0.005, 8, now)
+        returning.begun("w")
+        returning.came(client, now + after_s)
+        now += 1.0
+    return now
+
+
+def test_a_worker_waits_for_one_that_mostly_returns_in_time_and_until_then():
+    returning = Returning()
+    now = returns(returning, "quick", 0.003, 10)
+    assert returning.likely(["quick", "unknown"])
+    returning.answered("w", ["quick"], 0.005, 8, now)
+    assert returning.ends_s() == [now + 0.005]
+    assert [returning.waits("w", now), returning.waits("v", now), returning.waits("w", now + 0.005)] == [
+        True,
+        False,
+        False,
+    ]
+    returning.came("quick", now + 0.002)
+    assert not returning.waits("w", now + 0.002)
+    assert returning.ends_s() == []
+    returning.answered("w", ["quick"], 0.005, 8, now)
+    returning.begun("w")
+    assert not returning.waits("w", now)
+
+
+def test_a_worker_waits_for_nobody_else():
+    returning = Returning()
+    now = returns(returning, "quick", 0.003, 10)
+    now = returns(returning, "slow", 0.006, 10, now)
+    for clients, allowed_s, places in ((["quick"], 0.0005, 8), (["quick"], 0.005, 0), (["slow", "unknown"], 0.005, 8)):
+        returning.answered("w", clients, allowed_s, places, now)
+        assert not returning.waits("w", now), (clients, allowed_s, places)
+    now = returns(returning, "quick", 0.5, 5, now)  # It has changed its ways.
+    returning.answered("w", ["quick"], 0.005, 8, now)
+    assert not returning.waits("w", now)
+
+
+def test_who_still_has_images_under_way_is_not_waited_for():
+    scheduler = make(ladder=CONSTANT)
+    reservations = {
+        "done": [scheduler.reserve("m", 2, NEVER, 0, 0.0, client="done")],
+        "part of a request": [scheduler.reserve("m", 2, NEVER, 0, 0.0, client="part of a request")],
+        "another request": [scheduler.reserve("m", 1, NEVER, 0, 0.0, client="another request") for _ in range(2)],
+    }
+    items = [scheduler.enqueue(reservations["done"][0], None, 0.0, position) for position in range(2)]
+    items += [scheduler.enqueue(reservations[name][0], None, 0.0) for name in ("part of a request", "another request")]
+    assert scheduler._queues["m"].answered(items) == ["done"]
+
+
+def test_what_is_remembered_of_clients_is_bounded():
+    returning = Returning()
+    for number in range(10_000):
+        returning.answered("w", [f"c{number}"], 0.01, 8, float(number))
+    assert len(returning._clients) == 256
 
 
 @pytest.mark.parametrize("pause_s", [(0.001, 0.001), (0.0, 0.1)], ids=["at once", "any time"])
