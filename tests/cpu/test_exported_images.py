@@ -57,7 +57,12 @@ def check(worst: dict[str, float]) -> None:
     # Untrained networks have scores at the threshold and pairs at the limit of overlap, where the last digit decides.
     assert worst["lost"] <= max(2, 0.005 * worst["instances"])
     assert worst.get("keypoint", 0) <= 1
-    assert worst.get("probability", 0) <= 1e-3
+    # Pillow resizes with finer weights than torch does on bytes: a few values are another level, and untrained networks
+    # make much of it. On the same pixels nothing is left.
+    assert worst.get("levels", 0) <= 1
+    assert worst.get("values", 0) <= 0.02
+    assert worst.get("probability on its pixels", 0) <= 1e-4
+    assert worst.get("probability", 0) <= 3e-3
     assert worst.get("mask", 0) <= 0.01
 
 

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.transforms import functional as transforms
 
 from app.images.decoding import decode
 from app.images.header import read_header
 from models import Options, open_model, parse_spec
+from models.model import softmax
 from models.sample.generator import detection_image
 from tests.support.ultralytics_exports import COARSE, NETWORKS
 
@@ -72,6 +74,16 @@ def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
     return reduced, placement, model.postprocess(reduced, placement, Options())
 
 
+def _resized(model: Any, encoded: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a classifier of ours sees of a JPEG, and what torchvision's transforms make of the same pixels by Pillow."""
+    header = read_header(encoded)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    pixels = decode(encoded, header, model.decode_size(header.width, header.height))
+    model.preprocess(pixels, out, header.width, header.height)
+    image = transforms.resize(Image.fromarray(pixels.numpy()), [model.resize_size])
+    return out, torch.from_numpy(np.array(transforms.center_crop(image, list(model.input_shape[:2]))))
+
+
 def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
     """Compare with what Ultralytics predicts; the largest differences."""
     model = opened(folder, tag)
@@ -89,8 +101,14 @@ def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
         reduced, placement, answer = predicted(model, network, file.read_bytes())
         theirs = expected[file.name]
         if "probabilities" in theirs:
-            ours = np.exp(reduced[0] - reduced[0].max())
-            note("probability", np.abs(ours / ours.sum() - theirs["probabilities"]).max())
+            note("probability", np.abs(softmax(reduced[0]) - theirs["probabilities"]).max())
+            pixels, reference = _resized(model, file.read_bytes())
+            with torch.inference_mode():
+                on_theirs = network(reference[None])[0][0].numpy()
+            note("probability on its pixels", np.abs(softmax(on_theirs) - theirs["probabilities"]).max())
+            levels = (pixels.int() - reference.int()).abs()
+            note("levels", levels.max())
+            note("values", (levels > 0).float().mean())
             instances += 1
             continue
         found = list(answer["detections"])
@@ -149,7 +167,10 @@ def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
 def row(tag: str, worst: dict[str, float]) -> str:
     """A row of the table."""
     if "probability" in worst:
-        return f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.1e} |"
+        return (
+            f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.1e}, "
+            f"from the same pixels {worst['probability on its pixels']:.1e} |"
+        )
     names = {"box": "corners" if "obb" in tag else "box", "keypoint": "key points"}
     parts = [f"{name} {worst[key]:.1g} px" for key, name in names.items() if key in worst]
     parts.insert(1, f"score {worst.get('score', 0.0):.0e}")
