@@ -44,7 +44,8 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     @contextlib.contextmanager
     def serve(null: str = "", *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
         behaviour = _with_defaults(null, DEVICES[request.param])
-        with serving(tmp_path, behaviour, *options) as service, answering(service, ends=ends):
+        # What is measured is a process as users start it.
+        with serving(tmp_path, behaviour, *options, fresh=True) as service, answering(service, ends=ends):
             yield service
 
     return serve
@@ -58,7 +59,7 @@ def _with_defaults(null: str, defaults: str) -> str:
     )
 
 
-def serving(folder, null="", *options):
+def serving(folder, null="", *options, fresh=False):
     """A service on the null device; what comes later among the options counts."""
     return running(
         folder,
@@ -77,6 +78,7 @@ def serving(folder, null="", *options):
         "--timeout-ms",
         "200000",
         *options,
+        fresh=fresh,
     )
 
 
