@@ -107,8 +107,8 @@ def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
                 on_theirs = network(reference[None])[0][0].numpy()
             note("probability on its pixels", np.abs(softmax(on_theirs) - theirs["probabilities"]).max())
             levels = (pixels.int() - reference.int()).abs()
-            note("levels", levels.max())
-            note("values", (levels > 0).float().mean())
+            note("levels", levels.max().item())
+            note("values", (levels > 0).float().mean().item())
             instances += 1
             continue
         found = list(answer["detections"])
