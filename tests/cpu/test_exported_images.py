@@ -63,7 +63,10 @@ def check(worst: dict[str, float]) -> None:
     assert worst.get("values", 0) <= 0.02
     assert worst.get("probability on its pixels", 0) <= 1e-4
     assert worst.get("probability", 0) <= 3e-3
-    assert worst.get("mask", 0) <= 0.01
+    # A box's side a thousandth of a pixel beside a whole one adds a row to a mask or takes one, whatever its size.
+    assert worst.get("mask in its box", 0) <= 0.01
+    assert worst.get("mask", 0) <= 0.05
+    assert worst.get("masks within 0.01", 0) >= 0.99 * worst.get("masks", 0)
 
 
 @pytest.mark.parametrize("tag", USUAL)
