@@ -68,6 +68,13 @@ def tried(
 def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, Any]:
     size, stated_batch, is_open = about.size, 1, False
     if onnx is not None:
+        if _is_torchvisions(onnx):
+            shapes = [value.shape or () for value in (*onnx.inputs, *onnx.outputs)]
+            seen = ", ".join(f"[{', '.join(str(n) if isinstance(n, int) else 'k' for n in each)}]" for each in shapes)
+            raise ValueError(
+                "it is a detector as torchvision exports it, of one image without a batch and as many boxes as it "
+                f'finds ({seen}), which is served as tensors only: state "task": "tensors" beside it'
+            )
         size, stated_batch, is_open = _input(onnx, size)
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
@@ -120,6 +127,16 @@ def _is_detr(onnx: OnnxFile) -> bool:
     """Whether it is as RT-DETR's own repository exports its networks, and those of D-FINE and DEIM: by its names."""
     names = {value.name for value in onnx.inputs}
     return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
+
+
+def _is_torchvisions(onnx: OnnxFile) -> bool:
+    """Whether it is as torchvision's detectors are exported: an image [3, h, w] in; boxes [k, 4], labels [k] and scores
+    [k] out, in any order and with any names, where k is open.
+    """
+    taken, given = ([value.shape or () for value in values] for values in (onnx.inputs, onnx.outputs))
+    lists = [shape for shape in given if len(shape) == 1 and not isinstance(shape[0], int)]
+    boxes = [shape for shape in given if len(shape) == 2 and shape[1] == 4 and not isinstance(shape[0], int)]
+    return len(taken) == 1 and len(taken[0]) == 3 and taken[0][0] == 3 and len(lists) == 2 and len(boxes) == 1
 
 
 def _is_imagenet(about: Description) -> bool:

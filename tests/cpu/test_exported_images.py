@@ -304,6 +304,34 @@ def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, besi
     assert [*found[0]["box"].values()] == pytest.approx([0, 50, 100, 100], abs=0.01)
 
 
+class Found(nn.Module):
+    """As torchvision's detectors: an image without a batch in, as many boxes, scores and labels out as it finds."""
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        places = (image[0] > 0.5).nonzero()
+        boxes = torch.cat((places, places + 1), dim=1).float()
+        return boxes, boxes[:, 0] / 64, places[:, 1]
+
+
+@pytest.mark.parametrize("beside", [None, {"task": "tensors"}, {"task": "detect", "labels": "coco"}])
+def test_detectors_of_torchvision_are_tensors_and_no_others(tmp_path: Path, beside: dict[str, Any] | None) -> None:
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "best.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Found().eval(), (torch.rand(3, 64, 64),), str(file), dynamo=False, opset_version=17)
+    if beside is not None:
+        file.with_suffix(".json").write_text(json.dumps(beside))
+    if beside is None or beside["task"] == "tensors":
+        model: Any = open_model(parse_spec(str(file)), tmp_path)
+        assert (model.task, [list(spec.shape) for spec in model.inputs]) == ("infer", [[3, 64, 64]])
+        return
+    with pytest.raises(WeightsError, match="a detector as torchvision exports it") as caught:
+        open_model(parse_spec(str(file)), tmp_path)
+    assert "([3, 64, 64], [k, 4], [k], [k])" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("sidecar", "sentence"),
     [
