@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import older_cpu, warm
+from tests.support import older_cpu
 
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -23,7 +23,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "ANYCHIP_TEST_CPU" in os.environ:
     older_cpu.set_variables(os.environ["ANYCHIP_TEST_CPU"])
-warm.STARTED_WITH.update(os.environ)
 
 # An example takes as long as the machine is busy: that is no failure, and no environment but ours has hypothesis.
 with contextlib.suppress(ImportError):

@@ -44,8 +44,7 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     @contextlib.contextmanager
     def serve(null: str = "", *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
         behaviour = _with_defaults(null, DEVICES[request.param])
-        # What is measured is a process as users start it.
-        with serving(tmp_path, behaviour, *options, fresh=True) as service, answering(service, ends=ends):
+        with serving(tmp_path, behaviour, *options) as service, answering(service, ends=ends):
             yield service
 
     return serve
@@ -59,7 +58,7 @@ def _with_defaults(null: str, defaults: str) -> str:
     )
 
 
-def serving(folder, null="", *options, fresh=False):
+def serving(folder, null="", *options):
     """A service on the null device; what comes later among the options counts."""
     return running(
         folder,
@@ -78,7 +77,6 @@ def serving(folder, null="", *options, fresh=False):
         "--timeout-ms",
         "200000",
         *options,
-        fresh=fresh,
     )
 
 

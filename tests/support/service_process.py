@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,16 +17,14 @@ from types import MappingProxyType
 import httpx
 import psutil
 
-from tests.support import warm
 from tests.support.stall import answering
-from tests.support.warm import WarmProcess
 
 
 @dataclass
 class ServiceProcess:
     """A running service; `url` has no slash at its end."""
 
-    process: subprocess.Popen[str] | WarmProcess
+    process: subprocess.Popen[str]
     url: str
     log: Path
 
@@ -70,7 +68,7 @@ class ServiceProcess:
         return self.process.wait(60)
 
 
-def stop(process: subprocess.Popen[str] | WarmProcess) -> None:
+def stop(process: subprocess.Popen[str]) -> None:
     """SIGTERM, and the end of what does not listen."""
     if process.poll() is None:
         process.terminate()
@@ -89,23 +87,19 @@ def free_port() -> int:
     return port
 
 
-def _fresh(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "app", *words]
-    with log.open("w") as errors:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-
-
 @contextlib.contextmanager
 def running(
-    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({}), fresh: bool = False
+    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[ServiceProcess]:
     """Start the service in `folder`, wait until it is ready, end it with everything it started.
 
-    `environment` is what its environment has besides ours. Where that is nothing that libraries read, the service is
-    forked from a process that has imported them; with `fresh` never.
+    `environment` is what its environment has besides ours.
     """
     log = folder / "service.log"
-    words = [
+    command = [
+        sys.executable,
+        "-m",
+        "app",
         "serve",
         "--port",
         "0",
@@ -117,11 +111,10 @@ def running(
         "1,2,4,8",
         *options,
     ]
-    ours = {name: text for name, text in os.environ.items() if name.startswith("ANYCHIP_")}
-    path = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
-    variables = {**warm.STARTED_WITH, **ours, **path, **environment}
-    start = WarmProcess if warm.fits(environment) and not fresh else _fresh
-    process = start(words, folder, variables, log)
+    root = str(Path(__file__).parents[2])
+    variables = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", **environment}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True)
     assert process.stdout is not None
     children: list[psutil.Process] = []
     try:
@@ -143,5 +136,5 @@ def running(
 @contextlib.contextmanager
 def watched(folder: Path, *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
     """`running`, and the assertion that it answered all the while (tests/support/stall.py); `ends`: as there."""
-    with running(folder, *options, fresh=True) as service, answering(service, ends=ends):
+    with running(folder, *options) as service, answering(service, ends=ends):
         yield service
