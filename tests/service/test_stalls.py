@@ -32,8 +32,7 @@ async def test_workers_that_die_and_floods_of_releases_hold_nobody_up(serve):
             await until(lambda: metric(service, "anychip_worker_restarts_total", reason="died") == 1)
             await until(lambda: is_ready(service))
             await load.answers(20)
-            # What accepting costs, about a third of a millisecond each on a busy machine, is another matter.
-            limits = httpx.Limits(max_connections=150)
+            limits = httpx.Limits(max_connections=400)
             async with httpx.AsyncClient(base_url=service.admin_url, timeout=WAIT_S, limits=limits) as client:
                 asked = (client.post("/v1/devices/null:0:release") for _ in range(1000))
                 answers = await asyncio.gather(*asked)
