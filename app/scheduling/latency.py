@@ -97,9 +97,8 @@ class Ladder:
         rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
         return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
 
-    def spare_s(self, rate_kept: float, now: float) -> float:
-        """How long the device may stand still before each batch of the short size, so that such a share is left."""
-        size = self.short_size(rate_kept, now)
+    def spare_s(self, size: int, rate_kept: float) -> float:
+        """How long the device may stand still before each batch of `size`, so that such a share of the rate is left."""
         return size / (rate_kept * self.rate) - self._seconds[size]
 
     def best_s(self, waiting: int, now: float) -> float:

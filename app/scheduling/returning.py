@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_LEAST_S = 0.001
+LEAST_PAUSE_S = 0.001
 """Less than this the event loop's timers cannot."""
 _MOST_CLIENTS = 256
 """That are remembered: addresses are the clients' to choose."""
@@ -48,7 +48,7 @@ class Returning:
         """A worker's batch has ended, and with it all that these clients had under way. The worker waits `allowed_s`
         for them at most, and for no more of them than the next batch has places for.
         """
-        if allowed_s < _LEAST_S:
+        if allowed_s < LEAST_PAUSE_S:
             return
         awaited = {client for client in clients if self._answered(client, allowed_s, now) >= _MOSTLY}
         if awaited and len(awaited) <= places:

@@ -39,7 +39,7 @@ from app.scheduling.queue import (
     Reservation,
     T,
 )
-from app.scheduling.returning import Returning
+from app.scheduling.returning import LEAST_PAUSE_S, Returning
 from app.scheduling.sharing import RATE_KEPT, Sharing
 from app.scheduling.worker_state import WorkerState
 
@@ -228,12 +228,12 @@ class Scheduler(Generic[T]):
             worker.learn_preparation(prepare_s)
             queue.late(batch.items, now)
         if self._clients.at(now):
-            short, spare_s = (
-                ladder.short_size(self._clients.rate_kept, now),
-                ladder.spare_s(self._clients.rate_kept, now),
-            )
-            places = short - queue.before(now)
-            self._returning.answered(name, queue.answered(batch.items), spare_s, places, now)
+            kept = self._clients.rate_kept
+            size = ladder.short_size(kept, now)
+            spare_s = ladder.spare_s(size, kept)
+            if spare_s >= LEAST_PAUSE_S:  # Else nothing of this is wanted, and it takes its time in a long queue.
+                places = size - queue.before(now)
+                self._returning.answered(name, queue.answered(batch.items), spare_s, places, now)
         worker.free_s = now + sum([worker.ladders[other.model].of(other.size) for other in worker.batches.values()])
         return batch
 
@@ -256,16 +256,15 @@ class Scheduler(Generic[T]):
         return batches, dropped
 
     def wake_at(self, now: float) -> float | None:
-        """When to dispatch again though nothing has happened: a batch for an idle worker has waited `max_wait_s`, or
-        the next of a busy one is due.
+        """When to dispatch again though nothing has happened: a batch for an idle worker has waited `max_wait_s`, the
+        next of a busy one is due, or a worker has waited long enough for a client.
 
         To be asked after `dispatch`: what an idle worker did not take then waits for another worker, not for a moment.
         """
-        wake_s: list[float] = []
+        wake_s = self._returning.ends_s()  # Also once nobody else asks any more.
         if self._clients.at(now):
             busy = [worker for worker in self._free.values() if worker.batches]
             wake_s += [worker.next_at_s for worker in busy if self._fills(worker, now) and not worker.returning]
-            wake_s += self._returning.ends_s()
         if self._max_wait_s:
             wake_s += [
                 queue.oldest_s() + self._max_wait_s
@@ -345,8 +344,9 @@ class Scheduler(Generic[T]):
         worker.free_s = max(now, worker.free_s) + ladder.of(size)
         worker.alone = items[0].alone
         self._returning.begun(worker.name)
-        clients = {item.reservation.client for item in items if item.reservation is not None}
-        worker.returning = self._clients.at(now) and self._returning.likely(clients)
+        worker.returning = self._clients.at(now) and self._returning.likely(
+            {item.reservation.client for item in items if item.reservation is not None}
+        )
         batch = Batch(next(self._ids), worker.name, model, items, size, now)
         worker.batches[batch.id] = batch
         self._credits_changed(worker)

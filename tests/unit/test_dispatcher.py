@@ -472,9 +472,7 @@ async def test_files_of_a_batch_that_ended_its_worker_are_decoded_on_the_host_an
 
 
 async def test_files_pass_only_where_every_worker_decodes_them():
-    by_host, by_device = Worker("null:0#1"), Worker("null:0#2")
-    loaded = Loaded(Report("null", "fp32"), {1: 0.001}, 1, 0, WhoDecodes("device"))
-    by_device.ready = Ready("null:0", "null", (loaded,))
+    by_host, by_device = Worker("null:0#1"), decoding_worker("null:0#2")
     async with dispatching(by_device) as dispatcher:
         served = dispatcher.models["m"]
         assert served.passes_files
