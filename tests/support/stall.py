@@ -4,9 +4,8 @@
         service.worker().kill()
 
 The measuring process imports the standard library alone. What it, or the server, waited for a processor is subtracted:
-on a busy machine that says nothing about the service. So is what a hypervisor took of the processors meanwhile (steal:
-to the system a process runs that stands still), and the time in which the server itself was stopped (SIGSTOP): nobody
-could answer then. Once the server is to end, as `ends` says, it may refuse to be asked.
+on a busy machine that says nothing about the service. So is the time in which the server itself was stopped (SIGSTOP):
+nobody could answer then. Once the server is to end, as `ends` says, it may refuse to be asked.
 
 `running_loop` measures the loop that a test runs in, where there is no service.
 """
@@ -25,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +39,7 @@ _SLOW_S = 0.01
 @dataclass
 class Answering:
     """What was measured: times of answers in seconds, those that failed, and the loop's longest stall since its start;
-    `earlier_stall_s`: the longest of those before the block. `stolen_s`: the most that a hypervisor took in a second.
+    `earlier_stall_s`: the longest of those before the block.
     `slow`: when an answer was asked for that took some time, by time.monotonic(), and how long it took.
 
     All zero until the block ends.
@@ -52,7 +50,6 @@ class Answering:
     failed: int = 0
     longest_stall_s: float = 0.0
     earlier_stall_s: float = 0.0
-    stolen_s: float = 0.0
     slow: list[tuple[float, float]] = field(default_factory=list, repr=False)
 
 
@@ -82,8 +79,7 @@ def answering(
     assert measured.failed == 0 or ends, f"{measured.failed} of {measured.asked} got no answer: {measured}"
     assert measured.slowest_s <= live_s, f"the service paused: {measured}"
     earlier = measured.longest_stall_s == measured.earlier_stall_s  # Another test's, which has failed by now.
-    stood_s = measured.longest_stall_s - measured.stolen_s  # When it stood still is not known.
-    assert stood_s <= stall_s or earlier, f"the event loop stood still: {measured}"
+    assert measured.longest_stall_s <= stall_s or earlier, f"the event loop stood still: {measured}"
 
 
 class LoopStall:
@@ -130,13 +126,6 @@ def _waited_s(pid: int, thread: int = 0) -> float:
     """What a thread of a process, its first one if none is named, has waited for a processor so far."""
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread or pid}/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
-    return 0.0
-
-
-def _stolen_s() -> float:
-    """What a hypervisor has taken of all processors so far (proc(5), /proc/stat)."""
-    with contextlib.suppress(OSError, IndexError), open("/proc/stat") as file:
-        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
@@ -202,11 +191,6 @@ class _Stopped(threading.Thread):
             time.sleep(_INTERVAL_S / 2)
 
 
-def _unfair_s(pid: int) -> float:
-    """Seconds so far in which the server, or this process, could not go on for want of a processor."""
-    return _waited_s(pid) + _waited_s(os.getpid()) + _stolen_s()
-
-
 def main(url: str, pid: int, ends: bool) -> None:
     """Ask until standard input ends, or until the service does, then print what was measured."""
     client = _Client(url)
@@ -216,10 +200,9 @@ def main(url: str, pid: int, ends: bool) -> None:
     measured.earlier_stall_s = client.longest_stall_s()
     print("measuring", flush=True)
     asked_stall_s = -_STALL_INTERVAL_S
-    stolen: deque[tuple[float, float]] = deque()  # Of the last second: when it was looked at, and the sum until then.
     # At least once, however short the block is.
     while not (select.select([sys.stdin], [], [], _INTERVAL_S)[0] and measured.asked):
-        unfair_s = _unfair_s(pid) + stopped.total_s
+        unfair_s = _waited_s(pid) + _waited_s(os.getpid()) + stopped.total_s
         asked_s = time.monotonic()
         try:
             measured.asked += 1
@@ -228,11 +211,7 @@ def main(url: str, pid: int, ends: bool) -> None:
             measured.failed += 1
             if ends:
                 break
-        taken_s = time.monotonic() - asked_s - (_unfair_s(pid) + stopped.total_s - unfair_s)
-        stolen.append((time.monotonic(), _stolen_s()))
-        while stolen[-1][0] - stolen[0][0] > 1 and len(stolen) > 2:
-            stolen.popleft()
-        measured.stolen_s = max(measured.stolen_s, stolen[-1][1] - stolen[0][1])
+        taken_s = time.monotonic() - asked_s - (_waited_s(pid) + _waited_s(os.getpid()) + stopped.total_s - unfair_s)
         measured.slowest_s = max(measured.slowest_s, taken_s)
         if taken_s > _SLOW_S:
             measured.slow.append((asked_s, taken_s))
