@@ -57,16 +57,15 @@ def check(worst: dict[str, float]) -> None:
     # Untrained networks have scores at the threshold and pairs at the limit of overlap, where the last digit decides.
     assert worst["lost"] <= max(2, 0.005 * worst["instances"])
     assert worst.get("keypoint", 0) <= 1
-    # Pillow resizes with finer weights than torch does on bytes: a few values are another level, and untrained networks
-    # make much of it. On the same pixels nothing is left.
+    # Why the last two may be missed: Pillow resizes with finer weights than torch does on bytes, so a few values are
+    # another level (on the same pixels nothing is left); a box's side a thousandth of a pixel beside a whole one adds a
+    # row to a mask or takes one (cut at the same box it is the same).
     assert worst.get("levels", 0) <= 1
     assert worst.get("values", 0) <= 0.02
     assert worst.get("probability on its pixels", 0) <= 1e-4
-    assert worst.get("probability", 0) <= 3e-3
-    # A box's side a thousandth of a pixel beside a whole one adds a row to a mask or takes one, whatever its size.
     assert worst.get("mask in its box", 0) <= 0.01
-    assert worst.get("mask", 0) <= 0.05
-    assert worst.get("masks within 0.01", 0) >= 0.99 * worst.get("masks", 0)
+    assert worst.get("probability", 0) <= 1e-3
+    assert worst.get("mask", 0) <= 0.01
 
 
 @pytest.mark.parametrize("tag", USUAL)
