@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -173,7 +173,11 @@ def _image_model(name: str, file: Path, found: Mapping[str, Any], sidecar: Sidec
         made(sidecar.adapter, known)  # A file that is none of its task stops the start.
         return AdaptedModel(*about, export=export, adapter=sidecar.adapter, file=known)
     if how.task == "classify":
-        return ExportedClassifier(*about, min(height, width), "bilinear", True, export.mean, export.std, export=export)
+        by: Literal["pillow", "torch"] = "pillow" if export.exporter.startswith("ultralytics") else "torch"
+        statistics = export.mean, export.std
+        return ExportedClassifier(
+            *about, min(height, width), "bilinear", True, *statistics, resize_by=by, export=export
+        )
     return ExportedDetector(*about, export=export)
 
 

@@ -71,7 +71,7 @@ def model(name: str, architecture: str, labels: Sequence[str], weights: str, wei
     side = _SIDES[kind]
     about = (name, architecture, tuple(labels), weights, weights_file, (side, side, 3))
     if kind == "cls":
-        return YOLOClassifier(*about, side, "bilinear", True, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        return YOLOClassifier(*about, side, "bilinear", True, (0.0,) * 3, (1.0,) * 3, resize_by="pillow")
     keypoints = _keypoints(architecture, weights_file) if kind == "pose" else None
     task: Literal["segment", "pose", "obb"] = {"seg": "segment", "pose": "pose", "obb": "obb"}[kind]  # type: ignore[assignment]
     extras = {"seg": MASKS, "obb": 1}.get(kind, 0) if keypoints is None else keypoints[0] * keypoints[1]
@@ -109,7 +109,7 @@ class InstanceDetector(ExportedDetector):
 
 @dataclass(frozen=True)
 class YOLOClassifier(Classifier):
-    """A YOLOv8 or YOLO11 of classes: short side resized, centre cut out, pixels in 0..1."""
+    """A YOLOv8 or YOLO11 of classes: short side resized by Pillow, centre cut out, pixels in 0..1."""
 
     def network(self) -> ClassificationNetwork:
         """The network on the CPU: float32, BatchNorm fused, eval mode. Raises WeightsNotFoundError, WeightsError."""

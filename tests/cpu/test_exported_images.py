@@ -57,12 +57,9 @@ def check(worst: dict[str, float]) -> None:
     # Untrained networks have scores at the threshold and pairs at the limit of overlap, where the last digit decides.
     assert worst["lost"] <= max(2, 0.005 * worst["instances"])
     assert worst.get("keypoint", 0) <= 1
-    # Why the last two may be missed: Pillow resizes with finer weights than torch does on bytes, so a few values are
-    # another level (on the same pixels nothing is left); a box's side a thousandth of a pixel beside a whole one adds a
-    # row to a mask or takes one (cut at the same box it is the same).
-    assert worst.get("levels", 0) <= 1
-    assert worst.get("values", 0) <= 0.02
-    assert worst.get("probability on its pixels", 0) <= 1e-4
+    # Why the last may be missed: a box's side a thousandth of a pixel beside a whole one adds a row to a mask or takes
+    # one (cut at the same box it is the same).
+    assert worst.get("levels", 0) == 0  # Classifiers see the very pixels.
     assert worst.get("mask in its box", 0) <= 0.01
     assert worst.get("probability", 0) <= 1e-3
     assert worst.get("mask", 0) <= 0.01

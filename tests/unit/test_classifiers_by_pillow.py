@@ -1,0 +1,77 @@
+"""Classifiers of Ultralytics see what torchvision's transforms make of a PIL image, every byte of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import functional as transforms
+
+from models import PixelModel, open_model, parse_spec
+from models.classification import Classifier
+
+
+def noise(width: int, height: int) -> np.ndarray:
+    return np.random.default_rng(width * 10_007 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@cache
+def yolo() -> Classifier:
+    model = open_model(parse_spec("yolov8n-cls:random"), Path())
+    assert isinstance(model, Classifier)
+    return model
+
+
+def reference(image: np.ndarray, side: int) -> np.ndarray:
+    resized = transforms.resize(Image.fromarray(image), [side])
+    return np.array(transforms.center_crop(resized, [side, side]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 1200), st.integers(1, 1200), st.integers(32, 320))
+def test_every_byte_is_that_of_ultralytics_transforms(width: int, height: int, side: int) -> None:
+    image, model = noise(width, height), replace(yolo(), input_shape=(side, side, 3), resize_size=side)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    if max(width, height) > 64 * min(width, height):
+        return  # Those strips are cut before they are resized.
+    model.preprocess(torch.from_numpy(image), out, width, height)
+    assert np.array_equal(out.numpy(), reference(image, side))
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (224, 224), (225, 224), (500, 375), (97, 301), (641, 479), (3000, 2001), (2000, 40), (40, 2000)]
+)
+def test_classifiers_of_ultralytics_see_what_its_transforms_make(size: tuple[int, int]) -> None:
+    model, image = yolo(), noise(*size)
+    assert model.decode_size(8000, 6000) == (8000, 6000)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    model.preprocess(torch.from_numpy(image), out, *size)
+    assert np.array_equal(out.numpy(), reference(image, 224))
+
+
+def test_parts_of_an_image_are_resized_alike() -> None:
+    model, image = yolo(), noise(400, 300)
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    part = torch.from_numpy(image)[20:220, 30:330]
+    model.preprocess(part, out, 300, 200)
+    assert np.array_equal(out.numpy(), reference(image[20:220, 30:330].copy(), 224))
+
+
+def test_a_strip_costs_no_more_memory_than_a_photograph() -> None:
+    out = torch.zeros((224, 224, 3), dtype=torch.uint8)
+    image = np.full((1, 200_000, 3), 90, np.uint8)  # Resized whole it would have 45 million columns.
+    yolo().preprocess(torch.from_numpy(image), out, 200_000, 1)
+    assert (out == 90).all()
+
+
+def test_other_classifiers_are_resized_by_torch() -> None:
+    model = open_model(parse_spec("resnet18:random"), Path())
+    assert isinstance(model, PixelModel)
+    assert model.decode_size(8000, 6000) != (8000, 6000)
