@@ -35,7 +35,7 @@ from models.model import (
     WeightsError,
     softmax,
 )
-from models.top_classes import FEW, best_few, best_of, rounded
+from models.top_classes import FEW, best_few, best_of, rounded, with_best
 from models.vision import torchvision
 from models.without_values import WithoutValues
 
@@ -263,8 +263,16 @@ class Classifier(PixelModel):
         """Logits, float32 [classes]."""
         return (outputs[0][index].astype(np.float32, copy=True),)
 
+    def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
+        """Logits, and the best classes: found for a whole batch, and not in the server's event loop."""
+        logits = outputs[0][: len(options)].astype(np.float32, copy=True)
+        return with_best(logits, [each.top_k for each in options])
+
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """The `top_k` classes by descending score; equal scores by ascending number."""
+        if len(outputs) > 1:  # As `reduce_all` found them for these options.
+            classes, found = outputs[1].tolist()
+            return self._answer([int(each) for each in classes], found, placement)
         scores = softmax(outputs[0])
         best = best_of(scores, options.top_k)
         return self._answer(best.tolist(), rounded(scores[best]), placement)

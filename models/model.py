@@ -203,6 +203,13 @@ class Model(ABC):
         `options`: what the request asks for. Returned arrays own their memory (no views of `outputs`).
         """
 
+    def reduce_all(self, outputs: Sequence[Array], options: Sequence[Any]) -> list[tuple[Array, ...]]:
+        """The same of the first items of a batch, as many as there are `options`, all finite where that is asked for.
+
+        More may be sent of each than `reduce` returns, where that is cheaper here than in the server.
+        """
+        return [self.reduce(outputs, index, each) for index, each in enumerate(options)]
+
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
         """Those of a ladder of batch sizes that the network can be made ready for; never none."""
         return tuple(ladder)

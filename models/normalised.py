@@ -106,6 +106,10 @@ class NormalisedModel(Model):
         """As of the image model."""
         return self.image_model.reduce(outputs, index, options)
 
+    def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
+        """As of the image model."""
+        return self.image_model.reduce_all(outputs, options)
+
     def items(self, pixels: Array) -> Array:
         """uint8 [n, *image_model.input_shape], as the image network takes it -> uint8 [n, *input_shape]."""
         network = PixelNetwork(nn.Identity(), self.image_model.input_shape, *self.image_model.normalisation)

@@ -5,11 +5,12 @@ Owns: which classes these are, and in which order. Must not know labels or answe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from models.model import Array
+from models.model import Array, softmax
 
 FEW = 16
 """So many classes are found sooner one by one than by sorting."""
@@ -47,3 +48,24 @@ def rounded(scores: Array) -> list[Any]:
     """Five digits of a probability are enough. Lists, as the shape has dimensions."""
     numbers: list[Any] = scores.astype(np.float64).round(5).tolist()
     return numbers
+
+
+def with_best(logits: Array, counts: Sequence[int]) -> list[tuple[Array, ...]]:
+    """Each row of [n, classes] and, where few of its classes are wanted, these: float64 [2, count], numbers and scores.
+
+    `counts`: how many are wanted of each row.
+    """
+    most = min(max(counts, default=0), logits.shape[1])
+    if not 0 < most <= FEW or min(counts) <= 0:
+        return [(row,) for row in logits]
+    found = np.empty((len(logits), 2, most))
+    if len(logits) == 1:  # Then what is for several takes longer.
+        scores = softmax(logits[0])
+        found[0, 0] = best = best_of(scores, most)
+        found[0, 1] = scores[best]
+    else:
+        scores = softmax(logits)
+        found[:, 0] = best = best_few(scores, most)
+        found[:, 1] = np.take_along_axis(scores, best, 1)
+    found[:, 1].round(5, out=found[:, 1])
+    return [(row, each[:, :count]) for row, each, count in zip(logits, found, counts, strict=True)]

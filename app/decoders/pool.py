@@ -59,6 +59,7 @@ class Decoders:
         """`count`: processes; at least two run, as one must stay free of large images. `restarted`: hears "died" or
         "hung" for each decoder that is replaced.
         """
+        self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._most_credits = min(CREDITS, plan.lanes)
         self._restarted = restarted
@@ -144,10 +145,9 @@ class Decoders:
         Cancelled, the image leaves the heap at once.
         Raises DecodeQueueFullError, DecodeExpiredError, InvalidImageError, ImageTooLargeError, DecodeFailedError.
         """
-        loop = asyncio.get_running_loop()
         kind = Kind.REGIONS if count else Kind.PIXELS if size else Kind.FILE if passed else Kind.ENCODED
         width, height = size or (count, 0)
-        future: asyncio.Future[Placement] = loop.create_future()
+        future: asyncio.Future[Placement] = self._loop.create_future()
         image = PendingImage(kind, body, slot, width, height, deadline_s, give, future, tail, passed, width * height)
         entry = Entry(model, image, rank_s)
         try:
@@ -166,7 +166,7 @@ class Decoders:
         entry.rank_s += self._turns.behind_s(client, now_s, self.seconds_an_image, self._queue.waiting)
         self._queue.push(entry)
         self._flush_soon()
-        timer = loop.call_later(max(0.0, deadline_s - now_s), self._expire, entry)
+        timer = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, entry)
         try:
             return await image.future
         except asyncio.CancelledError:
@@ -211,7 +211,7 @@ class Decoders:
         """Send what can be sent, once a turn of the loop: what comes in one turn goes in one packet."""
         if not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False

@@ -192,6 +192,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection."""
         self._transport = transport
+        self._loop = asyncio.get_running_loop()
         self._general.connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -274,7 +275,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._general.lend()
-        task = asyncio.get_running_loop().create_task(self._serve(request, *found))
+        task = self._loop.create_task(self._serve(request, *found))
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
         return True

@@ -34,7 +34,8 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
     def __enter__(self) -> interrupted_at:
         self._task = current_task()
         self._began_s = time.monotonic()
-        self._arm(self._deadline_s, self._too_late)
+        # Mostly all is there: a timer is only set for what still waits after this turn of the loop.
+        self._timer: asyncio.Handle = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
     def arrived(self, size: int) -> None:
@@ -46,6 +47,9 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
     def arrived_wholly(self) -> None:
         """All of the body is there."""
         self._timer.cancel()
+        self._arm(self._deadline_s, self._too_late)
+
+    def _begin(self) -> None:
         self._arm(self._deadline_s, self._too_late)
 
     def _arm_rate(self, due_s: float) -> None:

@@ -26,7 +26,7 @@ from app.observability.tracing import RequestTrace, Tracing
 from app.scheduling.batch_records import BatchRecords
 from app.scheduling.device_files import DeviceFiles
 from app.scheduling.handover import Handovers
-from app.scheduling.outcome import Outcome, Pending, too_late
+from app.scheduling.outcome import Outcome, Pending, options_of, too_late
 from app.scheduling.plans import how_served, worker_devices, worker_plans
 from app.scheduling.profiles import Profile, store_sizes
 from app.scheduling.quarantine import move_out
@@ -78,6 +78,7 @@ class Dispatcher:
         self.arena = Arena([(math.prod(model.input_shape), slots) for model in models])
         self.replicas: list[Replica] = []
         self.readiness = Readiness(self.models, self.scheduler, self.replicas)
+        self._loop = asyncio.get_running_loop()
         self._settings = settings
         self._choice = choice
         self._metrics = metrics
@@ -175,7 +176,7 @@ class Dispatcher:
         if not self.scheduler.serves(name) and not self.readiness.state(name).accepts_requests:
             self.models[name].slots.give(slot)
             self.refuse_unless_served(name)
-        pending = Pending(slot, options, asyncio.get_running_loop().create_future(), logs.request_id.get(), trace)
+        pending = Pending(slot, options, self._loop.create_future(), logs.request_id.get(), trace)
         item = self.scheduler.enqueue(reservation, pending, time.monotonic(), position)
         self._dispatch_soon()
         return item
@@ -186,7 +187,7 @@ class Dispatcher:
         Raises ServiceError: DEADLINE_EXCEEDED, INFERENCE_FAILED, NOT_READY. Cancelled, it leaves the queue at once.
         """
         future = item.payload.future
-        timer = asyncio.get_running_loop().call_later(item.deadline_s - time.monotonic(), self._expire, item)
+        timer = self._loop.call_later(item.deadline_s - time.monotonic(), self._expire, item)
         try:
             return await future
         finally:
@@ -223,7 +224,7 @@ class Dispatcher:
         """Dispatch once, after all that this turn of the loop brings, and before those that it answers go on."""
         if not self._dispatching:
             self._dispatching = True
-            asyncio.get_running_loop().call_soon(self._dispatch)
+            self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         """Send what can be sent."""
@@ -237,18 +238,17 @@ class Dispatcher:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        wake_at = self.scheduler.wake_at(now_s)
-        if wake_at is not None:
+        if (wake_at := self.scheduler.wake_at(now_s)) is not None:
             # Timers have a resolution of a millisecond: a shorter one would be asked for again and again.
-            self._wake = asyncio.get_running_loop().call_later(max(wake_at - now_s, 1e-3), self._dispatch)
+            self._wake = self._loop.call_later(max(wake_at - now_s, 1e-3), self._dispatch)
 
     def _send(self, batch: Batch[Pending]) -> None:
         worker = self._workers[batch.worker]
         served = self.models[batch.model]
         self._records.sent(batch, served, worker.device)
-        slots = tuple(item.payload.slot for item in batch.items)
-        options = tuple(item.payload.options for item in batch.items)
-        worker.send(Run(batch.id, served.index, slots, options, batch.size, served.slots.files_among(slots)))
+        slots = tuple([item.payload.slot for item in batch.items])
+        files = served.slots.files_among(slots)
+        worker.send(Run(batch.id, served.index, slots, options_of(batch.items), batch.size, files))
 
     def _expire(self, item: Item[Pending]) -> None:
         """The deadline of an item has passed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from app.errors import ServiceError
 from app.observability.tracing import RequestTrace
+from app.scheduling.queue import Item
 from app.workers.process import WorkerProcess
 from models import Options, TensorOptions
 
@@ -42,6 +44,13 @@ class Pending:
     future: asyncio.Future[Outcome]
     request_id: str
     trace: RequestTrace | None
+
+
+def options_of(items: Sequence[Item[Pending]]) -> tuple[Options | TensorOptions, ...]:
+    """What each item's request asks for, one for all where it is the same, as it mostly is."""
+    options = tuple([item.payload.options for item in items])
+    same = all([each is options[0] for each in options])  # noqa: C419 - faster
+    return options[:1] if same else options
 
 
 def too_late() -> ServiceError:

@@ -268,8 +268,11 @@ class Worker:
         if any(len(output) != size for output in outputs):
             shapes = [output.shape for output in outputs]
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
+        # Before anything is reduced: a comparison with a threshold would drop NaN without a word.
+        if model.may_be_infinite or _finite([output[: len(asked)] for output in outputs]):
+            return [*model.reduce_all(outputs, asked)]
         return [
-            model.reduce(outputs, row, options) if model.may_be_infinite or _finite(outputs, row) else None
+            model.reduce(outputs, row, options) if _finite([output[row] for output in outputs]) else None
             for row, options in enumerate(asked)
         ]
 
@@ -292,6 +295,5 @@ def _failed(run: Run, error: Exception) -> Failed:
     return Failed(run.batch_id, f"{type(error).__name__}: {error}"[:_MAX_REASON])
 
 
-def _finite(outputs: Sequence[npt.NDArray[Any]], row: int) -> bool:
-    # Before anything is reduced: a comparison with a threshold would drop NaN without a word.
-    return all(np.isfinite(output[row]).all() for output in outputs if output.dtype.kind == "f")
+def _finite(outputs: Sequence[npt.NDArray[Any]]) -> bool:
+    return all(np.isfinite(output).all() for output in outputs if output.dtype.kind == "f")

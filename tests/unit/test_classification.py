@@ -307,6 +307,28 @@ def test_the_answers_of_several_images_are_those_of_each(top_k: int) -> None:
     assert model.postprocess_all([], [], Options(top_k=top_k)) == []
 
 
+@pytest.mark.parametrize("most", [-1, 0, 1, 5, 7, 9, 30])
+def test_what_a_batch_is_reduced_to_answers_as_each_image_does(most: int) -> None:
+    """Whatever is asked for beside it, and in a batch that was padded."""
+    model = classifier("resnet18")
+    random = np.random.default_rng(0)
+    for spread in (2, 3, 1000):
+        logits = random.integers(0, spread, (8, 7)).astype(np.float32)
+        options = [Options(top_k=top_k) for top_k in (most, 1, 3, 5, 2)]
+        reduced = model.reduce_all((logits,), options)
+        assert len(reduced) == len(options)
+        [(_, *best)] = model.reduce_all((logits,), options[:1])
+        assert [each.tolist() for each in best] == [each.tolist() for each in reduced[0][1:]]
+        for index, (asked, sent) in enumerate(zip(options, reduced, strict=True)):
+            alone = model.reduce((logits,), index, asked)
+            np.testing.assert_array_equal(sent[0], alone[0])
+            assert not np.shares_memory(sent[0], logits)
+            assert (len(sent) > 1) == (most > 0)
+            answers = [model.postprocess(each, Placement(640, 480), asked) for each in (sent, alone)]
+            assert answers[0] == answers[1]
+            assert {type(entry["class_id"]) for entry in answers[0]["classes"]} <= {int}
+
+
 @pytest.mark.parametrize("top_k", [1, 3, 6])
 def test_equal_scores_are_in_the_order_of_their_classes(top_k: int) -> None:
     """As if all of them were sorted, which they are not."""

@@ -107,8 +107,9 @@ def test_it_loads_measures_and_answers():
         pixels = np.stack([talk.arena.slot(0, slot).reshape(224, 224, 3) for slot in (3, 1)])
         with torch.inference_mode():
             expected = network(torch.from_numpy(pixels))[0].numpy()
-        for row, (logits,) in enumerate(talk.results(done, (3, 1))):
+        for row, (logits, best) in enumerate(talk.results(done, (3, 1))):
             np.testing.assert_allclose(logits, expected[row], rtol=1e-4, atol=1e-4)
+            assert best[0].tolist() == np.argsort(-logits, kind="stable")[: Options().top_k].tolist()
 
         talk.send(Run(8, 1, (0,), (OPTIONS,), 1))
         assert talk.hear().batch_id == 8
