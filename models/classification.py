@@ -35,7 +35,7 @@ from models.model import (
     WeightsError,
     softmax,
 )
-from models.top_classes import FEW, best_few, best_of, rounded, with_best
+from models.top_classes import best_in, with_best
 from models.vision import torchvision
 from models.without_values import WithoutValues
 
@@ -265,28 +265,19 @@ class Classifier(PixelModel):
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
         """Logits, and the best classes: found for a whole batch, and not in the server's event loop."""
-        logits = outputs[0][: len(options)].astype(np.float32, copy=True)
-        return with_best(logits, [each.top_k for each in options])
+        return with_best(outputs[0][: len(options)].astype(np.float32, copy=True), [each.top_k for each in options])
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """The `top_k` classes by descending score; equal scores by ascending number."""
-        if len(outputs) > 1:  # As `reduce_all` found them for these options.
-            classes, found = outputs[1].tolist()
-            return self._answer([int(each) for each in classes], found, placement)
-        scores = softmax(outputs[0])
-        best = best_of(scores, options.top_k)
-        return self._answer(best.tolist(), rounded(scores[best]), placement)
+        return self._answer(*best_in(outputs, options.top_k), placement)
 
     def postprocess_all(
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[dict[str, Any]]:
         """The same in a third of the time: what NumPy does costs by call more than by number."""
-        if not 0 < options.top_k <= FEW or not outputs:
-            return super().postprocess_all(outputs, placements, options)
-        scores = softmax(np.stack([logits for (logits,) in outputs]))
-        best = best_few(scores, min(options.top_k, scores.shape[1]))
-        found = rounded(np.take_along_axis(scores, best, 1))
-        return [self._answer(*each) for each in zip(best.tolist(), found, placements, strict=True)]
+        if outputs:
+            outputs = with_best(np.stack([each[0] for each in outputs]), [options.top_k] * len(outputs))
+        return super().postprocess_all(outputs, placements, options)
 
     def _answer(self, best: Sequence[int], scores: Sequence[float], placement: Placement) -> dict[str, Any]:
         return {

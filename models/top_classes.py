@@ -69,3 +69,13 @@ def with_best(logits: Array, counts: Sequence[int]) -> list[tuple[Array, ...]]:
         found[:, 1] = np.take_along_axis(scores, best, 1)
     found[:, 1].round(5, out=found[:, 1])
     return [(row, each[:, :count]) for row, each, count in zip(logits, found, counts, strict=True)]
+
+
+def best_in(sent: Sequence[Array], count: int) -> tuple[list[int], list[float]]:
+    """Numbers and scores of the best classes: of logits alone, or as `with_best` found them for this `count`."""
+    if len(sent) > 1:
+        classes, found = sent[1].tolist()
+        return [int(each) for each in classes], found
+    scores = softmax(sent[0])
+    best = best_of(scores, count)
+    return best.tolist(), rounded(scores[best])
