@@ -34,7 +34,7 @@ from models.instances import (
     suppress,
     suppress_turned,
 )
-from models.mask_forms import compressed, png, run_lengths
+from models.mask_forms import written
 from models.model import Array, MaskForm, Options, OutputSpec, PixelNetwork, Placement, Task
 
 _GREY = 114
@@ -327,9 +327,8 @@ class ExportedDetector(Detector):
         sides = np.maximum(0, np.ceil(found["boxes"][:, 2:]) - np.ceil(found["boxes"][:, :2]))
         within = int((sides.prod(axis=1).cumsum() <= _MASK_PIXELS).sum())
         first = {name: found[name][:within] for name in ("scores", "coefficients", "boxes")}
-        masks: list[dict[str, Any] | None] = []
-        for mask, x, y in self._within_boxes({**first, "prototypes": found["prototypes"]}, placement, 1.0):
-            masks.append({"mask": _written(form, mask, x, y, placement)} if mask.any() else None)
+        parts = self._within_boxes({**first, "prototypes": found["prototypes"]}, placement, 1.0)
+        masks = [mask and {"mask": mask} for mask in written(form, parts, placement.width, placement.height)]
         return [*masks, *({"mask": None} for _ in found["scores"][within:])]
 
     def _within_boxes(
@@ -383,14 +382,6 @@ class ExportedDetector(Detector):
             one = found["coefficients"][number : number + 1]
             masks[number, y1:y2, x1:x2] = combined(one, prototypes[:, y1:y2, x1:x2])[0] > 0
         return masks
-
-
-def _written(form: MaskForm, mask: Array, x: int, y: int, placement: Placement) -> dict[str, Any]:
-    """A mask as run lengths of the whole image, or as a PNG of the part that begins at (x, y)."""
-    size = [placement.height, placement.width]
-    if form == "png":
-        return {"size": size, "x": x, "y": y, "png": png(mask)}
-    return {"size": size, "counts": compressed(run_lengths(mask, x, y, placement.width, placement.height))}
 
 
 def _batch_sizes(ladder: Sequence[int], export: Export) -> tuple[int, ...]:

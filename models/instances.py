@@ -30,6 +30,8 @@ _MASK_SIDE = 1_280
 """Polygons are found in masks of at most this side: prototypes have a quarter of the network's input."""
 _TOGETHER = 16
 """Masks whose logits are in memory at once."""
+_MOST_OF_A_ROW = 0.7
+"""From this share on, whole rows are multiplied where they lie: to copy parts of them costs more."""
 _EPSILON = 1e-7
 
 Pair = Sequence[float] | Array
@@ -185,7 +187,7 @@ class MaskGrid:
         """
         windows = self._windows(boxes, prototypes.shape)
         pixels = np.ceil(boxes[:, :2]).astype(int).tolist()
-        scratch = _Scratch()
+        scratch, steps = _Scratch(), self._steps()
         areas = (windows.last - windows.first).prod(axis=1) * (windows.sizes > 0).all(axis=1)
         for start in range(0, len(boxes), _TOGETHER):
             some = np.flatnonzero(areas[start : start + _TOGETHER]) + start
@@ -193,6 +195,8 @@ class MaskGrid:
             x1, y1 = windows.first[some].min(axis=0, initial=1 << 30).tolist()
             x2, y2 = windows.last[some].max(axis=0, initial=0).tolist()
             if areas[some].sum() > (x2 - x1) * (y2 - y1):
+                if x2 - x1 > _MOST_OF_A_ROW * prototypes.shape[2]:
+                    x1, x2 = 0, prototypes.shape[2]
                 together = combined(coefficients[start : start + _TOGETHER], prototypes[:, y1:y2, x1:x2])
             for number in range(start, min(start + _TOGETHER, len(boxes))):
                 if not areas[number]:
@@ -203,7 +207,7 @@ class MaskGrid:
                     logits = together[number - start, top - y1 : bottom - y1, left - x1 : right - x1]
                 else:
                     logits = combined(coefficients[number : number + 1], prototypes[:, top:bottom, left:right])[0]
-                yield self._mask(logits, windows, number, scratch), *pixels[number]
+                yield self._mask(logits, windows, number, steps, scratch), *pixels[number]
 
     def _windows(self, boxes: Array, shape: tuple[int, ...]) -> _Windows:
         """What each box needs of prototypes of this shape."""
@@ -226,13 +230,17 @@ class MaskGrid:
         steps: Array = (np.array(self.last) - np.array(self.first)) / np.array(self.size)
         return steps
 
-    def _mask(self, logits: Array, windows: _Windows, number: int, scratch: _Scratch) -> Array:
+    def _mask(self, logits: Array, windows: _Windows, number: int, steps: Array, scratch: _Scratch) -> Array:
         """uint8 [h, w] of 0 and 1, from the logits of a window."""
         if self.enlargement > 1:
             scale = 1 / self.enlargement
-            logits = _sampled(logits, (scale, scale), windows.shifts[number], windows.enlarged[number], _Scratch())
-        found = _sampled(logits, self._steps(), windows.offsets[number], windows.sizes[number], scratch)
-        return (found > 0).view(np.uint8)
+            columns, rows = windows.enlarged[number].tolist()
+            enlarged, x, y = _sampled(logits, (scale, scale), windows.shifts[number], (columns, rows), _Scratch())
+            logits = enlarged[y : y + rows, x : x + columns]
+        width, height = windows.sizes[number].tolist()
+        found, x, y = _sampled(logits, steps, windows.offsets[number], (width, height), scratch)
+        # Of all that lies in one piece: of a part, row by row, this takes twice as long.
+        return (found > 0).view(np.uint8)[y : y + height, x : x + width]
 
 
 def combined(coefficients: Array, prototypes: Array) -> Array:
@@ -241,17 +249,17 @@ def combined(coefficients: Array, prototypes: Array) -> Array:
     By PyTorch, whose threads the server has set to one: NumPy's BLAS takes every core for a product of this size and
     waits for them busily, which took up to 20 times as long where they were at work.
     """
-    # Writable, as PyTorch wants arrays; what comes out of shared memory may not be.
-    rows, flat = (np.require(each, np.float32, ("C", "W")) for each in (coefficients, prototypes))
-    product = torch.mm(torch.from_numpy(rows), torch.from_numpy(flat.reshape(len(flat), -1)))
+    # Writable, as PyTorch wants arrays; what comes out of shared memory may not be. Whole rows need not be copied.
+    rows, flat = (np.require(each, np.float32, "W") for each in (coefficients, prototypes.reshape(len(prototypes), -1)))
+    product = torch.mm(torch.from_numpy(rows), torch.from_numpy(flat))
     logits: Array = product.numpy().reshape(len(coefficients), *prototypes.shape[1:])
     return logits
 
 
-def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Scratch) -> Array:
+def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Scratch) -> tuple[Array, int, int]:
     """Bilinear samples [h, w] at x * step + offset, beyond the edge those of the edge; in the memory of `scratch`.
 
-    Pairs are of x and y.
+    Pairs are of x and y. With what lies around these, and the column and row at which they begin.
     """
     (step_x, step_y), (x, y), (width, height) = map(float, steps), map(float, offsets), map(int, size)
     factor_x, factor_y = round(1 / step_x), round(1 / step_y)
@@ -259,22 +267,21 @@ def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Sc
     shift_x, shift_y = (x + 0.5) * factor_x - 0.5, (y + 0.5) * factor_y - 0.5
     first_x, first_y = round(shift_x), round(shift_y)
     enlarged = values.shape[1] * factor_x, values.shape[0] * factor_y
-    source = np.ascontiguousarray(values)
     if (
         max(abs(step_x * factor_x - 1), abs(step_y * factor_y - 1)) < 1e-9
         and max(abs(shift_x - first_x), abs(shift_y - first_y)) < 1e-6
         and 0 <= first_x <= enlarged[0] - width
         and 0 <= first_y <= enlarged[1] - height
     ):
-        whole: Array = cv2.resize(source, enlarged, dst=scratch.of(*enlarged), interpolation=cv2.INTER_LINEAR)
-        return whole[first_y : first_y + height, first_x : first_x + width]
+        whole: Array = cv2.resize(values, enlarged, dst=scratch.of(*enlarged), interpolation=cv2.INTER_LINEAR)
+        return whole, first_x, first_y
     matrix = np.array([[step_x, 0, x], [0, step_y, y]], np.float64)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     memory = scratch.of(width, height)
     sampled: Array = cv2.warpAffine(
-        source, matrix, (width, height), dst=memory, flags=flags, borderMode=cv2.BORDER_REPLICATE
+        values, matrix, (width, height), dst=memory, flags=flags, borderMode=cv2.BORDER_REPLICATE
     )
-    return sampled
+    return sampled, 0, 0
 
 
 def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array] | None:

@@ -6,10 +6,11 @@ import base64
 
 import cv2
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.mask_forms import compressed, png, run_lengths
+from models.mask_forms import compressed, png, run_lengths, written
 
 
 def mask_of(runs: list[int], width: int, height: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -48,19 +49,39 @@ def test_a_mask_is_read_back_as_it_was(data: st.DataObject) -> None:
     runs = run_lengths(part, x, y, width, height)
     whole = np.zeros((height, width), np.uint8)
     whole[y : y + shape[0], x : x + shape[1]] = part[: height - y, : width - x]
-    assert (mask_of(runs, width, height) == whole).all()
+    assert (mask_of(runs.tolist(), width, height) == whole).all()
     assert all(length > 0 for length in runs[1:])
-    assert lengths_of(compressed(runs)) == runs
+    [text] = compressed([runs])
+    assert lengths_of(text) == runs.tolist()
 
 
 def test_the_text_is_the_one_that_coco_writes() -> None:
     # Lengths and text of the published annotation format: differences from the fourth on, five bits a character.
-    assert compressed([6, 1, 40, 4, 5, 4, 5, 4, 21]) == "61X13mN000`0"
+    assert compressed([np.array([6, 1, 40, 4, 5, 4, 5, 4, 21])]) == ["61X13mN000`0"]
 
 
-@given(st.lists(st.integers(0, 2**40) | st.sampled_from([0, 15, 16, 17, 31, 32, 511, 512, 513]), max_size=20))
-def test_lengths_of_any_size_are_read_back(runs: list[int]) -> None:
-    assert lengths_of(compressed(runs)) == runs
+RUNS = st.lists(st.integers(0, 2**40) | st.sampled_from([0, 15, 16, 17, 31, 32, 511, 512, 513]), max_size=20)
+
+
+@given(st.lists(RUNS, max_size=6))
+def test_lengths_of_any_size_and_of_several_masks_are_read_back(each: list[list[int]]) -> None:
+    assert [lengths_of(text) for text in compressed([np.array(runs, np.int64) for runs in each])] == each
+
+
+@pytest.mark.parametrize("together", [0, 30, 100_000])
+def test_masks_are_written_one_by_one_or_together_alike(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    monkeypatch.setattr("models.mask_forms._RUNS_TOGETHER", together)
+    random = np.random.default_rng(0)
+    parts = [((random.random((9, 7)) < share).astype(np.uint8), 2, 3) for share in (0.5, 0, 1, 0.2, 0.9, 0)]
+    parts.append((np.zeros((0, 0), np.uint8), 5, 5))
+    found = list(written("rle", iter(parts), 20, 30))
+    assert [each is None for each in found] == [not mask.any() for mask, _, _ in parts]
+    for each, (mask, x, y) in zip(found, parts, strict=True):
+        if each is not None:
+            whole = mask_of(lengths_of(each["counts"]), 20, 30)
+            assert each["size"] == [30, 20]
+            assert (whole[y : y + 9, x : x + 7] == mask).all()
+            assert whole.sum() == mask.sum()
 
 
 def test_a_png_holds_the_part() -> None:
