@@ -22,7 +22,7 @@ from models.model import WeightsError
 from models.task_adapter import adapter_names
 
 ImageTask = Literal["classify", "detect", "segment", "pose", "obb", "adapted"]
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox", "classes", "adapted"]
+Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox", "torchvision", "classes", "adapted"]
 TASKS: tuple[ImageTask, ...] = ("classify", "detect", "segment", "pose", "obb")
 _MAX_TEXT = 1 << 20
 

@@ -15,13 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.coco import COCO_CLASSES
 from models.export_metadata import Description, Sidecar, description, script_metadata, yaml_metadata
 from models.exported_images import load_parts
 from models.exported_layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
 from models.model import WeightsError
 from models.onnx_file import OnnxFile, read_onnx
 from models.onnx_graph import OnnxPart
+from models.onnx_operators import as_tensor
 from models.openvino_layers import read_openvino
+from models.torchvision_exports import as_detector
+from models.vision import torchvision
 
 _IMAGES = 2  # The least that shows whether an image's outputs depend on its neighbours'.
 _AGREEMENT = 1e-3  # Of the largest number of an output.
@@ -50,8 +54,11 @@ def tried(
     if form == "openvino":
         onnx, metadata = read_openvino(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
+    detector = None if onnx is None else as_detector(onnx)
     if onnx is not None and is_detr:
         onnx, metadata = onnx.with_constants(SIZES), {"task": "detect", **metadata}
+    elif detector is not None:
+        onnx, metadata = detector, {"task": "detect", **metadata}
     try:
         about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels)
         if about is None and form == "openvino":
@@ -60,25 +67,25 @@ def tried(
             return None
         if is_detr and about.layout is None:
             about = about.model_copy(update={"layout": "detr"})
+        if detector is not None and about.task != "adapted":
+            about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
         return _tried(file, about, onnx)
-    except ValueError as error:
+    except (ValueError, WeightsError) as error:
+        if detector is not None and sidecar is None:  # It was served as tensors, and is.
+            return None
+        if isinstance(error, WeightsError):
+            raise
         raise WeightsError(f"{file.name}: {error}.") from error
 
 
 def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, Any]:
     size, stated_batch, is_open = about.size, 1, False
     if onnx is not None:
-        if _is_torchvisions(onnx):
-            shapes = [value.shape or () for value in (*onnx.inputs, *onnx.outputs)]
-            seen = ", ".join(f"[{', '.join(str(n) if isinstance(n, int) else 'k' for n in each)}]" for each in shapes)
-            raise ValueError(
-                "it is a detector as torchvision exports it, of one image without a batch and as many boxes as it "
-                f'finds ({seen}), which is served as tensors only: state "task": "tensors" beside it'
-            )
         size, stated_batch, is_open = _input(onnx, size)
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
-    whole = about.task in ("classify", "adapted") or all(side % 32 == 0 for side in size)
+    is_single = about.layout == "torchvision"  # One image, without the axis of a batch.
+    whole = is_single or about.task in ("classify", "adapted") or all(side % 32 == 0 for side in size)
     if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
     core, tail = load_parts(str(file), file.suffix[1:], False)
@@ -86,8 +93,8 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
     def run(pixels: Tensor) -> list[Tensor]:
         try:
             with torch.inference_mode():
-                values = core(pixels)
-                return [each.float() for each in (values if tail is None else tail(*values))]
+                values = core(pixels[0] if is_single else pixels)
+                return [as_tensor(each).float() for each in (values if tail is None else tail(*values))]
         except WeightsError:
             raise
         except Exception as error:  # Whatever a graph that does not fit its input provokes.
@@ -99,7 +106,7 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
     outputs = run(pixels[:stated_batch])
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
     batch, freed = (stated_batch, stated_batch), False
-    if stated_batch == 1:
+    if stated_batch == 1 and not is_single:
         if onnx is not None and not is_open:
             assert isinstance(core, OnnxPart)
             assert isinstance(tail, OnnxPart)
@@ -129,14 +136,14 @@ def _is_detr(onnx: OnnxFile) -> bool:
     return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
 
 
-def _is_torchvisions(onnx: OnnxFile) -> bool:
-    """Whether it is as torchvision's detectors are exported: an image [3, h, w] in; boxes [k, 4], labels [k] and scores
-    [k] out, in any order and with any names, where k is open.
-    """
-    taken, given = ([value.shape or () for value in values] for values in (onnx.inputs, onnx.outputs))
-    lists = [shape for shape in given if len(shape) == 1 and not isinstance(shape[0], int)]
-    boxes = [shape for shape in given if len(shape) == 2 and shape[1] == 4 and not isinstance(shape[0], int)]
-    return len(taken) == 1 and len(taken[0]) == 3 and taken[0][0] == 3 and len(lists) == 2 and len(boxes) == 1
+def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names by torchvision's numbers, in which 0 is the background, and COCO's objects have 91 with gaps."""
+    if labels is None or labels[:1] == ("__background__",):
+        return None if labels is None else tuple(labels)
+    if tuple(labels) == COCO_CLASSES:
+        weights = torchvision.models.detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.DEFAULT
+        return tuple(weights.meta["categories"])
+    return ("__background__", *labels)
 
 
 def _is_imagenet(about: Description) -> bool:
@@ -150,9 +157,12 @@ def _is_imagenet(about: Description) -> bool:
 def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool]:
     """Height and width, the stated batch (1 where it is open), and whether it is open. Raises ValueError."""
     seen = ", ".join(f"{value.name} {list(value.shape or ())}" for value in onnx.inputs)
-    if len(onnx.inputs) != 1 or onnx.inputs[0].shape is None or len(onnx.inputs[0].shape) != 4:
+    shapes = [value.shape for value in onnx.inputs]
+    if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
+        shapes = [(1, *shapes[0])]
+    if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
         raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
-    batch, channels, height, width = onnx.inputs[0].shape
+    batch, channels, height, width = shapes[0]
     if channels != 3:
         raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
     if isinstance(height, int) and isinstance(width, int):

@@ -36,9 +36,10 @@ from models.instances import (
 )
 from models.mask_forms import written
 from models.model import Array, MaskForm, Options, OutputSpec, PixelNetwork, Placement, Task
+from models.torchvision_exports import only_float32, untraced
 
 _GREY = 114
-_POINTS = 50_000  # Of all polygons of an image together, but each may have the least.
+_POINTS = 50_000  # Of all polygons of an image, but each may have the least.
 _LEAST_POINTS = 200
 _MASK_PIXELS = 64_000_000
 
@@ -69,15 +70,23 @@ class ExportedNetwork(PixelNetwork):
         super().__init__(core, (*export.size, 3), export.mean, export.std)
         self.tail = tail
         self.how, self.size, self.single = export.how, export.size, export.batch == (1, 1)
+        self.only_float32 = export.how.layout == "torchvision"
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
         """As `decoded` says. A graph that takes one image at a time gets one at a time."""
+        if self.how.layout == "torchvision":
+            alone = [decoded(self.how, self._outputs(image), self.size) for image in untraced(normalised)]
+            return tuple(torch.cat(each) for each in zip(*alone, strict=True))
         if self.single and normalised.shape[0] > 1:
             found = [self._outputs(normalised[row : row + 1]) for row in range(normalised.shape[0])]
             outputs = [torch.cat(each) for each in zip(*found, strict=True)]
         else:
             outputs = self._outputs(normalised)
         return decoded(self.how, outputs, self.size)
+
+    def cast(self, dtype: torch.dtype) -> PixelNetwork:
+        """As the contract says; one that chooses boxes before its last layers does so in float32 alone."""
+        return super().cast(only_float32(dtype) if self.only_float32 else dtype)
 
     def _outputs(self, normalised: Tensor) -> list[Tensor]:
         values = self.core(normalised)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from models.export_metadata import Description, ImageTask, Layout
 from models.model import Array
+from models.torchvision_exports import MOST_DETECTIONS
 
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
 """What RT-DETR's own exports and D-FINE's multiply boxes by: so these come in 0 to 1."""
@@ -57,6 +58,10 @@ def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[i
         return Interpretation("adapted", "adapted", 0)
     if about.layout == "rfdetr":
         return _rfdetr(about, shapes, seen)
+    if about.layout == "torchvision":
+        if about.task != "detect" or [len(shape) for shape in shapes] != [2, 1, 1] or shapes[0][1] != 4:
+            raise ValueError(f"torchvision's detectors are for detect, with outputs [k, 4], [k], [k]; this one: {seen}")
+        return Interpretation("detect", "torchvision", len(about.labels or ()), 0, True)
     if about.layout == "detr":
         lengths = [list(shape[1:]) for shape in shapes]
         if about.task != "detect" or len(lengths) != 3 or [lengths[0], [*lengths[0], 4], lengths[0]] != lengths:
@@ -182,6 +187,8 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int
         logits = outputs[0].flatten(1)
         return (logits.clamp_min(_LEAST_PROBABILITY).log() if how.probabilities else logits,)
     raw = outputs[how.boxes]
+    if how.layout == "torchvision":
+        return _filled_up(outputs)
     if how.layout == "detr":
         labels, _, scores = outputs
         return _stretched(raw, size), scores.contiguous(), labels.to(torch.int32)
@@ -219,6 +226,19 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int
     if how.task == "segment":
         found.append(outputs[how.prototypes])
     return tuple(found)
+
+
+def _filled_up(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """As many boxes as an image has -> the best `MOST_DETECTIONS`, followed by some of score 0."""
+    boxes, scores, given = outputs
+    labels = torch.as_tensor(
+        given, dtype=torch.int64, device=boxes.device
+    )  # Numbers of the host, where they are fixed.
+    scores, places = torch.cat((scores, scores.new_zeros(MOST_DETECTIONS))).sort(descending=True, stable=True)
+    places = places[:MOST_DETECTIONS]
+    boxes = torch.cat((boxes, boxes.new_zeros((MOST_DETECTIONS, 4))))[places]
+    labels = torch.cat((labels, labels.new_zeros(MOST_DETECTIONS)))[places]
+    return boxes[None], scores[None, :MOST_DETECTIONS], labels[None].to(torch.int32)
 
 
 def output_names(task: ImageTask) -> tuple[str, ...]:

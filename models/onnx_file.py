@@ -2,7 +2,7 @@
 
 Owns: the part of ONNX's protobuf format that inference graphs use (onnx.proto3, IR version 3 to 11). Must not know what
 operators compute (models.onnx_operators). What it reads is untrusted: every length is checked against the bytes that
-are there, subgraphs are not followed, and weights outside the file must lie in the file's own directory.
+are there, subgraphs are read one deep, and weights outside the file must lie in the file's own directory.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ def _floats(value: int | memoryview) -> list[float]:
 class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._depth = self._nodes = 0
 
     def model(self, data: memoryview) -> OnnxFile:
         found = OnnxFile()
@@ -204,7 +205,8 @@ class _Reader:
         for number, value in fields(data):
             if number == 1:
                 found.nodes.append(self._node(_bytes(value)))
-                if len(found.nodes) > MAX_NODES:
+                self._nodes += 1
+                if self._nodes > MAX_NODES:
                     raise _InvalidError(f"has more than {MAX_NODES} nodes")
             elif number == 5:
                 name, array = self._tensor(_bytes(value))
@@ -258,7 +260,7 @@ class _Reader:
             elif number == 5:
                 single = self._tensor(_bytes(value))[1]
             elif number in (6, 10):
-                single = "a subgraph"
+                single = self._subgraph(_bytes(value))
                 kind = 5
             elif number == 7:
                 many += _floats(value)
@@ -271,6 +273,16 @@ class _Reader:
         if kind == 2 and single is None:
             single = 0
         return name, many if kind in (6, 7, 8) else single
+
+    def _subgraph(self, data: memoryview) -> OnnxFile | None:
+        """None for one within a subgraph."""
+        if self._depth:
+            return None
+        found = OnnxFile()
+        self._depth += 1
+        self._graph(data, found)
+        self._depth -= 1
+        return found
 
     def _value(self, data: memoryview) -> Value:
         name, dtype, shape = "", None, None

@@ -26,6 +26,7 @@ from models.model import Array, WeightsError
 from models.onnx_file import Node, OnnxFile, read_onnx
 from models.onnx_operators import OPERATORS, UnsupportedError, as_numbers, is_host
 from models.openvino_layers import read_openvino
+from models.torchvision_exports import as_detector
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
 _MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
@@ -211,6 +212,7 @@ class OnnxGraph(nn.Module):
 def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
     """The module of a file, and the file, in which the inputs of `given` are constants. Raises WeightsError."""
     file = read_graph(path).with_constants(given)
+    file = as_detector(file) or file
     return OnnxGraph(file, path.name).eval().requires_grad_(False), file
 
 

@@ -272,3 +272,18 @@ def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any
             places = candidates[kept]
             found.append(torch.stack((torch.full_like(places, image), torch.full_like(places, number), places), 1))
     return torch.cat(found) if found else torch.zeros((0, 3), dtype=torch.int64)
+
+
+@operator("RoiAlign")
+def _roi_align(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """[n, c, h, w], boxes [k, 4] and the image of each [k] -> [k, c, height, width], where k may be 0."""
+    places = attributes.get("coordinate_transformation_mode")
+    if places not in ("half_pixel", "output_half_pixel"):
+        raise UnsupportedError("RoiAlign that does not say where the pixels lie")
+    if attributes.get("mode", "avg") != "avg":
+        raise UnsupportedError(f"RoiAlign by {attributes['mode']}")
+    values, boxes, images = inputs
+    size = attributes.get("output_height", 1), attributes.get("output_width", 1)
+    rows = torch.cat((images.to(boxes.dtype).reshape(-1, 1), boxes), 1)
+    scale, samples = attributes.get("spatial_scale", 1.0), attributes.get("sampling_ratio", 0)
+    return torchvision.ops.roi_align(values, rows, size, scale, samples, places == "half_pixel")

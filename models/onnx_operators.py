@@ -283,10 +283,17 @@ def _reduction(on_tensors: Callable[..., Any]) -> Operator:
     return compute
 
 
+def _of_nothing(tensor: Tensor, axes: list[int], keep: bool) -> Tensor:
+    """The greatest of no numbers, which PyTorch refuses to say: less than any."""
+    if not tensor.is_floating_point():
+        raise UnsupportedError("ReduceMax of no integers")
+    return tensor.sum(axes, keepdim=keep) - math.inf
+
+
 for _name, _reduce in (
     ("ReduceMean", lambda x, axes, keep: x.mean(axes, keepdim=keep)),
     ("ReduceSum", lambda x, axes, keep: x.sum(axes, keepdim=keep)),
-    ("ReduceMax", lambda x, axes, keep: x.amax(axes, keepdim=keep)),
+    ("ReduceMax", lambda x, axes, keep: x.amax(axes, keepdim=keep) if x.numel() else _of_nothing(x, axes, keep)),
     ("ReduceMin", lambda x, axes, keep: x.amin(axes, keepdim=keep)),
     ("ReduceL2", lambda x, axes, keep: x.pow(2).sum(axes, keepdim=keep).sqrt()),
     ("ReduceL1", lambda x, axes, keep: x.abs().sum(axes, keepdim=keep)),

@@ -173,6 +173,16 @@ def _gather_elements(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> An
     return torch.gather(source, axis, index)
 
 
+@operator("ScatterElements")
+def _scatter_elements(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    if attributes.get("reduction", "none") != "none":
+        raise UnsupportedError("ScatterElements with a reduction")
+    source, index, updates = tensors_of(inputs)
+    axis = attributes.get("axis", 0) % source.ndim
+    index = torch.where(index < 0, index + source.shape[axis], index)
+    return source.scatter(axis, index, updates.to(source.dtype))
+
+
 @operator("GatherND")
 def _gather_nd(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     if attributes.get("batch_dims", 0):

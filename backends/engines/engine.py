@@ -222,6 +222,8 @@ def compile_first(
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
+                # It may compute in float32 alone, which is known once it is made.
+                wrong = wrong or bool(getattr(built(network), "only_float32", False))
                 if isinstance(error, WrongAnswersError):
                     wrong = True
                     rejected.append((engine.name, precision))

@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[2]
 USUAL = ["v8-detect", "v8-nms", "v8-torchscript", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
 USUAL += ["v8-openvino"] if importlib.util.find_spec("openvino") else []
 
+SAME_RUNTIME = {tag for tag in NETWORKS if "segment" in tag or tag == "26-openvino"}
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,17 +59,26 @@ def check(worst: dict[str, float]) -> None:
     # Untrained networks have scores at the threshold and pairs at the limit of overlap, where the last digit decides.
     assert worst["lost"] <= max(2, 0.005 * worst["instances"])
     assert worst.get("keypoint", 0) <= 1
-    # Why the last may be missed: a box's side a thousandth of a pixel beside a whole one adds a row to a mask or takes
-    # one (cut at the same box it is the same).
     assert worst.get("levels", 0) == 0  # Classifiers see the very pixels.
-    assert worst.get("mask in its box", 0) <= 0.01
     assert worst.get("probability", 0) <= 1e-3
-    assert worst.get("mask", 0) <= 0.01
+    assert worst.get("mask in its box", 0) <= 0.01
+
+
+def check_of_the_same_runtime(worst: dict[str, float]) -> None:
+    """Masks whole: a box's side may lie a thousandth of a pixel beside a whole one, where another order of adding in
+    the network gives the mask a row more or less.
+    """
+    assert worst["masks"] >= 16
+    assert worst["mask"] <= 0.01
+    assert worst["box"] <= 0.01
+    assert worst["score"] <= 1e-4
 
 
 @pytest.mark.parametrize("tag", USUAL)
 def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path, tag: str) -> None:
     check(compare(usual, images, tag))
+    if tag in SAME_RUNTIME:
+        check_of_the_same_runtime(compare(usual, images, tag, same_runtime=True))
 
 
 @pytest.mark.soak
@@ -75,6 +86,8 @@ def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path,
 def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, tag: str) -> None:
     pytest.importorskip("ultralytics")
     check(compare(exported(tmp_path, many_images, [tag], side=640), many_images, tag))
+    if tag in SAME_RUNTIME:
+        check_of_the_same_runtime(compare(tmp_path, many_images, tag, same_runtime=True))
 
 
 def local_predictor(model, folder):
@@ -298,34 +311,6 @@ def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, besi
     assert [each["label"] for each in found] == labels
     assert [each["score"] for each in found] == [0.8808, 0.73106, 0.26894]
     assert [*found[0]["box"].values()] == pytest.approx([0, 50, 100, 100], abs=0.01)
-
-
-class Found(nn.Module):
-    """As torchvision's detectors: an image without a batch in, as many boxes, scores and labels out as it finds."""
-
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        places = (image[0] > 0.5).nonzero()
-        boxes = torch.cat((places, places + 1), dim=1).float()
-        return boxes, boxes[:, 0] / 64, places[:, 1]
-
-
-@pytest.mark.parametrize("beside", [None, {"task": "tensors"}, {"task": "detect", "labels": "coco"}])
-def test_detectors_of_torchvision_are_tensors_and_no_others(tmp_path: Path, beside: dict[str, Any] | None) -> None:
-    pytest.importorskip("onnxruntime")
-    file = tmp_path / "best.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(Found().eval(), (torch.rand(3, 64, 64),), str(file), dynamo=False, opset_version=17)
-    if beside is not None:
-        file.with_suffix(".json").write_text(json.dumps(beside))
-    if beside is None or beside["task"] == "tensors":
-        model: Any = open_model(parse_spec(str(file)), tmp_path)
-        assert (model.task, [list(spec.shape) for spec in model.inputs]) == ("infer", [[3, 64, 64]])
-        return
-    with pytest.raises(WeightsError, match="a detector as torchvision exports it") as caught:
-        open_model(parse_spec(str(file)), tmp_path)
-    assert "([3, 64, 64], [k, 4], [k], [k])" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

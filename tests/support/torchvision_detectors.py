@@ -1,0 +1,64 @@
+"""torchvision's detectors, untrained but alive, as ONNX files: `FILE NAME HEIGHT WIDTH`, in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import detection
+
+CLASSES = 6
+HEADS = ("class_logits", "cls_score", "cls_logits", "classification_head.module_list")
+
+
+def alive(name: str, images: list[Tensor]) -> Any:
+    """The network, whose BatchNorm has seen the images, and whose last layers tell boxes and classes apart."""
+    torch.manual_seed(0)
+    network = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=CLASSES)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    targets = [{"boxes": torch.tensor([[8.0, 8, 90, 90]]), "labels": torch.tensor([1])} for _ in images]
+    with torch.no_grad():
+        network.train()(images, targets)
+        network.eval()
+        layers = {
+            key: module
+            for key, module in network.named_modules()
+            if isinstance(module, nn.Conv2d | nn.Linear) and any(head in key for head in HEADS)
+        }
+        # Of several in a row the last.
+        last = {re.sub(r"(module_list\.\d+).*", r"\1", key): module for key, module in layers.items()}
+        spread: dict[nn.Module, float] = {}
+        hooks = [
+            module.register_forward_hook(
+                lambda module, _, found: spread.__setitem__(module, max(spread.get(module, 0.0), float(found.std())))
+            )
+            for module in last.values()
+        ]
+        network(images)
+        for hook in hooks:
+            hook.remove()
+        for module, std in spread.items():
+            module.weight.mul_(1.5 / max(std, 1e-6))  # type: ignore[operator]
+    return network
+
+
+def export(file: Path, name: str, images: list[Tensor]) -> Any:
+    """Write the file; the network that was written."""
+    network = alive(name, images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, ([images[0]],), str(file), dynamo=False, opset_version=17)
+    return network
+
+
+if __name__ == "__main__":
+    generator = torch.Generator().manual_seed(0)
+    shape = 2, 3, int(sys.argv[3]), int(sys.argv[4])
+    export(Path(sys.argv[1]), sys.argv[2], list(torch.rand(shape, generator=generator)))
