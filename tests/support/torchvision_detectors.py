@@ -23,7 +23,9 @@ def alive(name: str, images: list[Tensor]) -> Any:
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
-    targets = [{"boxes": torch.tensor([[8.0, 8, 90, 90]]), "labels": torch.tensor([1])} for _ in images]
+    target = {"boxes": torch.tensor([[8.0, 8, 90, 90]]), "labels": torch.tensor([1])}
+    target |= {"masks": torch.ones((1, *images[0].shape[1:]), dtype=torch.uint8), "keypoints": torch.ones((1, 17, 3))}
+    targets = [target for _ in images]
     with torch.no_grad():
         network.train()(images, targets)
         network.eval()
