@@ -12,8 +12,8 @@ AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n logical --maxprocesses 8 --dist loadgroup
-PAIR := -n 2 --dist loadgroup
+PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
 NO_TESTS := 5
 PATHS = $(filter tests/%,$(ARGS))
 # Tests start hundreds of processes: each would compile the sources again.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import older_cpu
+from tests.support import older_cpu, warm
 
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -23,6 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if "ANYCHIP_TEST_CPU" in os.environ:
     older_cpu.set_variables(os.environ["ANYCHIP_TEST_CPU"])
+warm.STARTED_WITH.update(os.environ)
 
 # An example takes as long as the machine is busy: that is no failure, and no environment but ours has hypothesis.
 with contextlib.suppress(ImportError):
@@ -60,10 +61,12 @@ def _shares_fixtures(path: Path) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process of pytest-xdist has all tests of a file that starts a service or a compiler once for all of them.
+    """What takes long begins first: at the end all but one of pytest-xdist's processes would wait for it.
 
-    Every other test goes where there is room. A file may name a group of its own.
+    One of them has all tests of a file that starts a service or a compiler once for all of them. Every other test goes
+    where there is room. A file may name a group of its own.
     """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if item.get_closest_marker("xdist_group") is None and _shares_fixtures(item.path):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -72,13 +72,21 @@ CASES = [
 ]
 
 
-def _parameter(case: Case) -> Any:
-    """In a process of pytest-xdist with the others of its engine: what has been compiled is kept there."""
+def _parameter(case: Case, left_out: str) -> Any:
+    """In a process of pytest-xdist with the others of its engine: what has been compiled is kept there.
+
+    A compiler that takes half a minute for each network and precision has one of both; `make soak` has all.
+    """
     name = "-".join((case.backend.name, case.engine, case.precision))
-    return pytest.param(case, id=name, marks=pytest.mark.xdist_group(f"engine {case.engine}"))
+    marks = [pytest.mark.xdist_group(f"engine {case.engine}")]
+    if case.engine == "inductor":
+        marks.append(pytest.mark.slow)
+    if (case.engine, case.precision) == ("inductor", left_out):
+        marks.append(pytest.mark.soak)
+    return pytest.param(case, id=name, marks=marks)
 
 
-@pytest.fixture(params=map(_parameter, CASES))
+@pytest.fixture(params=[_parameter(case, "bf16") for case in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     chosen: Case = request.param
     engine = chosen.engine
@@ -188,6 +196,7 @@ def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> 
     executable.close()
 
 
+@pytest.mark.parametrize("case", [_parameter(case, "fp32") for case in CASES], indirect=True)
 def test_detection_agrees_with_float32_for_every_batch_size(case: Case) -> None:
     pixels = images(LADDER[-1], (128, 96, 3))
     distances, scores, classes = reference(detector(), pixels)
@@ -397,7 +406,13 @@ def test_openvino_reports_nothing_to_anybody(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("engine", [*CpuBackend.facts.engines, *CpuBackend.facts.by_name])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(engine, marks=[pytest.mark.soak] if engine == "inductor" else [])
+        for engine in (*CpuBackend.facts.engines, *CpuBackend.facts.by_name)
+    ],
+)
 def test_one_thread_means_one_thread(engine: str) -> None:
     _skip_without_packages(engine)
     executable, _ = CpuBackend(threads=1).load(classifier(), DEVICE, engine, "fp32", (8,))

@@ -29,6 +29,8 @@ from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
 from tests.support.ultralytics_exports import NETWORKS
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
 # In `make test` one of each task and of each way through the code; `make soak` has all.

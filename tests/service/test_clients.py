@@ -15,6 +15,8 @@ from models.sample import IMAGES
 from tests.support.service_process import running
 from tests.support.task_files import written
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 IMAGE = IMAGES / "detect_1.jpg"
 TASKS = ("classify", "pose", "obb", "segment", "detect")

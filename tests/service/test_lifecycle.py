@@ -21,6 +21,8 @@ import pytest
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
+pytestmark = pytest.mark.slow
+
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/resnet18:predict"
 JPEG = {"Content-Type": "image/jpeg"}

@@ -25,6 +25,8 @@ from tests.support.browser import axe_violations, chromium, drop
 from tests.support.service_process import running
 from tests.support.task_files import written
 
+pytestmark = pytest.mark.slow
+
 ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
 """A folder where screenshots of the page are kept, for people to look at."""
 

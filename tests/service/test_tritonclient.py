@@ -19,10 +19,13 @@ ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("ANYCHIP_TEST_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
 WAIT_S = 280
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(),
-    reason=f"tritonclient is not there: make triton-environment, or name a Python that has it; {PYTHON}",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not PYTHON.exists(),
+        reason=f"tritonclient is not there: make triton-environment, or name a Python that has it; {PYTHON}",
+    ),
+]
 
 JPEG = {"Content-Type": "image/jpeg"}
 

@@ -17,6 +17,8 @@ from backends.simulated.behaviour import device_types
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import PHOTOGRAPHS
 
+pytestmark = pytest.mark.slow
+
 SUITE = ("-m", "pytest", "-q", "-rp", "-p", "no:cacheprovider", "tests/support/device_contract.py")
 REAL = [backend.name for backend in BACKENDS if backend.name in ("cpu", "null") or backend.probe().available]
 
@@ -27,7 +29,7 @@ COMPUTES = EVERYWHERE | {
     "test_what_anychip_verify_checks_where_it_computes",
 }
 KNOBS = COMPUTES | {"test_out_of_memory_is_said_and_survived", "test_a_fault_means_that_the_device_is_lost"}
-LESS = ("-k", "not resnet50")
+NAMES = KNOBS - {"test_sample_weights_answer_on_photographs_as_on_the_cpu"}
 DRIVER = KNOBS | {"test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words"}
 
 
@@ -54,15 +56,17 @@ def test_a_device_that_is_here(photographs: str, name: str) -> None:
 
 @pytest.mark.parametrize("device_type", device_types())
 def test_a_simulated_device(photographs: str, device_type: str) -> None:
-    """ResNet-50 on the first of them only: the others differ in names, not in how they compute."""
-    options = () if device_type == device_types()[0] else LESS
-    assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *options) >= KNOBS
+    """The large networks on the first of them only: the others differ in names, not in how they compute."""
+    first = device_type == device_types()[0]
+    options = () if first else ("-k", "not sample_weights")
+    ran = run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *options)
+    assert ran >= (KNOBS if first else NAMES)
 
 
 @pytest.mark.parametrize("stub", ["cuda", "npu"])
 def test_a_vendors_own_package_over_a_stub_driver(photographs: str, stub: str) -> None:
     python, variables = over(stub)
-    assert run(photographs, "tests.support.stubs.plugin", stub, python, variables, *LESS) >= DRIVER
+    assert run(photographs, "tests.support.stubs.plugin", stub, python, variables, "-k", "not resnet50") >= DRIVER
 
 
 def test_torch_npu_that_waits_for_every_kernel(photographs: str) -> None:

@@ -15,10 +15,12 @@ from models.sample import IMAGES
 from tests.support.load import until
 from tests.support.service_process import running
 
+pytestmark = pytest.mark.slow
+
 JPEG = {"Content-Type": "image/jpeg"}
 BROKEN_WIDTH = 333
 """`decode_error`: the device cannot decode images of this width, and says so of the whole list."""
-OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu")
+OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu", "--batch-sizes", "1,8")
 PREDICT = "/v1/models/resnet50:predict"
 
 

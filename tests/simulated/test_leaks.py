@@ -16,6 +16,8 @@ from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, metric, post, serving
 from tests.support.service_process import running
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

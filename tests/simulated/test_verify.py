@@ -17,6 +17,8 @@ from app.tools.verify import command
 from app.tools.verify.engines import Levels
 from app.tools.verify.report import Finding, Part, VerifyReport
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 QUICK = ("--engines", "eager", "--precisions", "fp32", "--sizes", "1", "--seconds", "0.1", "--models", "resnet50")
 

@@ -36,15 +36,18 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     """`with serve("delay_ms=20", "--batch-sizes", "1,2") as service:` a service on the null device.
 
     The null device has the probes, the outputs, the batches under way and the import of a real one (in `make soak` also
-    none of these); a test may say otherwise. At the end of the block it is asserted that /v2/health/live answered
-    within 250 ms throughout, and that the event loop never stood still for 100 ms (tests/support/stall.py). `ends`: the
-    test ends the service itself.
+    none of these, and the service is started from nothing); a test may say otherwise. At the end of the block it is
+    asserted that /v2/health/live answered within 250 ms throughout, and that the event loop never stood still for
+    100 ms (tests/support/stall.py). `ends`: the test ends the service itself.
     """
 
     @contextlib.contextmanager
     def serve(null: str = "", *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
         behaviour = _with_defaults(null, DEVICES[request.param])
-        with serving(tmp_path, behaviour, *options) as service, answering(service, ends=ends):
+        with (
+            serving(tmp_path, behaviour, *options, fresh=request.param != AS_REAL_ONES) as service,
+            answering(service, ends=ends),
+        ):
             yield service
 
     return serve
@@ -58,7 +61,7 @@ def _with_defaults(null: str, defaults: str) -> str:
     )
 
 
-def serving(folder, null="", *options):
+def serving(folder, null="", *options, fresh=False):
     """A service on the null device; what comes later among the options counts."""
     return running(
         folder,
@@ -77,6 +80,7 @@ def serving(folder, null="", *options):
         "--timeout-ms",
         "200000",
         *options,
+        fresh=fresh,
     )
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,14 +17,16 @@ from types import MappingProxyType
 import httpx
 import psutil
 
+from tests.support import warm
 from tests.support.stall import answering
+from tests.support.warm import WarmProcess
 
 
 @dataclass
 class ServiceProcess:
     """A running service; `url` has no slash at its end."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmProcess
     url: str
     log: Path
 
@@ -68,7 +70,7 @@ class ServiceProcess:
         return self.process.wait(60)
 
 
-def stop(process: subprocess.Popen[str]) -> None:
+def stop(process: subprocess.Popen[str] | WarmProcess) -> None:
     """SIGTERM, and the end of what does not listen."""
     if process.poll() is None:
         process.terminate()
@@ -87,19 +89,23 @@ def free_port() -> int:
     return port
 
 
+def _fresh(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "app", *words]
+    with log.open("w") as errors:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
 @contextlib.contextmanager
 def running(
-    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
+    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({}), fresh: bool = False
 ) -> Iterator[ServiceProcess]:
     """Start the service in `folder`, wait until it is ready, end it with everything it started.
 
-    `environment` is what its environment has besides ours.
+    `environment` is what its environment has besides ours. Where that is nothing that libraries read, the service is
+    forked from a process that has imported them; with `fresh` never.
     """
     log = folder / "service.log"
-    command = [
-        sys.executable,
-        "-m",
-        "app",
+    words = [
         "serve",
         "--port",
         "0",
@@ -108,13 +114,14 @@ def running(
         "--precision",
         "fp32",
         "--batch-sizes",  # As measured they would differ from run to run.
-        "1,2,4,8",
+        "1,4",
         *options,
     ]
-    root = str(Path(__file__).parents[2])
-    variables = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", **environment}
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True)
+    ours = {name: text for name, text in os.environ.items() if name.startswith("ANYCHIP_")}
+    path = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    variables = {**warm.STARTED_WITH, **ours, **path, **environment}
+    start = WarmProcess if warm.fits(environment) and not fresh else _fresh
+    process = start(words, folder, variables, log)
     assert process.stdout is not None
     children: list[psutil.Process] = []
     try:
