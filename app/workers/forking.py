@@ -22,11 +22,11 @@ import sys
 import traceback
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeAlias
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _EVENT = struct.Struct("<BIi")
-_NUMBER = struct.Struct("<I")
+_REQUEST = struct.Struct("<I?")
 READY, FORKED, ENDED = 1, 2, 3
 
 
@@ -45,9 +45,9 @@ def event_in(packet: bytes) -> Event:
     return Event._make(_EVENT.unpack(packet))
 
 
-def pack_number(number: int) -> bytes:
-    """Asks a nursery for a child; its descriptors go beside it."""
-    return _NUMBER.pack(number)
+def pack_request(number: int, *, fresh: bool) -> bytes:
+    """Asks a nursery for a child, or for a `fresh` interpreter; its descriptors go beside it."""
+    return _REQUEST.pack(number, fresh)
 
 
 def forked(control: socket.socket, main: Callable[[socket.socket, int], None]) -> int:
@@ -111,10 +111,14 @@ def name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
-def fork_on_request(control: socket.socket, child: Callable[[int, Sequence[int]], None]) -> None:
+Child: TypeAlias = Callable[[int, Sequence[int]], None]
+"""What a forked process does, with its parent's process id and the descriptors that came with its number."""
+
+
+def fork_on_request(control: socket.socket, child: Child, fresh: Child | None = None) -> None:
     """Fork a process for each number that is sent, until the server's end closes.
 
-    `child`: what it does, with its parent's process id and the descriptors that came with its number.
+    `child`: what it does; `fresh`: what it does where a fresh interpreter is asked for.
     """
     wake, woken = socket.socketpair()
     for end in (wake, woken):
@@ -132,14 +136,15 @@ def fork_on_request(control: socket.socket, child: Callable[[int, Sequence[int]]
                 packet, descriptors = received(control)
                 if not packet:
                     return
-                number: int = _NUMBER.unpack(packet)[0]
+                number, is_fresh = _REQUEST.unpack(packet)
+                main = fresh if is_fresh and fresh is not None else child
                 here, pid = os.getpid(), os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for each in (control, wake, woken):
                         each.close()
-                    end_with(lambda: child(here, descriptors))  # noqa: B023
+                    end_with(lambda: main(here, descriptors))  # noqa: B023
                 for theirs in descriptors:
                     os.close(theirs)
                 children[pid] = number

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import multiprocessing
+import multiprocessing.spawn
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 
 from app import logs
@@ -24,16 +27,39 @@ from app.workers.worker import run
 
 
 def nursery(control: socket.socket, parent: int) -> None:
-    """The process from which workers of devices without a driver are forked, with all that every worker imports."""
+    """The process from which workers come. Those of devices without a driver share all that every worker imports; in
+    the others it is replaced by a fresh interpreter.
+    """
     settle(parent, "worker-nursery")
     _import_libraries()
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
-    fork_on_request(control, _forked)
+    fork_on_request(control, _forked, _fresh)
 
 
 def _forked(parent: int, descriptors: Sequence[int]) -> None:
     die_with(parent)
     [descriptor] = descriptors
+    main(socket.socket(fileno=descriptor))
+
+
+_FRESH = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from app.workers.main import fresh; fresh(int(sys.argv[1]))"
+)
+
+
+def _fresh(parent: int, descriptors: Sequence[int]) -> None:
+    die_with(parent)
+    [descriptor] = descriptors
+    os.set_inheritable(descriptor, True)
+    command = multiprocessing.spawn.get_command_line()  # With the options of this interpreter.
+    options = command[: command.index("-c")]
+    os.execv(options[0], [*options, "-c", _FRESH, str(descriptor), json.dumps(sys.path)])
+
+
+def fresh(descriptor: int) -> None:
+    """The process, in an interpreter of its own. `descriptor`: its end of the socket to the server."""
+    os.set_inheritable(descriptor, False)
     main(socket.socket(fileno=descriptor))
 
 
@@ -57,6 +83,7 @@ def main(end: socket.socket) -> None:
     assert isinstance(begin, Begin)
     arena = Arena.opened(begin.pools, channel.take_descriptor())
     os.environ.update(begin.environment)
+    sys.path[:] = begin.path
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
     _import_libraries()

@@ -38,6 +38,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     environment: dict[str, str]
     log_style: Style
     pools: tuple[Pool, ...]
+    path: list[str]
+    """Where it finds modules, as the server does now."""
 
 
 @dataclass(frozen=True, slots=True)

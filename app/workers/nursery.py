@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from app.workers.forking import ENDED, FORKED, READY, event_in, pack_number
+from app.workers.forking import ENDED, FORKED, READY, event_in, pack_request
 
 _STOP_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 2.0
@@ -46,13 +46,14 @@ class Nursery:
         """Whether its socket is open."""
         return self._control.fileno() >= 0
 
-    def fork(self, number: int, *descriptors: int) -> asyncio.Future[int]:
-        """Ask for a child, which gets these descriptors; the future has its process id. Raises OSError when the
-        nursery is gone.
+    def fork(self, number: int, *descriptors: int, fresh: bool = False) -> asyncio.Future[int]:
+        """Ask for a child, which gets these descriptors; the future has its process id.
+
+        `fresh`: its interpreter is to be a new one. Raises OSError when the nursery is gone.
         """
         forked = self._forks[number] = self._loop.create_future()
         self._statuses[number] = self._loop.create_future()
-        socket.send_fds(self._control, [pack_number(number)], descriptors)
+        socket.send_fds(self._control, [pack_request(number, fresh=fresh)], descriptors)
         return forked
 
     async def status(self, number: int) -> int | None:

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -249,7 +250,7 @@ class WorkerProcess:
         channel = self._channel = Channel(spawned.socket)
         spawned.exited.add_done_callback(self._process_exited)
         environment = spawned.environment(self.plan.environment)
-        begin = Begin(self.id, environment, self.plan.log_style, self._arena.pools)
+        begin = Begin(self.id, environment, self.plan.log_style, self._arena.pools, sys.path)
         self._write(begin, (self._arena.descriptor(), descriptor))
         loop.add_reader(channel.fileno(), self._readable)
 

@@ -1,8 +1,10 @@
-"""Processes of workers: spawned, or forked from one that has imported what they need; reaped.
+"""Processes of workers: forked from one that has imported what they need, or in a fresh interpreter; reaped.
 
 Owns: the start of a process and its end, as the operating system sees them. Must not know what is said on its channel.
-Forked is only what touches no driver (`late_environment` in backends.vendors): a worker of the CPU is there a second or
-two sooner, and shares the memory of its libraries with the others.
+What touches no driver (`late_environment` in backends.vendors) is forked and goes on: a worker of the CPU is there a
+second or two sooner, and shares the memory of its libraries with the others. What touches one is forked and replaced by
+a fresh interpreter. Where there is a nursery, the server itself starts none: until a new program runs, whoever starts
+it waits with the interpreter's lock, and on a busy machine that has taken seconds.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class ChildProcess(ABC):
 
 
 class SpawnedProcess(ChildProcess):
-    """A fresh interpreter."""
+    """A fresh interpreter, which this process itself starts, as there is no nursery."""
 
     def __init__(self, name: str) -> None:
         """Raises OSError."""
@@ -209,16 +211,16 @@ def discard_prepared() -> None:
 
 
 async def spawn(name: str, *, forks: bool) -> ChildProcess:
-    """A process; `forks`: it may come from the nursery, where there is one. Raises OSError."""
-    if forks and _sources:
+    """A process; `forks`: it may go on with the nursery's libraries, where there is one. Raises OSError."""
+    if _sources:
         try:
-            return await _fork(_sources[-1])
+            return await _fork(_sources[-1], fresh=not forks)
         except (OSError, asyncio.TimeoutError) as error:
             log.warning("%s: no process could be forked (%s); one is spawned", name, error or "it took too long")
     return SpawnedProcess(name)
 
 
-async def _fork(source: _Source) -> ForkedProcess:
+async def _fork(source: _Source, *, fresh: bool) -> ForkedProcess:
     """Raises OSError, asyncio.TimeoutError."""
     if source.nursery is None:
         source.nursery = Nursery(source.pid, source.control, lambda: log.error(_ENDED))
@@ -228,7 +230,7 @@ async def _fork(source: _Source) -> ForkedProcess:
     ours, theirs = socket_pair()
     try:
         # Should it fork one later, that finds the socket closed, and ends.
-        pid = await asyncio.wait_for(nursery.fork(number, theirs.fileno()), _FORK_TIMEOUT_S)
+        pid = await asyncio.wait_for(nursery.fork(number, theirs.fileno(), fresh=fresh), _FORK_TIMEOUT_S)
         return ForkedProcess(ours, pid, number, source, nursery)
     except BaseException:
         ours.close()

@@ -24,6 +24,8 @@ from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
+pytestmark = pytest.mark.slow
+
 DEVICE_TYPES = device_types()
 ROOT = Path(__file__).parents[2]
 PHOTO = FILES[0].read_bytes()
@@ -150,7 +152,11 @@ def test_the_report_lists_them():
 
 async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
     with running(tmp_path, *ONE, "--simulate", "mlu:1,lose=40", "--device", "mlu") as service:
-        first = service.worker().pid
+        worker = service.worker()
+        first = worker.pid
+        # The server starts no process itself: it would stand still until the new program runs.
+        assert worker.parent().name() == "worker-nursery"
+        assert any("app.workers.main import fresh" in word for word in worker.cmdline())
         async with Load(service.url, PREDICT, PHOTO, 4) as load:
             await load.answers(100)
         assert set(load.outcomes) == {(200, "OK")}

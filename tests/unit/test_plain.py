@@ -74,7 +74,7 @@ def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
 
 
 def test_messages_to_a_worker_come_back() -> None:
-    for message in (Begin("w", {"A": "1"}, ("info", "json"), ()), Release(3), Stop()):
+    for message in (Begin("w", {"A": "1"}, ("info", "json"), (), ["/a"]), Release(3), Stop()):
         assert from_server(to_worker(message)) == message
     options = (Options(), Options(top_k=2, score_threshold=0.5))
     back = from_server(to_worker(Run(7, 1, (3, 4), options, 2)))
