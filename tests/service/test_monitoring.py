@@ -127,7 +127,7 @@ async def steady(story: Story, folder: Path) -> None:
 
 
 async def killed(story: Story, folder: Path) -> None:
-    null = ("--null", "delay_ms=10,power_w=75,oom=>4", "--grace-s", "600")
+    null = ("--null", "delay_ms=10,power_w=75,oom=>4", "--batch-sizes", "1,2,4,8", "--grace-s", "600")
     async with story.watched(folder, "killed", "resnet18", *NULL, *null) as service:
         async with Load(service.url, RESNET, GREY, 16) as load:
             for _ in range(3):
