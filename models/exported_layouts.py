@@ -231,9 +231,8 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int
 def _filled_up(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """As many boxes as an image has -> the best `MOST_DETECTIONS`, followed by some of score 0."""
     boxes, scores, given = outputs
-    labels = torch.as_tensor(
-        given, dtype=torch.int64, device=boxes.device
-    )  # Numbers of the host, where they are fixed.
+    # Numbers of the host, where the file fixes them.
+    labels = torch.as_tensor(given, dtype=torch.int64, device=boxes.device)
     scores, places = torch.cat((scores, scores.new_zeros(MOST_DETECTIONS))).sort(descending=True, stable=True)
     places = places[:MOST_DETECTIONS]
     boxes = torch.cat((boxes, boxes.new_zeros((MOST_DETECTIONS, 4))))[places]

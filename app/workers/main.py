@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -42,10 +41,8 @@ def _forked(parent: int, descriptors: Sequence[int]) -> None:
     main(socket.socket(fileno=descriptor))
 
 
-_FRESH = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from app.workers.main import fresh; fresh(int(sys.argv[1]))"
-)
+# Nothing is imported before the path is set: the current folder, which comes first with -c, may hold anything.
+_FRESH = "import sys; sys.path[:] = sys.argv[2:]; from app.workers.main import fresh; fresh(int(sys.argv[1]))"
 
 
 def _fresh(parent: int, descriptors: Sequence[int]) -> None:
@@ -54,7 +51,7 @@ def _fresh(parent: int, descriptors: Sequence[int]) -> None:
     os.set_inheritable(descriptor, True)
     command = multiprocessing.spawn.get_command_line()  # With the options of this interpreter.
     options = command[: command.index("-c")]
-    os.execv(options[0], [*options, "-c", _FRESH, str(descriptor), json.dumps(sys.path)])
+    os.execv(options[0], [*options, "-c", _FRESH, str(descriptor), *sys.path])
 
 
 def fresh(descriptor: int) -> None:

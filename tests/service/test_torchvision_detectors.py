@@ -22,8 +22,8 @@ NETWORKS = {"rcnn": "fasterrcnn_mobilenet_v3_large_320_fpn", "ssd": "ssdlite320_
 LABELS = ["a", "b", "c", "d", "e"]
 
 
-def encoded(index):
-    rgb, _, _ = detection_image(77, index, (320, 240))
+def encoded(index, size=(320, 240)):
+    rgb, _, _ = detection_image(77, index, size)
     stream = io.BytesIO()
     Image.fromarray(rgb).save(stream, "JPEG", quality=92)
     return stream.getvalue()
@@ -102,13 +102,9 @@ def test_other_protocols_have_as_many_boxes(service):
 
 
 def test_another_size_is_letterboxed_and_boxes_come_back_in_its_pixels(service):
-    rgb, _, _ = detection_image(77, 0, (900, 500))
-    stream = io.BytesIO()
-    Image.fromarray(rgb).save(stream, "JPEG", quality=92)
+    image = encoded(0, (900, 500))
     with service.client() as client:
-        answer = client.post(
-            "/v1/models/rcnn:predict", content=stream.getvalue(), headers={"Content-Type": "image/jpeg"}
-        )
+        answer = client.post("/v1/models/rcnn:predict", content=image, headers={"Content-Type": "image/jpeg"})
     [found] = answer.json()["predictions"]
     assert (found["width"], found["height"]) == (900, 500)
     assert found["detections"]

@@ -1,9 +1,8 @@
-"""torchvision's detectors, untrained but alive, as ONNX files: `FILE NAME HEIGHT WIDTH`, in a process of its own."""
+"""torchvision's detectors, untrained but alive, as ONNX files."""
 
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,3 @@ def export(file: Path, name: str, images: list[Tensor]) -> Any:
         warnings.simplefilter("ignore")
         torch.onnx.export(network, ([images[0]],), str(file), dynamo=False, opset_version=17)
     return network
-
-
-if __name__ == "__main__":
-    generator = torch.Generator().manual_seed(0)
-    shape = 2, 3, int(sys.argv[3]), int(sys.argv[4])
-    export(Path(sys.argv[1]), sys.argv[2], list(torch.rand(shape, generator=generator)))
