@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoders.messages import DecodePlan
+from app.decoders.messages import PACKET_BYTES, DecodePlan, jobs_in, pack_answer
 from app.workers.forking import die_with, fork_on_request, name_process, received, settle
 from app.workers.plain import unpacked
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.decoders.inbox import Inbox
     from app.workers.arena import Arena
 
-_LONGEST_PACKET_S = 0.004  # Of work before answers are sent, though more jobs of the packet wait.
+_LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs wait.
 
 log = logging.getLogger("anychip.decoders")
 
@@ -120,19 +120,29 @@ def _decoder(
 def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:
     """Answer jobs until the other end is gone. Raises ConnectionError."""
     from app.decoders.decoder import Decoder
-    from app.decoders.messages import PACKET_BYTES, jobs_in, pack_answer
 
     decoder = Decoder(plan, inbox, arena)
     while packet := connection.recv(PACKET_BYTES):
-        answers = []
+        answers: list[bytes] = []
         began_s = time.monotonic()
-        for job in jobs_in(packet):
-            answers.append(pack_answer(decoder.answer(job)))
-            if time.monotonic() - began_s > _LONGEST_PACKET_S:
-                connection.send(b"".join(answers))
-                answers.clear()
+        while packet:
+            for job in jobs_in(packet):
+                answers.append(pack_answer(decoder.answer(job)))
+                if time.monotonic() - began_s > _LONGEST_WORK_S:
+                    connection.send(b"".join(answers))
+                    answers.clear()
+                    began_s = time.monotonic()
+            packet = _waiting(connection) if answers else b""
         if answers:
             connection.send(b"".join(answers))
+
+
+def _waiting(connection: socket.socket) -> bytes:
+    """The next packet where it is there already, else nothing. Raises ConnectionError."""
+    try:
+        return connection.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
 
 
 if __name__ == "__main__":
