@@ -37,8 +37,8 @@ log = logging.getLogger("anychip")
 
 _OTHER_DESCRIPTORS = 256
 _NEW_OBJECTS = 20_000
-"""So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under way:
-a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
+"""So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
+way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT_DISTANCE = 2
 """Ports between a public one and the administration's, where that is not named: 8002 beside 8000, 8003 beside 8001."""
