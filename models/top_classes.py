@@ -66,7 +66,7 @@ def with_best(logits: Array, counts: Sequence[int]) -> list[tuple[Array, ...]]:
     else:
         scores = softmax(logits)
         found[:, 0] = best = best_few(scores, most)
-        found[:, 1] = np.take_along_axis(scores, best, 1)
+        found[:, 1] = scores[np.arange(len(scores))[:, None], best]
     found[:, 1].round(5, out=found[:, 1])
     return [(row, each[:, :count]) for row, each, count in zip(logits, found, counts, strict=True)]
 

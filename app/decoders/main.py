@@ -99,6 +99,8 @@ def _decoder(
     """The process of one decoder."""
     name_process("anychip-decoder")
     die_with(parent)
+    import torch
+
     from app.decoders.inbox import Inbox
     from app.workers.arena import Arena
     from models.confinement import confine_decoder
@@ -110,7 +112,7 @@ def _decoder(
     # From here on it reads what strangers have sent, and needs nothing that it does not have.
     confine_decoder(plan.memory_bytes)
     try:
-        with contextlib.suppress(EOFError, ConnectionError):  # The server is gone.
+        with contextlib.suppress(EOFError, ConnectionError), torch.inference_mode():  # The server is gone.
             decode_forever(plan, connection, inbox, arena)
     except Exception:
         log.exception("a decoder ends")

@@ -275,9 +275,8 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._general.lend()
-        task = self._loop.create_task(self._serve(request, *found))
-        self._server_state.tasks.add(task)
-        task.add_done_callback(self._server_state.tasks.discard)
+        self._task = self._loop.create_task(self._serve(request, *found))
+        self._server_state.tasks.add(self._task)
         return True
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
@@ -334,6 +333,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def _ended(self, request: HotRequest) -> None:
         """The connection is free for its next request."""
         self._request = None
+        self._server_state.tasks.discard(self._task)
         request.end()
         self._unread = request.missing if request.keep_alive else 0
         self._general.take_back(keep_alive=request.keep_alive, unread=bool(request.missing))

@@ -77,7 +77,9 @@ class ModelStatistics:
         """An image was answered, after so many seconds in each stage."""
         self.images += 1
         for stage, taken in seconds.items():
-            self.stages[stage].add(taken)
+            duration = self.stages[stage]
+            duration.count += 1
+            duration.seconds += taken
 
     def batch(self, images: int, seconds: float) -> None:
         """A batch was computed."""

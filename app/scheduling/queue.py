@@ -16,6 +16,8 @@ from app.scheduling.latency import Lateness
 
 T = TypeVar("T")
 
+_STANDS_S = 0.001
+
 
 class QueueFullError(Exception):
     """The model has as many images waiting as it may have."""
@@ -27,6 +29,23 @@ class DeadlineUnreachableError(Exception):
     def __init__(self, expected_s: float) -> None:
         super().__init__(f"the answer would take {expected_s * 1e3:.0f} ms")
         self.expected_s = expected_s
+
+
+class Checked(NamedTuple):
+    """What was found when one image of a request could have been taken, at `at_s`: for whom, and Reservation's
+    `expected_s`.
+    """
+
+    model: str
+    deadline_s: float
+    priority: int
+    at_s: float
+    expected_s: float | None
+
+    def stands(self, model: str, deadline_s: float, priority: int, now: float) -> bool:
+        """Whether the same would be found now: nothing was waited for, as of a body that had arrived already."""
+        same = (model, deadline_s, priority) == (self.model, self.deadline_s, self.priority)
+        return same and now < self.at_s + _STANDS_S
 
 
 @dataclass(eq=False, slots=True)
@@ -113,6 +132,12 @@ class Queue(Generic[T]):
     urgent_lateness: Lateness = field(default_factory=Lateness)  # Of priorities above the normal one: they overtake.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
+    def check_room(self, model: str, images: int) -> None:
+        """Raises QueueFullError where `images` more are too many; `model` for the sentence."""
+        taken = self.reserved + self.depth
+        if taken + images > self.limit:
+            raise QueueFullError(f"{model} has {taken} of {self.limit} images waiting")
+
     def late(self, items: Iterable[Item[T]], answered_s: float) -> None:
         """Learn from when items were answered, or would have been.
 
@@ -148,13 +173,16 @@ class Queue(Generic[T]):
         """Images waiting or reserved that go before new ones of this priority."""
         return sum([images for other, images in self.ahead.items() if other >= priority]) if self.ahead else 0
 
-    def begin(self, reservation: Reservation) -> None:
-        """Keep room for its images; count a request of its client, and how many of that client's it is behind."""
+    def begin(self, reservation: Reservation) -> Reservation:
+        """Keep room for its images; count a request of its client, and how many of that client's it is behind. It is
+        returned.
+        """
         self.reserved += reservation.left
         self.count(reservation.priority, reservation.left)
         if client := reservation.client:
             reservation.behind, last_s = self.clients.get(client, (0, -math.inf))
             self.clients[client] = (reservation.behind + 1, last_s)
+        return reservation
 
     def end(self, reservation: Reservation) -> None:
         """The request of a reservation has ended: give back what is left of it. Idempotent."""

@@ -31,11 +31,11 @@ from app.scheduling.expectation import expected_s
 from app.scheduling.latency import Ladder
 from app.scheduling.queue import (
     Batch,
+    Checked,
     DeadlineUnreachableError,
     Item,
     LostBatches,
     Queue,
-    QueueFullError,
     Reservation,
     T,
 )
@@ -80,27 +80,38 @@ class Scheduler(Generic[T]):
         Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
         no worker. Raises QueueFullError, DeadlineUnreachableError.
         """
-        queue = self._queues[model]
-        if queue.reserved + queue.depth + images > queue.limit:
-            raise QueueFullError(f"{model} has {queue.reserved + queue.depth} of {queue.limit} images waiting")
+        self._queues[model].check_room(model, images)
         expected_s, least_s = self._expected_s(model, priority, images, now)
         if least_s > (1 - WAY_BACK) * (deadline_s - now):
             raise DeadlineUnreachableError(least_s)
         return expected_s
 
     def reserve(
-        self, model: str, images: int, deadline_s: float, priority: int, now: float, *, client: str = ""
+        self,
+        model: str,
+        images: int,
+        deadline_s: float,
+        priority: int,
+        now: float,
+        *,
+        client: str = "",
+        checked: Checked | None = None,
     ) -> Reservation:
-        """Reserve room for `images` of a client, all or none. Raises QueueFullError, DeadlineUnreachableError."""
-        expected_s = self.check(model, images, deadline_s, priority, now)
+        """Reserve room for `images` of a client, all or none. `checked`: what `check` has found for one of them.
+
+        Raises QueueFullError, DeadlineUnreachableError.
+        """
         queue = self._queues[model]
+        if checked is not None and images == 1 and checked.stands(model, deadline_s, priority, now):
+            queue.check_room(model, images)
+            expected_s = checked.expected_s
+        else:
+            expected_s = self.check(model, images, deadline_s, priority, now)
         self._clients.asked(client, now)
         if images > 1:
             expected_s, _ = self._expected_s(model, priority, 1, now)
         lost = queue.lost_workers
-        reservation = Reservation(model, images, images, priority, deadline_s, now, expected_s, lost, client)
-        queue.begin(reservation)
-        return reservation
+        return queue.begin(Reservation(model, images, images, priority, deadline_s, now, expected_s, lost, client))
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: give back what was reserved and not filled. Idempotent."""

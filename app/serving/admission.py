@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from app.errors import ServiceError
 from app.scheduling.dispatcher import Dispatcher
-from app.scheduling.queue import DeadlineUnreachableError, QueueFullError, Reservation
+from app.scheduling.queue import Checked, DeadlineUnreachableError, QueueFullError, Reservation
 from app.scheduling.served_model import ServedModel
 from app.serving.readiness import ServiceReadiness
 from app.serving.terms import Terms
@@ -33,9 +33,11 @@ class Admission:
         """
         if self._readiness.refusing:
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
-        self._dispatcher.refuse_unless_served(served.model.name)
+        name, now_s = served.model.name, time.monotonic()
+        self._dispatcher.refuse_unless_served(name)
         try:
-            self._dispatcher.scheduler.check(served.model.name, 1, terms.deadline_s, terms.priority, time.monotonic())
+            expected_s = self._dispatcher.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s)
+            terms.checked = Checked(name, terms.deadline_s, terms.priority, now_s, expected_s)
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
 
@@ -54,7 +56,13 @@ class Admission:
         scheduler = self._dispatcher.scheduler
         try:
             reservation = scheduler.reserve(
-                served.model.name, count, terms.deadline_s, terms.priority, now_s, client=terms.client
+                served.model.name,
+                count,
+                terms.deadline_s,
+                terms.priority,
+                now_s,
+                client=terms.client,
+                checked=terms.checked,
             )
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)

@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 class Timings:
     """Seconds of each stage; of several images, those of the slowest."""
 
-    decode: float = 0.0
-    queue: float = 0.0
-    infer: float = 0.0
-    postprocess: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def header(self) -> str:
         """The Server-Timing header: milliseconds of each stage."""
+        taken = self.seconds.get
         return (
-            f"decode;dur={self.decode * 1e3:.3f}, queue;dur={self.queue * 1e3:.3f}, "
-            f"infer;dur={self.infer * 1e3:.3f}, post;dur={self.postprocess * 1e3:.3f}"
+            f"decode;dur={taken('decode', 0.0) * 1e3:.3f}, queue;dur={taken('queue', 0.0) * 1e3:.3f}, "
+            f"infer;dur={taken('infer', 0.0) * 1e3:.3f}, post;dur={taken('postprocess', 0.0) * 1e3:.3f}"
         )
 
     def include(self, seconds: Mapping[str, float]) -> None:
         """Take in another image's stages."""
+        if not self.seconds:
+            self.seconds.update(seconds)
+            return
         for stage, taken in seconds.items():
-            if taken > getattr(self, stage):
-                setattr(self, stage, taken)
+            self.seconds[stage] = max(taken, self.seconds.get(stage, 0.0))
 
 
 @dataclass(slots=True)

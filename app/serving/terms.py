@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.access.shares import Portion
+from app.scheduling.queue import Checked
 from app.serving.recorder import Recorder
 
 
 @dataclass(slots=True)
 class Terms:
     """`deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher ones go first. Clients share;
-    `portion`: of the client's share, None where nobody counts it.
+    `portion`: of the client's share, None where nobody counts it. `checked`: what was found before the body was read.
     """
 
     deadline_s: float
@@ -22,3 +23,4 @@ class Terms:
     recorder: Recorder = field(default_factory=Recorder)
     client: str = ""
     portion: Portion | None = None
+    checked: Checked | None = None

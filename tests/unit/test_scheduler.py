@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.scheduling import sharing
-from app.scheduling.queue import DeadlineUnreachableError, LostBatches, QueueFullError
+from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, QueueFullError
 from app.scheduling.returning import Returning
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
 
@@ -284,6 +284,25 @@ def test_what_waits_and_what_runs_counts_against_a_deadline():
     with pytest.raises(DeadlineUnreachableError):
         scheduler.check("m", 2, enough(0.51), 0, 0.0)
     scheduler.check("m", 1, enough(0.51), 0, 0.005)
+
+
+def test_what_was_found_a_moment_ago_is_not_looked_for_again():
+    scheduler = make({"m": 10}, ladder={1: 0.1})
+    found = Checked("m", enough(0.15), 0, 0.0, scheduler.check("m", 1, enough(0.15), 0, 0.0))
+    put(scheduler, 1)
+    # By now the queue would refuse it: what was found decides, and only for what it was found for.
+    assert scheduler.reserve("m", 1, enough(0.15), 0, 0.0005, checked=found).expected_s == pytest.approx(0.1)
+    for images, deadline_s, priority, now in (
+        (1, enough(0.15), 0, 0.002),
+        (1, enough(0.149), 0, 0.0),
+        (2, enough(0.15), 0, 0.0),
+        (1, enough(0.15), -1, 0.0),
+    ):
+        with pytest.raises(DeadlineUnreachableError):
+            scheduler.reserve("m", images, deadline_s, priority, now, checked=found)
+    put(scheduler, 8)
+    with pytest.raises(QueueFullError):
+        scheduler.reserve("m", 1, enough(0.15), 0, 0.0, checked=found)
 
 
 def test_a_reservation_counts_against_a_deadline_until_released():
