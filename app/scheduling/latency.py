@@ -167,6 +167,10 @@ class Lane:
 
 def last_s(lanes: Sequence[Lane], images: int, usual: int) -> float:
     """Seconds until the last of `images` is done. Every batch is whole, and the last has at least `usual` images."""
+    if len(lanes) == 1:
+        [lane] = lanes
+        images -= lane.skip((images - 1) // lane.full)
+        return lane.done_s(max(images, usual))
     spare = images - 2 * sum([lane.full for lane in lanes])
     if spare > 0:  # All but the last few batches at once, so that a long queue costs no more than a short one.
         spare_s = spare / sum([lane.full / lane.step_s for lane in lanes])
