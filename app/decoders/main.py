@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from app.decoders.inbox import Inbox
     from app.workers.arena import Arena
 
-_LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs wait.
+_LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
 
 log = logging.getLogger("anychip.decoders")
 
@@ -125,26 +125,17 @@ def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, ar
 
     decoder = Decoder(plan, inbox, arena)
     while packet := connection.recv(PACKET_BYTES):
-        answers: list[bytes] = []
+        answers = []
         began_s = time.monotonic()
-        while packet:
-            for job in jobs_in(packet):
-                answers.append(pack_answer(decoder.answer(job)))
-                if time.monotonic() - began_s > _LONGEST_WORK_S:
-                    connection.send(b"".join(answers))
-                    answers.clear()
-                    began_s = time.monotonic()
-            packet = _waiting(connection) if answers else b""
+        for job in jobs_in(packet):
+            answers.append(pack_answer(decoder.answer(job)))
+            now_s = time.monotonic()
+            if now_s - began_s > _LONGEST_WORK_S:
+                connection.send(b"".join(answers))
+                answers.clear()
+                began_s = now_s
         if answers:
             connection.send(b"".join(answers))
-
-
-def _waiting(connection: socket.socket) -> bytes:
-    """The next packet where it is there already, else nothing. Raises ConnectionError."""
-    try:
-        return connection.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return b""
 
 
 if __name__ == "__main__":
