@@ -14,7 +14,7 @@ import contextlib
 import os
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,13 +145,15 @@ class ProgramGraph(Graph):
                 tensor.data = tensor.data.to(dtype)
         self._replaced(lambda value: dtype if value is torch.float32 else value)
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """As of any module; what the graph makes on the device of its export, it then makes there."""
-        super().to(*args, **kwargs)
-        device = torch._C._nn._parse_to(*args, **kwargs)[0]
-        if device is not None:
-            device = torch.device("cpu") if device.type == "cpu" else device  # Tensors are never on "cpu:0".
-            self._replaced(lambda value: device if isinstance(value, torch.device) else value)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        placed = fn(torch.zeros(()))
+        if placed.dtype != torch.float32:
+            self.cast(placed.dtype)
+        # Tensors are never on "cpu:0".
+        device = torch.device("cpu") if placed.device.type == "cpu" else placed.device
+        self._replaced(lambda value: device if isinstance(value, torch.device) else value)
         return self
 
     def train(self, mode: bool = True) -> ProgramGraph:
@@ -194,15 +196,19 @@ class ScriptGraph(Graph):
         self.module.to(dtype)
         self._dtype = dtype
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; loaded again for a device, since only loading moves what the graph makes itself."""
-        device, *_, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        if device is not None and device.type != "cpu":
-            self.module = self._loaded(str(device))
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """As of any module; loaded again for a device, since only loading moves what the graph makes itself.
+
+        PyTorch would not move its weights to a device of a vendor's own package: they are no Parameters.
+        """
+        placed = fn(torch.zeros(()))
+        if placed.device.type != "cpu":
+            self.module = self._loaded(str(placed.device))
             if self._dtype is not None:
                 self.module.to(self._dtype)
-        if memory_format is not None:
-            self.module.to(memory_format=memory_format)
+        if placed.dtype != torch.float32:
+            self._dtype = placed.dtype
+        self.module._apply(fn)
         return self
 
     def _loaded(self, device: str) -> Any:
