@@ -13,6 +13,8 @@ BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+# One process more than there are processors: in turn, each waits for a service to start.
+SHARED := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup --no-loadscope-reorder
 PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
 NO_TESTS := 5
 PATHS = $(filter tests/%,$(ARGS))
@@ -22,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment sbom audit bench clean
+.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment sbom audit bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -39,20 +41,30 @@ install: $(VENV)/.installed  ## make .venv with the torch build for the accelera
 check: lint  ## lint, types and every test that starts no process: three minutes
 	$(PYTEST) $(PARALLEL) tests/unit $(ARGS)
 
-# First the unit room by itself, as packages that other rooms import change torch and logging for everybody; then what may
-# share the processors; then, two at a time, what mostly waits and measures for how long; then, one by one, what needs the
-# machine to itself. A choice (ARGS) may leave any of them empty.
-test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
-	@status=$(NO_TESTS); \
+# A choice (ARGS) may leave any phase of tests empty.
+PHASES = status=$(NO_TESTS); \
 	phase() { \
 	    $(PYTEST) "$$@"; code=$$?; \
 	    [ $$code = $(NO_TESTS) ] || status=$$code; \
 	    [ $$code = 0 ] || [ $$code = $(NO_TESTS) ]; \
-	}; \
+	};
+ELSEWHERE := not soak and not deploy and not interop
+
+# First the unit room by itself, as packages that other rooms import change torch and logging for everybody; then what may
+# share the processors; then, two at a time, what mostly waits and measures for how long; then, one by one, what needs the
+# machine to itself.
+test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
+	@$(PHASES) \
 	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" tests/unit $(ARGS) &&) \
-	phase $(PARALLEL) -m "not paired and not alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
-	phase $(PAIR) -m "paired and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
-	phase -m "alone and not soak and not deploy" $(if $(PATHS),,--ignore=tests/unit) $(ARGS); \
+	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
+	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
+	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS); \
+	exit $$status
+
+test-interop: $(VENV)/.developer  ## with other people's exporters, clients, compilers, a browser and Prometheus
+	@$(PHASES) \
+	phase $(SHARED) -m "interop and not alone and not soak" $(ARGS) && \
+	phase -m "interop and alone and not soak" $(ARGS); \
 	exit $$status
 
 soak: lint  ## the long tests: leaks and load for an hour

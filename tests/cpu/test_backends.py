@@ -80,7 +80,7 @@ def _parameter(case: Case, left_out: str) -> Any:
     name = "-".join((case.backend.name, case.engine, case.precision))
     marks = [pytest.mark.xdist_group(f"engine {case.engine}")]
     if case.engine == "inductor":
-        marks.append(pytest.mark.slow)
+        marks += [pytest.mark.slow, pytest.mark.interop]
     if (case.engine, case.precision) == ("inductor", left_out):
         marks.append(pytest.mark.soak)
     return pytest.param(case, id=name, marks=marks)

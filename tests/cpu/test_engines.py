@@ -159,6 +159,7 @@ class TestInt8ByInductor:
         pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
         return CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
 
+    @pytest.mark.interop
     def test_what_is_compiled_is_the_network_in_int8_and_is_kept(
         self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:

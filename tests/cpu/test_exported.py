@@ -219,6 +219,7 @@ def test_half_a_file_is_refused(tmp_path, suffix):
         load_graph(str(file), FORMS[suffix])
 
 
+@pytest.mark.cold
 def test_the_server_hears_of_it_from_the_process_that_tried(tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"nothing of the kind")
     with pytest.raises(WeightsError, match=r"^broken.onnx cannot be read as an ONNX file"):

@@ -24,6 +24,7 @@ from models import Options, WeightsError, open_model, parse_spec
 from models.export_metadata import Description
 from models.exported_images import ExportedDetector
 from models.exported_layouts import decoded, interpret
+from tests.support import small_classifier
 from tests.support.export_comparison import compare, exported, opened, written_images
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
@@ -76,6 +77,7 @@ def check_of_the_same_runtime(worst: dict[str, float]) -> None:
     assert worst["score"] <= 1e-4
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("tag", USUAL)
 def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path, tag: str) -> None:
     check(compare(usual, images, tag))
@@ -102,6 +104,7 @@ def local_predictor(model, folder):
     return LocalPredictor(model, Settings(device="cpu", cache_dir=folder), Options(), 2, keeps_encoded=True)
 
 
+@pytest.mark.interop
 def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, tmp_path: Path) -> None:
     model = opened(usual, "v8-segment")
     expected = json.loads((usual / "v8-segment.expected.json").read_text())
@@ -115,6 +118,7 @@ def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, 
         assert drawn.size == (answer["width"], answer["height"])
 
 
+@pytest.mark.interop
 def test_a_file_of_one_at_a_time_answers_batches(usual: Path) -> None:
     model = opened(usual, "v8-nms")
     assert model.export.batch == (1, 1)
@@ -245,6 +249,17 @@ def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str
     torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
 
 
+def test_a_script_is_computed_in_the_precision_that_is_asked_for(tmp_path: Path) -> None:
+    """Its own weights, too: they are no Parameters, which `Module.to` would cast or move."""
+    model: Any = open_model(parse_spec(small_classifier.written(tmp_path)), tmp_path)
+    pixels = torch.randint(256, (2, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    network = model.network()
+    [expected] = network(pixels)
+    assert {each.dtype for each in network.cast(torch.bfloat16).core.module.parameters()} == {torch.bfloat16}
+    [found] = network(pixels)
+    assert 0 < (found - expected).abs().max() < 0.1
+
+
 class Queries(nn.Module):
     """As RF-DETR: centres and sides in 0..1 of five queries, and logits of two classes and of the background."""
 
@@ -366,6 +381,7 @@ def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:
         open_model(spec, tmp_path)
 
 
+@pytest.mark.interop
 def test_turned_boxes_have_tensors_of_their_own(usual: Path) -> None:
     model = opened(usual, "v8-obb")
     assert isinstance(model, ExportedDetector)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -361,7 +362,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     process = subprocess.Popen(slow, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < 4):
-            pass
+            time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

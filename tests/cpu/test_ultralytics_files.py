@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,12 @@ import pytest
 import torch
 
 from models import WeightsError, open_model, parse_spec
+from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
 
+
+pytestmark = pytest.mark.interop
 
 WRITE = """
 import sys, torch
@@ -60,17 +60,9 @@ assert not any(module.partition(".")[0] == "ultralytics" for module in sys.modul
 
 @pytest.mark.skipif(importlib.util.find_spec("ultralytics") is None, reason="ultralytics is not installed")
 def test_files_written_by_ultralytics_are_read_without_it(tmp_path: Path) -> None:
-    settings = {"YOLO_CONFIG_DIR": str(tmp_path), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0", "PYTHONPATH": str(ROOT)}
+    settings = {"YOLO_CONFIG_DIR": str(tmp_path), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
     for script in (WRITE, READ):
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, **settings},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = warm.completed(tmp_path, "-c", script, environment=settings)
         assert done.returncode == 0, done.stderr
 
 
@@ -79,6 +71,7 @@ import sys, torch
 from ultralytics import YOLO
 sys.path.insert(0, sys.argv[1])
 from tests.support.ultralytics_exports import enliven
+torch.set_num_threads(1)  # As importing ultralytics does, unless PyTorch has chosen already.
 torch.manual_seed(0)
 images = torch.rand(2, 3, 128, 128)
 for name in sys.argv[2:]:
@@ -108,15 +101,7 @@ def of_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ultralytics")
     folder = tmp_path_factory.mktemp("tasks")
     settings = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", WRITE_TASKS, str(ROOT), *NETWORKS],
-        env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = warm.completed(folder, "-c", WRITE_TASKS, str(ROOT), *NETWORKS, environment=settings)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from models.yolov8 import BOX_CHANNELS, SIZES, YOLOv8
 from tests.support import reference_yolov8
 
+pytestmark = pytest.mark.interop
+
 SIDES = {"n": 256, "s": 192, "m": 128, "l": 128, "x": 96}
 
 

@@ -15,7 +15,7 @@ from models.sample import IMAGES
 from tests.support.service_process import running
 from tests.support.task_files import written
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.interop]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = IMAGES / "detect_1.jpg"

@@ -5,19 +5,16 @@ tests/service/test_faults.py has what a device can do wrong.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.support import warm
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
@@ -117,11 +114,7 @@ def test_workers_die_with_a_server_that_is_killed(tmp_path):
 
 def anychip(folder, *arguments):
     """A command that ends by itself."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "app", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_S * 3, check=False
-    )
+    return warm.completed(folder, "-m", "app", *arguments, timeout_s=WAIT_S * 3)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.support.service_process import ServiceProcess, running
 
 pytestmark = [
     pytest.mark.alone,
+    pytest.mark.interop,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]

@@ -25,7 +25,7 @@ from tests.support.browser import axe_violations, chromium, drop
 from tests.support.service_process import running
 from tests.support.task_files import written
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.interop]
 
 ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
 """A folder where screenshots of the page are kept, for people to look at."""

@@ -33,7 +33,7 @@ async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(
     """int8 takes its time to quantise; the second start finds it in the cache."""
     pytest.importorskip("nncf")
     options = ("--models", "resnet50", "--weights", "sample", "--engine", "auto", "--precision", "int8")
-    options += ("--batch-sizes", "1,2", "--cache-dir", str(tmp_path / "cache"))
+    options += ("--batch-sizes", "1", "--cache-dir", str(tmp_path / "cache"))
     options += ("--calibrate", calibration_images(tmp_path / "images"))
 
     def served(service):

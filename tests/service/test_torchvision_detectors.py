@@ -16,7 +16,8 @@ from models.sample.generator import detection_image
 from tests.support.service_process import running
 from tests.support.torchvision_detectors import export
 
-pytestmark = pytest.mark.timeout(900)  # Two networks are exported, and tried at the service's start.
+# Two networks are exported, and tried at the service's start.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.interop]
 
 NETWORKS = {"rcnn": "fasterrcnn_mobilenet_v3_large_320_fpn", "ssd": "ssdlite320_mobilenet_v3_large"}
 LABELS = ["a", "b", "c", "d", "e"]

@@ -20,6 +20,7 @@ PYTHON = Path(os.environ.get("ANYCHIP_TEST_TRITON_PYTHON") or ROOT / ".venv-trit
 WAIT_S = 280
 
 pytestmark = [
+    pytest.mark.interop,
     pytest.mark.slow,
     pytest.mark.skipif(
         not PYTHON.exists(),

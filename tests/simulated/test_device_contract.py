@@ -19,7 +19,9 @@ from tests.support.photographs import PHOTOGRAPHS
 
 pytestmark = pytest.mark.slow
 
-SUITE = ("-m", "pytest", "-q", "-rp", "-p", "no:cacheprovider", "tests/support/device_contract.py")
+# A forked process has imported plug-ins of pytest before pytest did.
+FORKED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+SUITE = ("-m", "pytest", "-q", "-rp", *FORKED, "-p", "no:cacheprovider", "tests/support/device_contract.py")
 REAL = [backend.name for backend in BACKENDS if backend.name in ("cpu", "null") or backend.probe().available]
 
 # What must have run, not skipped: on every device, where it computes, where it has knobs, where there is a driver.

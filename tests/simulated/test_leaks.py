@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from backends import hooks, register_release_hook, run_release_hooks
+from tests.support import small_classifier
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, metric, post, serving
@@ -78,14 +79,14 @@ async def leaking(folder, device, leak, rung, *, batches, leak_mb, memory_mb):
     """So many batches, which together leak more than the device has: what empty_cache returns (rung 2), or what only
     the end of a process does (rung 3)."""
     options = (
-        *("--models", "mobilenet_v3_small", "--weights", "random", "--batch-sizes", "1", "--device", device),
+        *("--models", small_classifier.written(folder), "--batch-sizes", "1", "--device", device),
         *("--simulate", f"{device}:1,memory_mb={memory_mb},{leak}={leak_mb}"),
         *("--guard-device-ratio", "0.4", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
     )
     with running(folder, *options) as service:
         first = service.worker().pid
         used, resident = [], []
-        async with Load(service.url, "/v1/models/mobilenet_v3_small:predict", GREY, 4) as load:
+        async with Load(service.url, small_classifier.PREDICT, GREY, 4) as load:
             for _ in range(20):
                 await load.answers(batches // 20)
                 used.append(await asyncio.to_thread(memory, service, "used"))
@@ -94,7 +95,7 @@ async def leaking(folder, device, leak, rung, *, batches, leak_mb, memory_mb):
         assert set(load.outcomes) == {(200, "OK")}
         assert metric(service, "anychip_batch_size_count") >= batches
         assert 0 < max(used) <= memory_mb * MIB
-        # Of two workers, while one takes over from the other; PyTorch and the network take about 700 MB in each.
+        # Of two workers, while one takes over from the other; PyTorch takes about 700 MB in each.
         assert max(resident) < 2 * (memory_mb + 768) * MIB
         assert metric(service, "anychip_cache_releases_total", rung=rung) >= batches * leak_mb / memory_mb
         if rung == "2":

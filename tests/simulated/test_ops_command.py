@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
 CACHE = Path.home() / ".cache" / "anychip"
@@ -36,16 +37,7 @@ def ops(folder: Path, *arguments: str) -> tuple[int, Any]:
 
 
 def anychip(folder: Path, *arguments: str) -> tuple[int, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "app", *arguments, "--json"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = warm.completed(folder, "-m", "app", *arguments, "--json")
     assert done.stdout, done.stderr[-3000:]
     return done.returncode, json.loads(done.stdout)
 

@@ -23,14 +23,14 @@ from tests.support.device_child import child
 from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
+from tests.support.small_classifier import PREDICT, written
 
 pytestmark = pytest.mark.slow
 
 DEVICE_TYPES = device_types()
 ROOT = Path(__file__).parents[2]
 PHOTO = FILES[0].read_bytes()
-PREDICT = "/v1/models/resnet18:predict"
-ONE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
+ONE = ("--batch-sizes", "1", "--models")
 
 
 @given(
@@ -126,7 +126,10 @@ def test_it_has_no_name_that_the_vendors_module_lacks(device_type):
 
 
 def test_a_service_on_simulated_devices_says_so_everywhere(tmp_path):
-    with running(tmp_path, *ONE, "--simulate", "npu:2", "--device", "npu") as service, service.client() as client:
+    with (
+        running(tmp_path, *ONE, written(tmp_path), "--simulate", "npu:2", "--device", "npu") as service,
+        service.client() as client,
+    ):
         answer = client.post(PREDICT, content=PHOTO, headers={"Content-Type": "image/jpeg"}).json()
         assert answer["simulated"] is True
         assert answer["device"] in ("npu:0", "npu:1")
@@ -151,7 +154,7 @@ def test_the_report_lists_them():
 
 
 async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
-    with running(tmp_path, *ONE, "--simulate", "mlu:1,lose=40", "--device", "mlu") as service:
+    with running(tmp_path, *ONE, written(tmp_path), "--simulate", "mlu:1,lose=40", "--device", "mlu") as service:
         worker = service.worker()
         first = worker.pid
         # The server starts no process itself: it would stand still until the new program runs.
@@ -170,7 +173,7 @@ async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
 
 async def test_a_batch_without_memory_is_computed_all_the_same(tmp_path):
     # The gate has had eight.
-    with running(tmp_path, *ONE, "--simulate", "npu:1,oom=14", "--device", "npu") as service:
+    with running(tmp_path, *ONE, written(tmp_path), "--simulate", "npu:1,oom=14", "--device", "npu") as service:
         first = service.worker().pid
         async with Load(service.url, PREDICT, PHOTO, 2) as load:
             await load.answers(20)

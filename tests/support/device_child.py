@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import stub_drivers
+from tests.support import stub_drivers, warm
 
 ROOT = Path(__file__).parents[2]
 NPU_PYTHON = Path(os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or ROOT / ".venv-npu" / "bin" / "python")
@@ -27,6 +27,8 @@ def child(
     python: str | Path, variables: Mapping[str, str], *arguments: str, autoload: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """`python` in the repository. `autoload`: whether importing torch imports what vendors have installed."""
+    if str(python) == sys.executable and not autoload:
+        return warm.completed(ROOT, *arguments, environment=variables)
     environment = {"PYTHONPATH": str(ROOT), **variables}
     inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
     if not autoload:

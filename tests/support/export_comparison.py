@@ -12,9 +12,6 @@ import argparse
 import importlib
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from models import Options, open_model, parse_spec
 from models.exported_layouts import decoded
 from models.model import softmax
 from models.sample.generator import detection_image
+from tests.support import warm
 from tests.support.ultralytics_exports import COARSE, NETWORKS
 
 ROOT = Path(__file__).parents[2]
@@ -48,10 +46,8 @@ def written_images(folder: Path, count: int) -> Path:
 
 
 def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Path:
-    script = ROOT / "tests" / "support" / "ultralytics_exports.py"
-    command = [sys.executable, str(script), str(folder), str(images), *tags]
-    environment = {**os.environ, "ANYCHIP_TEST_SIDE": str(side)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    words = ("-m", "tests.support.ultralytics_exports", str(folder), str(images), *tags)
+    done = warm.completed(ROOT, *words, environment={"ANYCHIP_TEST_SIDE": str(side)}, timeout_s=500)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 

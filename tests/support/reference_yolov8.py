@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+from tests.support import warm
 
 Array = npt.NDArray[Any]
 
@@ -80,17 +80,13 @@ def predictions(
 
 def _run(out: Path, task: dict[str, Any]) -> None:
     environment = {
-        **os.environ,
         "YOLO_CONFIG_DIR": str(out.parent),
         "YOLO_OFFLINE": "true",
         "YOLO_AUTOINSTALL": "false",
         "YOLO_VERBOSE": "false",
-        "OMP_NUM_THREADS": "2",
     }
-    command = [sys.executable, __file__, str(out), json.dumps(task)]
-    done = subprocess.run(
-        command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=240, check=False
-    )
+    words = ("-m", "tests.support.reference_yolov8", str(out), json.dumps(task))
+    done = warm.completed(out.parent, *words, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

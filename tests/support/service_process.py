@@ -90,7 +90,7 @@ def free_port() -> int:
 
 
 def _fresh(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "app", *words]
+    command = [sys.executable, *words]
     with log.open("w") as errors:
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
@@ -106,6 +106,8 @@ def running(
     """
     log = folder / "service.log"
     words = [
+        "-m",
+        "app",
         "serve",
         "--port",
         "0",

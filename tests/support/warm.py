@@ -1,8 +1,8 @@
-"""Services forked from a process that has imported what they need: a start costs no two seconds of imports.
+"""Services and commands forked from a process that has imported what they need: a start costs no seconds of imports.
 
-A service imports the same modules that it would import by itself, computes nothing meanwhile, and then runs the command
-line as anybody else. What depends on the environment that libraries read when they load has to start a service of its
-own (`running` in tests/support/service_process.py does where it is given an environment).
+They import the same modules that they would import by themselves, compute nothing meanwhile, and then run as anybody
+else. What depends on the environment that libraries read when they load has to be started from nothing (`running` in
+tests/support/service_process.py and `completed` do so where they are given such variables).
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.warm_imports"])
@@ -26,9 +29,16 @@ STARTED_WITH: dict[str, str] = {}
 """The environment that services get, as it was before the tests' process loaded libraries that change it."""
 
 
+ROOT = Path(__file__).parents[2]
+_OF_TESTS = {"DEVICE_UNDER_TEST", "DEVICE_TYPE", "PHOTOGRAPHS"}
+
+
 def fits(environment: Mapping[str, str]) -> bool:
-    """Whether a service with this beside our environment may be forked: only anychip reads these variables."""
-    return all(name.startswith("ANYCHIP_") for name in environment)
+    """Whether a process with this beside our environment may be forked: nothing that it has imported reads it."""
+    return all(
+        name.startswith(("ANYCHIP_", "YOLO_")) or name in _OF_TESTS or (name, text) == ("PYTHONPATH", str(ROOT))
+        for name, text in environment.items()
+    )
 
 
 def _start_server() -> None:
@@ -43,18 +53,13 @@ def _start_server() -> None:
         os.environ.update(changed)
 
 
-class WarmProcess:
-    """`anychip` with these words, as subprocess.Popen has it: its standard output is a pipe, its errors are a file."""
+class _Forked:
+    """A process forked from the warm one, as subprocess.Popen has it."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], errors: Path) -> None:
-        reader, writer = _context.Pipe(duplex=False)
-        variables = dict(environment)
-        self._process = _context.Process(target=_run, args=(list(words), str(folder), variables, writer, str(errors)))
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        self._process = _context.Process(target=target, args=arguments)
         _start_server()
         self._process.start()
-        writer.close()
-        self.stdout: TextIO = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
-        reader.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -72,7 +77,7 @@ class WarmProcess:
         self._process.join(timeout)
         if self._process.exitcode is None:
             assert timeout is not None
-            raise subprocess.TimeoutExpired("anychip", timeout)
+            raise subprocess.TimeoutExpired("python", timeout)
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -90,6 +95,35 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+class WarmProcess(_Forked):
+    """Python with these words, `-m module …` or `-c code …`. Its standard output is a pipe, its errors are a file."""
+
+    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], errors: Path) -> None:
+        reader, writer = _context.Pipe(duplex=False)
+        super().__init__(_run, list(words), str(folder), dict(environment), writer, str(errors))
+        writer.close()
+        self.stdout: TextIO = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+        reader.close()
+
+
+class WarmScript(_Forked):
+    """`python FILE …` in a session of its own, which prints into one open file: a child of models/exported.py."""
+
+    def __init__(self, command: Sequence[str], *, stdout: IO[bytes], env: Mapping[str, str], **_: object) -> None:
+        super().__init__(_run_script, list(command[1:]), dict(env), f"/proc/{os.getpid()}/fd/{stdout.fileno()}")
+
+
+def _run_script(words: list[str], environment: dict[str, str], output: str) -> None:
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *sys.path]
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+
+
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
     """The service's process, from its first line."""
     os.dup2(output.fileno(), 1)
@@ -102,8 +136,40 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: Con
     os.environ.update(environment)
     os.chdir(folder)
     sys.path.insert(0, folder)  # As -m does.
-    sys.argv = ["anychip", *words]
     multiprocessing.current_process().name = "MainProcess"
-    from app.cli import main
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = ["-c", *words[2:]]
+        exec(words[1], {"__name__": "__main__"})
 
-    sys.exit(main(words))
+
+def completed(
+    folder: Path, *words: str, environment: Mapping[str, str] | None = None, timeout_s: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """Python with these words in `folder`, when it has ended: forked where its environment allows that.
+
+    Raises subprocess.TimeoutExpired, and ends it then.
+    """
+    beside = {"PYTHONPATH": str(ROOT), **(environment or {})}
+    inherited = {name: text for name, text in os.environ.items() if name.startswith("ANYCHIP_")}
+    variables = {**STARTED_WITH, **inherited, **beside}
+    if not fits(beside) or words[0] not in ("-m", "-c"):
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as errors:
+        process = WarmProcess(words, folder, variables, Path(errors.name))
+        ending = threading.Timer(timeout_s, process.kill)
+        ending.start()
+        try:
+            printed = process.stdout.read()
+            code = process.wait()
+        finally:
+            ending.cancel()
+            process.stdout.close()
+        if code == -signal.SIGKILL:
+            raise subprocess.TimeoutExpired(list(words), timeout_s, printed, errors.read())
+        return subprocess.CompletedProcess(list(words), code, printed, errors.read())
