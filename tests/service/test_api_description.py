@@ -20,9 +20,8 @@ NULL = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weight
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    with running(
-        tmp_path_factory.mktemp("described"), "--models", "resnet50,yolov8n", "--weights", "sample"
-    ) as service:
+    options = ("--models", "resnet50,yolov8n", "--weights", "sample", "--batch-sizes", "1")
+    with running(tmp_path_factory.mktemp("described"), *options) as service:
         yield service
 
 

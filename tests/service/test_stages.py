@@ -25,7 +25,7 @@ MODELS = "shapes=yolov8n?margin=0.1&most=3 > resnet50,some=yolov8n?classes=star|
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1,4")
+    options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "4")
     with running(tmp_path_factory.mktemp("stages"), "--models", MODELS, *options) as service:
         yield service
 

@@ -18,7 +18,7 @@ PREDICT = "/v1/models/yolov8n:predict"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    options = ("--models", "yolov8n,resnet50", "--weights", "sample", "--engine", "eager", "--batch-sizes", "1,4")
+    options = ("--models", "yolov8n,resnet50", "--weights", "sample", "--engine", "eager", "--batch-sizes", "4")
     options += ("--precision", "fp32", "--max-images", "16", "--tiles", "yolov8n=500:0.3")
     with running(tmp_path_factory.mktemp("tiles"), *options) as service:
         yield service

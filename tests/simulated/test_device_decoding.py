@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 JPEG = {"Content-Type": "image/jpeg"}
 BROKEN_WIDTH = 333
 """`decode_error`: the device cannot decode images of this width, and says so of the whole list."""
-OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu", "--batch-sizes", "1,8")
+OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu", "--batch-sizes", "4")
 PREDICT = "/v1/models/resnet50:predict"
 
 

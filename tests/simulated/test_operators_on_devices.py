@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from app.config import Settings
+from tests.support import warm
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +26,8 @@ DOCS = ROOT / "docs" / "operators.md"
 
 # Everything that depends on how the simulated device is reached.
 _DEVICE = """
-import sys
+import sys, warnings
+warnings.simplefilter("error")
 from pathlib import Path
 from backends.simulated import configure
 configure("npu:1", Path(sys.argv[1]))
@@ -85,15 +89,14 @@ on_a_device = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return tmp_path_factory.mktemp("simulated")  # Compiled once for all.
+def built():
+    return Settings().cache_dir.expanduser()  # Compiled once for all tests.
 
 
 def said_by(script, built, *args):
     """What a process of its own prints last: PyTorch has one slot for such a device."""
     program = _DEVICE + _BEGIN + textwrap.dedent(script)
-    command = [sys.executable, "-W", "error", "-c", program, str(built), *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    done = warm.completed(ROOT, "-c", program, str(built), *map(str, args))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

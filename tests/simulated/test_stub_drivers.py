@@ -31,7 +31,7 @@ from tests.support.vendor_sources import wheel
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1,2")
+SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
 JPEG = {"Content-Type": "image/jpeg"}
 
 
