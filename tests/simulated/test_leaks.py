@@ -78,9 +78,12 @@ async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_n
 async def leaking(folder, device, leak, rung, *, batches, leak_mb, memory_mb):
     """So many batches, which together leak more than the device has: what empty_cache returns (rung 2), or what only
     the end of a process does (rung 3)."""
+    delay_ms = 10 if rung == "2" else 40
     options = (
         *("--models", small_classifier.written(folder), "--batch-sizes", "1", "--device", device),
-        *("--simulate", f"{device}:1,memory_mb={memory_mb},{leak}={leak_mb}"),
+        # A batch of the smallest network takes no time: it would fill the device before the guard looks, or before the
+        # next worker is there.
+        *("--simulate", f"{device}:1,memory_mb={memory_mb},{leak}={leak_mb},copy_delay_ms={delay_ms}"),
         *("--guard-device-ratio", "0.4", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
     )
     with running(folder, *options) as service:
