@@ -77,9 +77,7 @@ class ModelStatistics:
         """An image was answered, after so many seconds in each stage."""
         self.images += 1
         for stage, taken in seconds.items():
-            duration = self.stages[stage]
-            duration.count += 1
-            duration.seconds += taken
+            self.stages[stage].add(taken)
 
     def batch(self, images: int, seconds: float) -> None:
         """A batch was computed."""

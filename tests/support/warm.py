@@ -28,7 +28,6 @@ _context.set_forkserver_preload(["tests.support.warm_imports"])
 STARTED_WITH: dict[str, str] = {}
 """The environment that services get, as it was before the tests' process loaded libraries that change it."""
 
-
 ROOT = Path(__file__).parents[2]
 _OF_TESTS = {"DEVICE_UNDER_TEST", "DEVICE_TYPE", "PHOTOGRAPHS"}
 
@@ -125,7 +124,7 @@ def _run_script(words: list[str], environment: dict[str, str], output: str) -> N
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
-    """The service's process, from its first line."""
+    """The process, from its first line."""
     os.dup2(output.fileno(), 1)
     output.close()
     with open(errors, "w") as log:
