@@ -96,6 +96,13 @@ DEAR = {
         + b"\r" * 19_000_000
         + b"\r\n--b--\r\n",
     ),
+    "two parts, one of line ends": (
+        PREDICT,
+        b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\nx\r\n'
+        + b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
+        + b"\r\n" * 9_000_000
+        + b"\r\n--b--\r\n",
+    ),
 }
 
 
