@@ -212,6 +212,7 @@ class TestInductor:
 
         assert "PyTorch cannot export the network" in refusal("inductor", Branching())
 
+    @pytest.mark.interop
     @with_compiler
     def test_keeps_one_package_a_size_and_loads_it_at_the_next_start(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

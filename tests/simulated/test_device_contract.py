@@ -65,12 +65,14 @@ def test_a_simulated_device(photographs: str, device_type: str) -> None:
     assert ran >= (KNOBS if first else NAMES)
 
 
+@pytest.mark.interop
 @pytest.mark.parametrize("stub", ["cuda", "npu"])
 def test_a_vendors_own_package_over_a_stub_driver(photographs: str, stub: str) -> None:
     python, variables = over(stub)
     assert run(photographs, "tests.support.stubs.plugin", stub, python, variables, "-k", "not resnet50") >= DRIVER
 
 
+@pytest.mark.interop
 def test_torch_npu_that_waits_for_every_kernel(photographs: str) -> None:
     """Its errors come from other calls; its answers were compared without waiting."""
     python, variables = over("npu-blocking")

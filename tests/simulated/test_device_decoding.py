@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from models.sample import IMAGES
+from tests.support import small_classifier
 from tests.support.load import until
 from tests.support.service_process import running
 
@@ -45,12 +46,12 @@ def decoding(client):
     return model["served_on"][0]["decoding"]
 
 
-def answers(client, *files):
+def answers(client, *files, path=PREDICT):
     """Statuses and bodies of requests that are sent at the same time."""
 
     async def ask():
         async with httpx.AsyncClient(base_url=client.base_url, timeout=60) as asking:
-            return await asyncio.gather(*(asking.post(PREDICT, content=file, headers=JPEG) for file in files))
+            return await asyncio.gather(*(asking.post(path, content=file, headers=JPEG) for file in files))
 
     return [(each.status_code, each.json()) for each in asyncio.run(ask())]
 
@@ -192,24 +193,29 @@ def test_a_deadline_holds_for_what_is_decoded_twice(device):
         asyncio.run(until(lambda: slots() == ["0.0"]))
 
 
+def small(folder):
+    """The options of a service whose network is small: it is not what is tested."""
+    return ("--models", small_classifier.written(folder), "--device", "npu", "--batch-sizes", "4")
+
+
 def test_a_decoder_that_can_nothing_leaves_all_to_the_host(tmp_path):
-    words = (*OPTIONS, "--simulate", "npu:1,decode=1,decode_error=1")
+    words = (*small(tmp_path), "--simulate", "npu:1,decode=1,decode_error=1")
     with running(tmp_path, *words, "--decode", "auto") as service, service.client() as client:
         found = decoding(client)
         assert (found["by"], found["errors"]) == ("host", {})
         assert "Failed to decode batch" in found["refusal"]
-        assert answers(client, picture())[0][0] == 200
+        assert answers(client, picture(), path=small_classifier.PREDICT)[0][0] == 200
         assert counted(client) == {}
         assert "images are decoded on the host" in service.log.read_text()
 
 
 def test_a_decoder_whose_answers_are_others_does_not_serve(tmp_path):
-    words = (*OPTIONS, "--simulate", "npu:1,decode=1,decode_off=150")
+    words = (*small(tmp_path), "--simulate", "npu:1,decode=1,decode_off=150")
     with running(tmp_path, *words, "--decode", "auto") as service, service.client() as client:
         found = decoding(client)
         assert found["by"] == "host"
         assert "the answers to images that the device decodes are others: the error" in found["refusal"]
-        assert answers(client, picture())[0][0] == 200
+        assert answers(client, picture(), path=small_classifier.PREDICT)[0][0] == 200
 
 
 @pytest.mark.parametrize(
@@ -220,6 +226,9 @@ def test_a_decoder_whose_answers_are_others_does_not_serve(tmp_path):
     ],
 )
 def test_a_device_that_must_decode_and_cannot_does_not_serve(tmp_path, simulation, says):
-    with pytest.raises(AssertionError), running(tmp_path, *OPTIONS, "--simulate", simulation, "--decode", "device"):
+    with (
+        pytest.raises(AssertionError),
+        running(tmp_path, *small(tmp_path), "--simulate", simulation, "--decode", "device"),
+    ):
         pass
     assert says in (tmp_path / "service.log").read_text()

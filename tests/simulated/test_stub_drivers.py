@@ -28,7 +28,7 @@ from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.vendor_sources import wheel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.interop]
 
 ROOT = Path(__file__).parents[2]
 SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TextIO
+from types import SimpleNamespace
+from typing import IO, Any, TextIO
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.warm_imports"])
@@ -40,8 +41,14 @@ def fits(environment: Mapping[str, str]) -> bool:
     )
 
 
+_forked = False
+"""Whether this process was forked from the warm one, and asks that for processes of its own."""
+
+
 def _start_server() -> None:
     """Start the process that forks, where there is none, in the environment of a service."""
+    if _forked:
+        return
     changed = dict(os.environ)
     os.environ.clear()
     os.environ.update(STARTED_WITH)
@@ -106,21 +113,42 @@ class WarmProcess(_Forked):
 
 
 class WarmScript(_Forked):
-    """`python FILE …` in a session of its own, which prints into one open file: a child of models/exported.py."""
+    """`python FILE …` in a session of its own, which prints into open files: a child of models/exported.py or
+    backends/detect.py."""
 
-    def __init__(self, command: Sequence[str], *, stdout: IO[bytes], env: Mapping[str, str], **_: object) -> None:
-        super().__init__(_run_script, list(command[1:]), dict(env), f"/proc/{os.getpid()}/fd/{stdout.fileno()}")
+    def __init__(
+        self, command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str], **_: object
+    ) -> None:
+        files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (stdout, stderr)]
+        super().__init__(_run_script, list(command[1:]), dict(env), files)
 
 
-def _run_script(words: list[str], environment: dict[str, str], output: str) -> None:
+SUBPROCESS: Any = SimpleNamespace(
+    Popen=WarmScript, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+)
+"""What these have in place of the module: their children need not import PyTorch."""
+
+
+def _run_script(words: list[str], environment: dict[str, str], files: list[str]) -> None:
     os.setsid()
-    for number in (1, 2):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), number)
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *sys.path]
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
+
+
+def _warm_children() -> None:
+    """Processes that this one starts to look at files and devices are forked from the warm one, too."""
+    from backends import detect
+    from models import exported
+
+    global _forked  # noqa: PLW0603
+    _forked = True
+    vars(forkserver._forkserver)["ensure_running"] = lambda: None  # It knows its address, and is not our child.
+    vars(exported)["subprocess"] = vars(detect)["subprocess"] = SUBPROCESS
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
@@ -136,6 +164,7 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: Con
     os.chdir(folder)
     sys.path.insert(0, folder)  # As -m does.
     multiprocessing.current_process().name = "MainProcess"
+    _warm_children()
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
