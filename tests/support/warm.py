@@ -123,10 +123,27 @@ class WarmScript(_Forked):
         super().__init__(_run_script, list(command[1:]), dict(env), files)
 
 
-SUBPROCESS: Any = SimpleNamespace(
-    Popen=WarmScript, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-)
-"""What these have in place of the module: their children need not import PyTorch."""
+class WarmCommand(WarmScript):
+    """`python -m module …` in a session of its own: a child of app/tools/verify/command.py."""
+
+    def __init__(self, command: Sequence[str], **_: object) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        super().__init__(command, stdout=self._said, stderr=self._said, env={"PYTHONPATH": str(ROOT), **os.environ})
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What it has printed, once it has ended. Raises subprocess.TimeoutExpired."""
+        self.wait(timeout)
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace"), None
+
+
+def _in_place_of_subprocess(process: type[WarmScript]) -> Any:
+    names = ("DEVNULL", "PIPE", "STDOUT", "TimeoutExpired")
+    return SimpleNamespace(Popen=process, **{name: getattr(subprocess, name) for name in names})
+
+
+SUBPROCESS = _in_place_of_subprocess(WarmScript)
+"""What models.exported and backends.detect have in place of the module: their children need not import PyTorch."""
 
 
 def _run_script(words: list[str], environment: dict[str, str], files: list[str]) -> None:
@@ -136,12 +153,18 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *sys.path]
-    sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
+    if words[0] == "-m":
+        _warm_children()
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def _warm_children() -> None:
     """Processes that this one starts to look at files and devices are forked from the warm one, too."""
+    from app.tools.verify import command
     from backends import detect
     from models import exported
 
@@ -149,6 +172,7 @@ def _warm_children() -> None:
     _forked = True
     vars(forkserver._forkserver)["ensure_running"] = lambda: None  # It knows its address, and is not our child.
     vars(exported)["subprocess"] = vars(detect)["subprocess"] = SUBPROCESS
+    vars(command)["subprocess"] = _in_place_of_subprocess(WarmCommand)
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:

@@ -7,7 +7,15 @@ import os
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # As `anychip` does, and
 gc.disable()  # as `anychip serve` does meanwhile.
 
-for name in ("uvloop", "app.cli", "app.main", "app.decoders.decoder", "app.decoders.process", "app.workers.spawn"):
+for name in (
+    "uvloop",
+    "app.cli",
+    "app.main",
+    "app.decoders.decoder",
+    "app.decoders.process",
+    "app.workers.spawn",
+    "app.tools.verify.command",
+):
     importlib.import_module(name)
 gc.enable()
 gc.freeze()  # A collection in a service would copy what is shared.
