@@ -154,7 +154,8 @@ def test_the_report_lists_them():
 
 
 async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
-    with running(tmp_path, *ONE, written(tmp_path), "--simulate", "mlu:1,lose=40", "--device", "mlu") as service:
+    words = (*ONE, written(tmp_path), "--simulate", "mlu:1,lose=40", "--device", "mlu")
+    with running(tmp_path, *words, fresh=True) as service:  # With the children and workers that people have.
         worker = service.worker()
         first = worker.pid
         # The server starts no process itself: it would stand still until the new program runs.

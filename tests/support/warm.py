@@ -163,16 +163,28 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
 
 
 def _warm_children() -> None:
-    """Processes that this one starts to look at files and devices are forked from the warm one, too."""
+    """Processes that this one starts to look at files and devices are forked from the warm one, too, and so is a
+    worker that would be a fresh interpreter."""
     from app.tools.verify import command
+    from app.workers import main
     from backends import detect
     from models import exported
+
+    forked = main._forked
+
+    def worker(parent: int, descriptors: Sequence[int]) -> None:
+        """A process of its own in all else: it has not even the descriptors by which the warm one is asked."""
+        for module in (exported, detect, command):
+            vars(module)["subprocess"] = subprocess
+        del vars(forkserver._forkserver)["ensure_running"]
+        forked(parent, descriptors)
 
     global _forked  # noqa: PLW0603
     _forked = True
     vars(forkserver._forkserver)["ensure_running"] = lambda: None  # It knows its address, and is not our child.
     vars(exported)["subprocess"] = vars(detect)["subprocess"] = SUBPROCESS
     vars(command)["subprocess"] = _in_place_of_subprocess(WarmCommand)
+    vars(main)["_forked"] = vars(main)["_fresh"] = worker
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
