@@ -61,7 +61,7 @@ test: lint  ## everything that a change must pass, e.g. make test ARGS="-k sched
 	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS); \
 	exit $$status
 
-test-interop: $(VENV)/.developer  ## with other people's exporters, clients, compilers, a browser and Prometheus
+test-interop: $(VENV)/.developer  ## with vendors' packages, other people's exporters, clients, compilers, a browser, Prometheus
 	@$(PHASES) \
 	phase $(SHARED) -m "interop and not alone and not soak" $(ARGS) && \
 	phase -m "interop and alone and not soak" $(ARGS); \
