@@ -17,9 +17,10 @@ class Load:
 
     def __init__(self, url: str, path: str, body: bytes, clients: int, headers: dict[str, str] | None = None) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
-        self._client = httpx.AsyncClient(
-            base_url=url, timeout=WAIT_S, limits=httpx.Limits(max_connections=clients), trust_env=False
-        )
+        # Whose clients never close a connection for having been idle: httpcore 1.0 may close one that it has just given
+        # to a request, where this process was busy in between.
+        limits = httpx.Limits(max_connections=clients, keepalive_expiry=None)
+        self._client = httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, trust_env=False)
         self._ask = lambda: self._client.post(
             path, content=body, headers={"Content-Type": "image/jpeg", **(headers or {})}
         )

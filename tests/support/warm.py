@@ -154,7 +154,7 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
     os.environ.update(environment)
     sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *sys.path]
     if words[0] == "-m":
-        _warm_children()
+        _warm_children(words)
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
@@ -162,9 +162,10 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
         runpy.run_path(words[0], run_name="__main__")
 
 
-def _warm_children() -> None:
+def _warm_children(words: Sequence[str]) -> None:
     """Processes that this one starts to look at files and devices are forked from the warm one, too, and so is a
-    worker that would be a fresh interpreter."""
+    worker that would be a fresh interpreter. Not one of the null device: that has one where its import is to be slow.
+    """
     from app.tools.verify import command
     from app.workers import main
     from backends import detect
@@ -184,7 +185,9 @@ def _warm_children() -> None:
     vars(forkserver._forkserver)["ensure_running"] = lambda: None  # It knows its address, and is not our child.
     vars(exported)["subprocess"] = vars(detect)["subprocess"] = SUBPROCESS
     vars(command)["subprocess"] = _in_place_of_subprocess(WarmCommand)
-    vars(main)["_forked"] = vars(main)["_fresh"] = worker
+    vars(main)["_forked"] = worker
+    if "null" not in words:
+        vars(main)["_fresh"] = worker
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
@@ -200,7 +203,7 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: Con
     os.chdir(folder)
     sys.path.insert(0, folder)  # As -m does.
     multiprocessing.current_process().name = "MainProcess"
-    _warm_children()
+    _warm_children(words)
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
