@@ -113,6 +113,21 @@ async def test_a_batch_whose_results_do_not_fit_is_tried_again_and_no_slot_is_lo
         assert free_slots(dispatcher) == before
 
 
+async def test_a_deadline_that_passes_with_a_worker_is_answered_when_it_passes():
+    worker = Worker()
+    async with dispatching(worker) as dispatcher:
+        before = free_slots(dispatcher)
+        [task] = ask(dispatcher, lasts_s=0.5)
+        await turns()
+        [run] = worker.runs
+        with pytest.raises(ServiceError) as error:
+            await task
+        assert error.value.code == "DEADLINE_EXCEEDED"
+        assert free_slots(dispatcher) == before - 1, "the worker still looks at it"
+        dispatcher._worker_message(worker, done(run))
+        assert free_slots(dispatcher) == before
+
+
 async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
     worker = Worker()
     async with dispatching(worker) as dispatcher:

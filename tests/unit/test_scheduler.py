@@ -682,6 +682,22 @@ def test_items_of_a_lost_batch_run_alone_and_the_innocent_ones_behind_it_togethe
     assert [batch.items for batch in sent] == [ran.items[:1], ran.items[1:], behind.items]
 
 
+def test_what_must_run_alone_joins_no_batch_that_begins_with_another():
+    scheduler = make(ladder={1: 0.01, 2: 0.02}, workers=("w",))
+    put(scheduler, 1)
+    [batch] = dispatch(scheduler)
+    scheduler.remove_worker("w")
+    [suspect] = batch.items
+    scheduler.requeue(suspect, alone=True)
+    [urgent] = put(scheduler, 1, priority=1)
+    scheduler.add_worker("v", {"m": {1: 0.01, 2: 0.02}})
+    [first] = dispatch(scheduler)
+    assert first.items == (urgent,)
+    scheduler.finish("v", first.id, 0.01)
+    [second] = dispatch(scheduler, 0.01)
+    assert second.items == (suspect,)
+
+
 def test_where_a_device_begins_two_batches_both_may_be_the_reason_for_its_loss():
     for depths, begun in (({"m": 1}, 1), ({"m": 2}, 2), (None, 1)):
         scheduler = make(workers=())

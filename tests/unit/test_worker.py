@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from app.workers.messages import (
 )
 from app.workers.results import map_overflow, read_results
 from app.workers.worker import Worker, run
-from backends import Device
+from backends import Device, OutOfDeviceMemoryError
 from models import Options, open_model, parse_spec
 
 WAIT_S = 60
@@ -214,3 +215,20 @@ def test_it_ends_when_the_server_is_gone():
         talk.channel.close()
         talk.thread.join(WAIT_S)
         assert not talk.thread.is_alive()
+
+
+@pytest.mark.parametrize("released", [(True, False), (False,)])
+def test_a_batch_is_tried_once_more_as_it_is_where_a_release_has_made_room(released):
+    """Without room the caller tries half of it."""
+    tries, rooms = [], iter(released)
+
+    def compute(pixels):
+        tries.append(len(pixels))
+        if len(tries) == 1:
+            raise OutOfDeviceMemoryError("too little memory")
+        return (pixels,)
+
+    memory = SimpleNamespace(make_room=lambda: next(rooms))
+    worker = Worker(SimpleNamespace(device="null:0", models={}), memory, None, None)
+    outputs = worker._outputs(SimpleNamespace(run=compute), np.zeros((4, 1)))
+    assert (outputs is not None, tries) == ((True, [4, 4]) if released[0] else (False, [4]))
