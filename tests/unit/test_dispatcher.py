@@ -121,7 +121,7 @@ async def test_a_deadline_that_passes_with_a_worker_is_answered_when_it_passes()
         await turns()
         [run] = worker.runs
         with pytest.raises(ServiceError) as error:
-            await task
+            await asyncio.wait_for(task, 20)
         assert error.value.code == "DEADLINE_EXCEEDED"
         assert free_slots(dispatcher) == before - 1, "the worker still looks at it"
         dispatcher._worker_message(worker, done(run))
