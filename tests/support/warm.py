@@ -154,12 +154,16 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
     os.environ.update(environment)
     sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *sys.path]
     if words[0] == "-m":
-        _warm_children(words)
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        _run_module(words)
     else:
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _run_module(words: list[str]) -> None:
+    _warm_children(words)
+    sys.argv = words[1:]
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
 
 def _warm_children(words: Sequence[str]) -> None:
@@ -203,11 +207,10 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: Con
     os.chdir(folder)
     sys.path.insert(0, folder)  # As -m does.
     multiprocessing.current_process().name = "MainProcess"
-    _warm_children(words)
     if words[0] == "-m":
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        _run_module(words)
     else:
+        _warm_children(words)
         sys.argv = ["-c", *words[2:]]
         exec(words[1], {"__name__": "__main__"})
 

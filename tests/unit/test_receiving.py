@@ -37,9 +37,12 @@ async def test_the_loop_goes_on_while_a_large_form_is_read(parts):
     assert turns >= 7  # Once for each megabyte but the first.
 
 
-@pytest.mark.parametrize("before", [body._PIECE_BYTES - len(FILE) - at for at in range(-2, 12)])
-async def test_a_boundary_across_two_pieces_is_found(before):
-    parts = [b"x" * before, b"y" * body._PIECE_BYTES, b"z"]
+# The first piece that is parsed begins with the body, the first that is searched at the end of the part's head.
+@pytest.mark.parametrize("begin", [0, len(FILE) - 4], ids=["parsed", "searched"])
+@pytest.mark.parametrize("at", range(-2, 12))
+async def test_a_boundary_across_two_pieces_is_found(begin, at):
+    before = begin + body._PIECE_BYTES - len(FILE) - at
+    parts = [b"x" * before, b"z"]
     whole = b"\r\n".join(FILE + part for part in parts) + END
     found = await body.read_images({b"content-type": b"multipart/form-data; boundary=b"}, whole, 4, None, None)
     assert [bytes(each) for each in found] == parts
