@@ -11,6 +11,7 @@ from typing import Any
 
 from app.config import Settings
 from app.errors import invalid_request
+from app.protocols.options import OPTIONS, Parameter
 from models import MASK_FORMS, MaskForm, Options
 
 DEFAULT_OPTIONS = Options()
@@ -23,13 +24,13 @@ def read_options(given: Mapping[str, Any]) -> Options:
     """
     if not given:
         return DEFAULT_OPTIONS
-    return Options(
-        top_k=whole(given, "top_k", DEFAULT_OPTIONS.top_k, 1, 100_000),
-        score_threshold=number(given, "score_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
-        iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
-        max_detections=whole(given, "max_detections", DEFAULT_OPTIONS.max_detections, 1, 30_000),
-        masks=_mask_form(given.get("masks", DEFAULT_OPTIONS.masks)),
-    )
+    return Options(**{row.name: _read(row, given) for row in OPTIONS if row.name in given})
+
+
+def _read(row: Parameter, given: Mapping[str, Any]) -> Any:
+    if row.kind == "string":
+        return _mask_form(given[row.name])
+    return (whole if row.kind == "integer" else number)(given, row.name, 0, row.low, row.high)
 
 
 def _mask_form(given: Any) -> MaskForm:
@@ -62,7 +63,7 @@ def number(given: Mapping[str, Any], name: str, default: float, low: float, high
     return value
 
 
-def whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+def whole(given: Mapping[str, Any], name: str, default: int, low: float, high: float) -> int:
     """As `number`, without a fraction."""
     if name not in given:
         return default

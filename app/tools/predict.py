@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import Settings
+from app.protocols.options import OPTIONS
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.image_sources import ImageSource, find_images
 from app.tools.outcomes import FileOutcome, Journal, Predicting
@@ -72,9 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, default=_BATCH_SIZE, help="images a batch, without --url (default: 8)"
     )
-    parser.add_argument("--top-k", type=int, default=5, help="classes to answer with (default: 5)")
-    parser.add_argument("--score-threshold", type=float, default=0.25, help="least score of a box (default: 0.25)")
-    parser.add_argument("--iou-threshold", type=float, default=0.7, help="overlap of boxes of a class (default: 0.7)")
+    for row in OPTIONS:
+        if row.kind != "string":  # The forms of masks are known to models alone.
+            option = f"--{row.name.replace('_', '-')}"
+            parser.add_argument(option, type=int if row.kind == "integer" else float, help=f"{row.text} (docs/api.md)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, _SETTINGS)
 
@@ -121,7 +123,8 @@ def _journal_path(output: Path, kind: Format) -> Path:
 
 @contextlib.contextmanager
 def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predicting]:
-    query = {"top_k": parsed.top_k, "score_threshold": parsed.score_threshold, "iou_threshold": parsed.iou_threshold}
+    given = {row.name: getattr(parsed, row.name, None) for row in OPTIONS}
+    query = {name: value for name, value in given.items() if value is not None}
     if parsed.url:
         from app.tools.remote import RemotePredictor
 

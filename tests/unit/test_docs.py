@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -63,6 +64,17 @@ def test_the_api_page_has_every_error_with_its_status() -> None:
     from app.errors import STATUS
 
     assert {code: int(status) for status, code in ERROR_ROW.findall(API)} == STATUS
+
+
+def test_the_api_page_has_every_parameter_of_a_prediction_with_its_default_and_text() -> None:
+    from app.protocols.options import OPTIONS
+    from models import Options
+
+    assert [row.name for row in OPTIONS] == [each.name for each in dataclasses.fields(Options)]
+    for row in OPTIONS:
+        default = getattr(Options(), row.name)
+        written = f"`{default}`" if isinstance(default, str) else f"{default:g}"
+        assert f"| `{row.name}` | {written} | {row.text}" in API
 
 
 def test_the_api_page_names_every_route() -> None:

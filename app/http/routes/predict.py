@@ -13,6 +13,7 @@ from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.protocols.budget import Share
 from app.protocols.ingress import Ingress, Run
+from app.protocols.options import OPTIONS, Parameter
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
 from app.scheduling.served_model import ServedModel
 from app.serving.prediction import Answer
@@ -49,6 +50,13 @@ def _parameter(name: str, place: str, kind: str, text: str, **limits: Any) -> di
     return {"name": name, "in": place, "description": text, "schema": {"type": kind, **limits}}
 
 
+def _option(row: Parameter) -> dict[str, Any]:
+    limits: dict[str, Any] = {"minimum": row.low, "maximum": row.high}
+    if row.kind == "string":
+        limits = {"enum": list(MASK_FORMS)}
+    return _parameter(row.name, "query", row.kind, row.text, **limits, default=getattr(DEFAULT_OPTIONS, row.name))
+
+
 _TILE = "Look at large images in tiles of so many pixels; 0: do not, though --tiles says so"
 _OVERLAP = "Share of a tile that its neighbour has, too"
 _DOCUMENTATION: dict[str, Any] = {
@@ -65,15 +73,7 @@ _DOCUMENTATION: dict[str, Any] = {
         },
     },
     "parameters": [
-        _parameter("top_k", "query", "integer", "Classes to answer with", minimum=1, default=5),
-        _parameter("score_threshold", "query", "number", "Least score of a box", minimum=0, maximum=1, default=0.25),
-        _parameter(
-            "iou_threshold", "query", "number", "Overlap of boxes of a class", minimum=0, maximum=1, default=0.7
-        ),
-        _parameter("max_detections", "query", "integer", "Boxes to answer with", minimum=1, default=300),
-        _parameter(
-            "masks", "query", "string", "Form of masks (docs/your-network.md)", enum=list(MASK_FORMS), default="polygon"
-        ),
+        *map(_option, OPTIONS),
         _parameter("tile", "query", "integer", _TILE, anyOf=[{"minimum": LEAST_TILE}, {"const": 0}]),
         _parameter("overlap", "query", "number", _OVERLAP, minimum=0, maximum=MOST_OVERLAP, default=DEFAULT_OVERLAP),
         _parameter("timeout_ms", "query", "number", "Deadline in milliseconds", exclusiveMinimum=0),
