@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -31,20 +32,26 @@ from backends.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
 
-# In the order in which `auto` tries them. Making one must be cheap and import nothing of the vendor's.
-_ACCELERATORS: tuple[Backend, ...] = (
-    CudaBackend(),
-    AscendBackend(),
-    RocmBackend(),
-    RocmBackend(vendors.HYGON),
-    CambriconBackend(),
-    TorchBackend(vendors.BIREN),
-    MusaBackend(),
-    CudaTypeBackend(vendors.METAX),
-    CudaTypeBackend(vendors.ILUVATAR),
-    CudaTypeBackend(vendors.KUNLUN),
-    XpuBackend(),
-)
+_ADAPTERS: dict[str, Callable[[], TorchBackend]] = {
+    "cuda": CudaBackend,
+    "npu": AscendBackend,
+    "rocm": RocmBackend,
+    "dcu": partial(RocmBackend, vendors.HYGON),
+    "mlu": CambriconBackend,
+    "musa": MusaBackend,
+    "xpu": XpuBackend,
+}
+"""What a row alone cannot say, by its name."""
+
+
+def _adapter(row: vendors.Facts) -> Backend:
+    """Making one is cheap and imports nothing of the vendor's."""
+    if row.name in _ADAPTERS:
+        return _ADAPTERS[row.name]()
+    return CudaTypeBackend(row) if row.device_type == "cuda" else TorchBackend(row)
+
+
+_ACCELERATORS = tuple(map(_adapter, vendors.ACCELERATORS))
 _HOST: tuple[Backend, ...] = (CpuBackend(), NullBackend())
 _OURS = tuple(backend.name for backend in (*_ACCELERATORS, *_HOST))
 BACKENDS: tuple[Backend, ...] = (*_ACCELERATORS, *external_backends(_OURS), *_HOST)

@@ -15,6 +15,32 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class Container:
+    """What a vendor's container takes of its host. Paths may hold `*`.
+
+    `one_of`: the first that is there is taken, the vendor's tool. `groups`: files whose groups the container's user
+    must be in. `group_variables`: of deploy/compose/.env, with the file whose group is their value. `runtime`: an
+    option of `docker run`.
+    """
+
+    devices: tuple[str, ...] = ()
+    optional_devices: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    group_variables: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to a vendor's tool: its command, and the pattern of what in an answer means trouble."""
+
+    command: tuple[str, ...]
+    trouble: str
+
+
+@dataclass(frozen=True)
 class Facts:
     """What is true of a backend before any device is touched.
 
@@ -25,11 +51,13 @@ class Facts:
     Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part of
     torch. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`: parts of a
     torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: what pip must
-    keep to where the vendor's software needs it.
+    keep to where the vendor's software needs it. `compilers`: packages of its engines that are not those of the device.
 
     Machine. `device_files`: patterns of the files that the driver makes; any of them will do. `pci_vendor`: the
     vendor's number in /sys/bus/pci, empty where unknown. `visibility_variable`: the environment variable that limits a
-    process to some devices. `telemetry`: the module of backends.telemetry that reads the vendor's tool.
+    process to some devices. `telemetry`: the module of backends.telemetry that reads the vendor's tool. `libraries`:
+    what its stack loads first: driver, runtime, management. `health`, `users`: what its tool is asked about ill cards,
+    and about other people's processes on them. `flavour`: its image, `container` what that takes of the host.
 
     Processes. `environment`: what a worker process is started with, because the vendor's libraries read it when they
     load; `{cache}` in it is the cache directory. `late_environment`: they read it when they first need it, so that a
@@ -66,10 +94,16 @@ class Facts:
     install: str = ""
     build_tags: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()
     device_files: tuple[str, ...] = ()
     pci_vendor: str = ""
     visibility_variable: str | None = None
     telemetry: str = ""
+    libraries: tuple[str, ...] = ()
+    health: Question | None = None
+    users: Question | None = None
+    flavour: str = ""
+    container: Container = Container()
     environment: Mapping[str, str] = field(default_factory=dict)
     late_environment: bool = False
     by_name: tuple[str, ...] = ()
@@ -128,6 +162,9 @@ _CUDA_LOST = (
 # (remedies, below); OpenCV 4.12 and ml-dtypes 0.6, which onnx needs, are the first that need numpy 2.
 NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-dtypes<0.6")
 
+_AMD_VARIABLES = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
+_AMD_GROUPS = tuple(_AMD_VARIABLES.values())
+
 NVIDIA = Facts(
     name="cuda",
     vendor="nvidia",
@@ -140,6 +177,15 @@ NVIDIA = Facts(
     pci_vendor="0x10de",
     visibility_variable="CUDA_VISIBLE_DEVICES",
     telemetry="nvidia",
+    libraries=("libcuda.so.1", "libnvidia-ml.so.1"),
+    health=Question(
+        ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
+        r"^\d+, [1-9]\d*$",
+    ),
+    users=Question(("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"),
+    compilers=("torch_tensorrt", "tensorrt"),
+    flavour="cuda",
+    container=Container(runtime="--gpus all"),
     # cuDNN keeps 10,000 plans a thread by default (pytorch#104701).
     # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
     environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -171,6 +217,18 @@ ASCEND = Facts(
     # Its numbers must ascend, else the driver sees no device.
     visibility_variable="ASCEND_RT_VISIBLE_DEVICES",
     telemetry="ascend",
+    libraries=("libascend_hal.so", "libascendcl.so", "libhccl.so"),
+    health=Question(("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
+    users=Question(("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
+    flavour="ascend",
+    container=Container(
+        devices=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+        optional_devices=("/dev/davinci_manager_docker",),
+        mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
+        one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
+        groups=("/dev/davinci_manager",),
+        group_variables={"ASCEND_GID": "/dev/davinci_manager"},
+    ),
     environment={
         # Against fragmentation; needs HDK 23.0.0 (of 2023). For an older one, set the variable yourself.
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
@@ -219,6 +277,10 @@ AMD = Facts(
     pci_vendor="0x1002",
     visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="amd",
+    libraries=("libamdhip64.so", "librocm_smi64.so"),
+    compilers=("torch_migraphx",),
+    flavour="rocm",
+    container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
     # Shapes are fixed and warmed before anything is served: HYBRID measures the kernels for a shape that its database
     # lacks, once, where FAST would take one unmeasured. What is found and compiled is kept: minutes on some cards.
     environment={
@@ -248,6 +310,15 @@ HYGON = Facts(
     pci_vendor="0x1d94",
     visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="hygon",
+    libraries=("libgalaxyhip.so", "librocm_smi64.so.2"),
+    flavour="dcu",
+    container=Container(
+        ("/dev/kfd", "/dev/dri"),
+        optional_devices=("/dev/mkfd",),
+        mounts=("/opt/hyhal",),
+        groups=_AMD_GROUPS,
+        group_variables=_AMD_VARIABLES,
+    ),
     environment=AMD.environment,
     engines=AMD.engines,
     by_name=AMD.by_name,
@@ -270,6 +341,13 @@ CAMBRICON = Facts(
     pci_vendor="0xcabc",
     visibility_variable="MLU_VISIBLE_DEVICES",
     telemetry="cambricon",
+    libraries=("libcndrv.so", "libcnrt.so", "libcndev.so"),
+    flavour="mlu",
+    container=Container(
+        ("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
+        optional_devices=("/dev/cambricon_ipcm[0-9]*",),
+        one_of=("/usr/bin/cnmon",),
+    ),
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
     fixed_shapes=True,
@@ -386,6 +464,7 @@ INTEL = Facts(
     pci_vendor="0x8086",
     visibility_variable="ZE_AFFINITY_MASK",
     telemetry="intel",
+    libraries=("libze_loader.so.1",),
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
     graph_class="XPUGraph",
@@ -395,6 +474,8 @@ CPU = Facts(
     vendor="cpu",
     title="CPU",
     chips="CPUs",
+    compilers=("openvino", "onnxruntime"),
+    flavour="cpu",
     device_type="cpu",
     engines=("openvino", "onnxruntime", "eager"),
     by_name=("inductor", "torchscript"),
@@ -420,6 +501,13 @@ ACCELERATORS: tuple[Facts, ...] = (
     INTEL,
 )
 """Rows of this repository, in the order in which `auto` tries them; the CPU comes last."""
+
+SOFTWARE = tuple(
+    dict.fromkeys(
+        ["torch", "torchvision", *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.compilers))]
+    )
+)
+"""Packages whose versions decide how a network is computed."""
 
 _known: list[Facts] = [*ACCELERATORS, CPU]
 

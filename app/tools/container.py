@@ -13,8 +13,10 @@ import importlib.metadata
 import re
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from app.tools.facts import rows
 
 FORMS = ("docker", "helm", "compose")
 IMAGE = "anychip"
@@ -25,51 +27,7 @@ class PreflightError(Exception):
     """The image cannot run here; the message says what is missing."""
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a vendor's container takes of its host. Paths may hold `*`.
-
-    `one_of`: the first that is there is taken. `groups`: files whose groups the container's user must be in.
-    `variables`: of deploy/compose/.env, with the file whose group, or whose path, is their value.
-    """
-
-    devices: tuple[str, ...] = ()
-    optional_devices: tuple[str, ...] = ()
-    mounts: tuple[str, ...] = ()
-    one_of: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    group_variables: dict[str, str] = field(default_factory=dict)
-    runtime: str = ""
-
-
-_AMD_GROUPS = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
-NEEDS = {
-    "cpu": Needs(),
-    "cuda": Needs(runtime="--gpus all"),
-    "rocm": Needs(
-        devices=("/dev/kfd", "/dev/dri"), groups=("/dev/kfd", "/dev/dri/renderD*"), group_variables=_AMD_GROUPS
-    ),
-    "dcu": Needs(
-        devices=("/dev/kfd", "/dev/dri"),
-        optional_devices=("/dev/mkfd",),
-        mounts=("/opt/hyhal",),
-        groups=("/dev/kfd", "/dev/dri/renderD*"),
-        group_variables=_AMD_GROUPS,
-    ),
-    "ascend": Needs(
-        devices=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
-        optional_devices=("/dev/davinci_manager_docker",),
-        mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
-        one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
-        groups=("/dev/davinci_manager",),
-        group_variables={"ASCEND_GID": "/dev/davinci_manager"},
-    ),
-    "mlu": Needs(
-        devices=("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
-        optional_devices=("/dev/cambricon_ipcm[0-9]*",),
-        one_of=("/usr/bin/cnmon",),
-    ),
-}
+NEEDS = {row.flavour: row.container for row in rows().values() if row.flavour}
 _TARGETS = {"npu-smi": "/usr/local/sbin/npu-smi"}
 
 

@@ -1,7 +1,7 @@
 """`anychip doctor` on vendors' software: versions, variables, libraries, cards. None of it needs torch to work.
 
 Owns: these checks. Must not import torch or a vendor's package: what does not load is looked at from a child process.
-Facts are read from backends/vendors.py and backends/drivers.py by path, as importing the package would import torch.
+Facts are the vendors' rows (app.tools.facts).
 """
 
 from __future__ import annotations
@@ -16,56 +16,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from app.tools.compatibility import findings
+from app.tools.facts import facts_module, rows
 
 Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 
-_BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 _TIME_LIMIT_S = 20.0
-_PACKAGES = ("torch", "torchvision", "torch_npu", "torch_mlu", "torch_musa", "torch_supa", "torch_tensorrt", "tensorrt")
-# What each vendor's stack loads first: driver, runtime, management. docs/hardware.md names where they come from.
-LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "nvidia": ("libcuda.so.1", "libnvidia-ml.so.1"),
-    "amd": ("libamdhip64.so", "librocm_smi64.so"),
-    "hygon": ("libgalaxyhip.so", "librocm_smi64.so.2"),
-    "ascend": ("libascend_hal.so", "libascendcl.so", "libhccl.so"),
-    "cambricon": ("libcndrv.so", "libcnrt.so", "libcndev.so"),
-    "intel": ("libze_loader.so.1",),
-}
-# Vendor -> a question to its tool, and what in an answer means trouble: ill cards, and other people's processes.
-_HEALTH: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "nvidia": (
-        ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
-        r"^\d+, [1-9]\d*$",
-    ),
-    "ascend": (("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
-}
-_USERS: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "nvidia": (("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"),
-    "ascend": (("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
-}
-
-
-@cache
-def facts_module(name: str) -> ModuleType:
-    """A module of backends/ that needs nothing but the standard library, without the package around it."""
-    spec = importlib.util.spec_from_file_location(f"anychip_{name}", _BACKENDS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses ask for it.
-    spec.loader.exec_module(module)
-    return module
-
-
-def rows() -> dict[str, Any]:
-    """Every vendor's row of facts, by the name that `--device` takes."""
-    module = facts_module("vendors")
-    found = [value for value in vars(module).values() if isinstance(value, module.Facts)]
-    return {row.name: row for row in found if row.name}
 
 
 def concerned(device: str) -> list[Any]:
@@ -88,7 +46,7 @@ def concerned(device: str) -> list[Any]:
 @cache
 def versions() -> dict[str, str]:
     """Versions of packages, toolkits and drivers; what is not here is left out."""
-    found = {package: _version(package) for package in _PACKAGES}
+    found = {package: _version(package) for package in facts_module("vendors").SOFTWARE}
     driver = facts_module("drivers").driver_version
     found |= {f"driver:{vendor}": driver(vendor) for vendor in ("nvidia", "amd", "hygon", "ascend", "kunlun")}
     found |= {toolkit: driver(toolkit) for toolkit in ("cann", "rocm", "dtk")}
@@ -172,7 +130,7 @@ def libraries(device: str) -> tuple[Status, str, str]:
     loaded: list[str] = []
     failed: list[str] = []
     for row in concerned(device):
-        for name in LIBRARIES.get(row.vendor, ()):
+        for name in row.libraries:
             reason = _load_error(name)
             said = reason if reason.startswith(name) else f"{name}: {reason}"
             (failed if reason else loaded).append(said if reason else name)
@@ -201,28 +159,24 @@ def _load_error(name: str) -> str:
 
 def cards(device: str) -> tuple[Status, str, str]:
     """Status, detail and remedy of the cards' health, and of others that use them, as the vendors' tools say it."""
-    here = [row for row in concerned(device) if row.vendor in _HEALTH and shutil.which(_HEALTH[row.vendor][0][0])]
     said: list[str] = []
-    for row in here:
-        tool = _HEALTH[row.vendor][0][0]
-        ill = trouble(_HEALTH[row.vendor], _answer(_HEALTH[row.vendor][0]))
-        if ill:
-            return (
-                "FAIL",
-                f"{tool} says: {'; '.join(ill)}",
-                "reset or replace the card; the driver's log says more",
-            )
-        users = trouble(_USERS[row.vendor], _answer(_USERS[row.vendor][0]))
-        if users:
+    for row in concerned(device):
+        if row.health is None or shutil.which(row.health.command[0]) is None:
+            continue
+        tool = row.health.command[0]
+        if ill := trouble(row.health, _answer(row.health.command)):
+            remedy = "reset or replace the card; the driver's log says more"
+            return "FAIL", f"{tool} says: {'; '.join(ill)}", remedy
+        if row.users is not None and (users := trouble(row.users, _answer(row.users.command))):
             detail = f"other processes use the cards: {'; '.join(users)}"
             return "WARN", detail, f"end them, or leave their cards out with {row.visibility_variable}"
-        said.append(f"{tool}: healthy, and used by nobody")
+        said.append(f"{tool}: healthy, and no other process uses its cards")
     return "PASS", "; ".join(said) or "there is no tool to ask (nvidia-smi, npu-smi)", ""
 
 
-def trouble(question: tuple[tuple[str, ...], str], answer: str) -> list[str]:
-    """The lines of a tool's answer that mean trouble."""
-    pattern = re.compile(question[1], re.MULTILINE)
+def trouble(question: Any, answer: str) -> list[str]:
+    """The lines of a tool's answer to a Question (backends/vendors.py) that mean trouble."""
+    pattern = re.compile(question.trouble, re.MULTILINE)
     return [" ".join(found[0].replace("|", " ").split()) for found in pattern.finditer(answer)]
 
 

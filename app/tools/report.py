@@ -94,9 +94,10 @@ def environment(device: str = "", device_name: str = "") -> dict[str, str | int]
     import torch
 
     from backends import host
+    from backends.vendors import SOFTWARE
 
     versions = {"torch": str(torch.__version__)}
-    for package in ("anychip", "openvino", "onnxruntime", "torch_tensorrt", "torch_npu", "torch_mlu", "tensorrt"):
+    for package in ("anychip", *SOFTWARE):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from app.tools import compatibility, doctor_vendor, remedies
+from app.tools import compatibility, remedies
+from app.tools.facts import rows
 from app.tools.report import markdown_table
 
 _HEAD = """# Troubleshooting
@@ -57,19 +58,19 @@ def _versions() -> str:
 
 
 def _vendors() -> str:
-    rows = [
+    found = [
         (row.title or row.vendor, f"`{sign}`", re.sub(r"\s+", " ", remedy))
-        for row in doctor_vendor.rows().values()
+        for row in rows().values()
         for sign, remedy in row.remedies.items()
     ]
     libraries = [
-        (row.title or row.vendor, ", ".join(f"`{name}`" for name in doctor_vendor.LIBRARIES[row.vendor]))
-        for row in doctor_vendor.rows().values()
-        if row.vendor in doctor_vendor.LIBRARIES
+        (row.title or row.vendor, ", ".join(f"`{name}`" for name in row.libraries))
+        for row in rows().values()
+        if row.libraries
     ]
     return (
         "## A device fails while it loads or computes\n\n"
-        + markdown_table(("vendor", "the message has", "what to do"), rows)
+        + markdown_table(("vendor", "the message has", "what to do"), found)
         + "\nLibraries that must load before anything else does (`anychip doctor`, the check `libraries`):\n\n"
         + markdown_table(("vendor", "libraries"), libraries)
     )

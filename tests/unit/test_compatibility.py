@@ -8,7 +8,8 @@ import pytest
 
 from app.tools import doctor_vendor
 from app.tools.compatibility import findings
-from app.tools.doctor_vendor import _HEALTH, _USERS, _contradictions, concerned, rows, trouble
+from app.tools.doctor_vendor import _contradictions, concerned, trouble
+from app.tools.facts import facts_module, rows
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_device_that_is_not_here_can_be_asked_about_without_torch(monkeypatch)
             raise ImportError(f"{name} is not to be imported here")
         return real(name, *arguments, **named)
 
-    for cached in (doctor_vendor.facts_module, doctor_vendor.versions):
+    for cached in (facts_module, doctor_vendor.versions):
         cached.cache_clear()
     monkeypatch.setattr(builtins, "__import__", refusing)
     monkeypatch.setattr(doctor_vendor, "_load_error", lambda name: f"{name}: cannot open shared object file")
@@ -81,15 +82,9 @@ def test_a_device_that_is_not_here_can_be_asked_about_without_torch(monkeypatch)
     assert doctor_vendor.compatibility("npu")[0] in ("PASS", "WARN", "FAIL")
 
 
-def test_every_vendor_with_libraries_is_one_of_the_rows():
-    vendors = {row.vendor for row in rows().values()}
-    assert set(doctor_vendor.LIBRARIES) <= vendors
-    assert set(_HEALTH) == set(_USERS) <= vendors
-
-
 def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():
-    assert trouble(_HEALTH["nvidia"], "0, 0\n1, 7\n2, [N/A]\n") == ["1, 7"]
-    assert trouble(_USERS["nvidia"], "4711, 1024 MiB\n") == ["4711, 1024 MiB"]
+    assert trouble(rows()["cuda"].health, "0, 0\n1, 7\n2, [N/A]\n") == ["1, 7"]
+    assert trouble(rows()["cuda"].users, "4711, 1024 MiB\n") == ["4711, 1024 MiB"]
     table = (
         "| NPU   Name      | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |\n"
         "| 0     910B3     | OK              | 91.0         38                0    / 0              |\n"
@@ -97,5 +92,5 @@ def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers(
         "| NPU     Chip    | Process id      | Process name             | Process memory(MB)        |\n"
         "| 0       0       | 4711            | python3                  | 1024                      |\n"
     )
-    assert [each[:1] for each in trouble(_HEALTH["ascend"], table)] == ["1"]
-    assert len(trouble(_USERS["ascend"], table)) == 1
+    assert [each[:1] for each in trouble(rows()["npu"].health, table)] == ["1"]
+    assert len(trouble(rows()["npu"].users, table)) == 1

@@ -16,7 +16,7 @@ FORBIDDEN = {
     "backends": {"ultralytics", "app", "models", "fastapi", "starlette", "uvicorn", "prometheus_client", "PIL"},
 }
 MAX_LINES = 400
-MAX_TABLE_LINES = 450
+MAX_TABLE_LINES = 550
 TABLES = {"backends/vendors.py"}
 """Rows of facts: longer than code may be, as nobody reads them from top to bottom."""
 ORDER = (

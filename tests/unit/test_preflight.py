@@ -97,9 +97,17 @@ def test_the_doctor_says_the_same_and_names_what_is_missing(
 def test_without_an_installation_it_needs_the_standard_library_alone() -> None:
     """Read, not run: nothing of what the script imports may lie outside the standard library."""
     root = Path(__file__).resolve().parents[2]
-    for name in ("deploy/preflight.py", "app/tools/container.py", "app/tools/__init__.py", "app/__init__.py"):
+    for name in (
+        "deploy/preflight.py",
+        "app/tools/container.py",
+        "app/tools/facts.py",
+        "app/tools/__init__.py",
+        "app/__init__.py",
+    ):
         for node in ast.walk(ast.parse((root / name).read_text(encoding="utf-8"))):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {each.partition(".")[0] for each in names} <= {*sys.stdlib_module_names, "app"}, name
-            assert all(each in ("app.tools.container",) for each in names if each.startswith("app")), name
+            assert all(
+                each in ("app.tools.container", "app.tools.facts") for each in names if each.startswith("app")
+            ), name

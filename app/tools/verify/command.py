@@ -30,21 +30,6 @@ if TYPE_CHECKING:
 NOTHING_TO_VERIFY = 2
 SAMPLED = ("resnet50", "yolov8n")
 """Networks whose weights come with anychip, so that there is an answer to compare with."""
-_PACKAGES = (
-    "anychip",
-    "torch",
-    "torchvision",
-    "numpy",
-    "torch_npu",
-    "torch_mlu",
-    "torch_supa",
-    "torch_musa",
-    "openvino",
-    "onnxruntime",
-    "torch_tensorrt",
-    "tensorrt",
-    "torch_migraphx",
-)
 _DETAILS = ("driver", "driver_version", "runtime", "cuda", "cann", "hip", "arch", "capability", "compute_capability")
 _LEAST_S = 5.0
 _FAIR_S = 120.0
@@ -116,6 +101,7 @@ def _about(wanted: str, seconds: float) -> VerifyReport:
     import torch
 
     from backends import BackendUnavailableError, choose
+    from backends.vendors import SOFTWARE
 
     try:
         choice = choose(wanted)
@@ -123,7 +109,7 @@ def _about(wanted: str, seconds: float) -> VerifyReport:
         raise _NoDeviceError(str(error)) from error
     device = next(each for each in choice.backend.devices() if each.id == choice.devices[0])
     about = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in _PACKAGES:
+    for package in ("anychip", "numpy", *SOFTWARE):
         try:
             about[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,33 @@
+"""Modules of backends/ that need nothing but the standard library, read by path.
+
+Owns: reading them so. Must not import anything else: importing the package would import torch, which may not be here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_BACKENDS = Path(__file__).resolve().parents[2] / "backends"
+
+
+@cache
+def facts_module(name: str) -> ModuleType:
+    """A module of backends/, without the package around it."""
+    spec = importlib.util.spec_from_file_location(f"anychip_{name}", _BACKENDS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses ask for it.
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows() -> dict[str, Any]:
+    """Every vendor's row of facts, by the name that `--device` takes."""
+    module = facts_module("vendors")
+    return {row.name: row for row in (*module.ACCELERATORS, module.CPU) if row.name}
