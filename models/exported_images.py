@@ -9,7 +9,7 @@ tried (models.exported_image_trial).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,27 +21,14 @@ from torch import Tensor, nn
 
 from models.classification import Classifier
 from models.detection import Detector
-from models.exported_layouts import SIZES, Interpretation, Resize, decoded, output_names
+from models.exported_layouts import SIZES, Interpretation, Resize, decoded, instance_task
 from models.geometry import Geometry
-from models.instances import (
-    MAX_CANDIDATES,
-    MaskGrid,
-    combined,
-    corners_of,
-    mask_reduction,
-    polygons_of,
-    regular,
-    suppress,
-    suppress_turned,
-)
-from models.mask_forms import written
-from models.model import Array, MaskForm, Options, OutputSpec, PixelNetwork, Placement, Task
+from models.instances import MAX_CANDIDATES
+from models.model import Array, Options, OutputSpec, PixelNetwork, Placement, Task
+from models.tasks.detect import Fit, Found, InstanceTask
 from models.torchvision_exports import only_float32, untraced
 
 _GREY = 114
-_POINTS = 50_000  # Of all polygons of an image, but each may have the least.
-_LEAST_POINTS = 200
-_MASK_PIXELS = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -143,9 +130,14 @@ class ExportedDetector(Detector):
         return "infer" if task == "adapted" else task
 
     @property
+    def instances(self) -> InstanceTask:
+        """What the instances of the task have."""
+        return instance_task(self.export.how.task, self.export.keypoints)
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """As `decoded` returns them."""
-        return output_names(self.export.how.task)
+        return ("boxes", "scores", "classes", *self.instances.outputs)
 
     @property
     def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
@@ -198,199 +190,78 @@ class ExportedDetector(Detector):
         return np.concatenate(each)
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """Candidates by descending score: boxes [k, 4], scores [k], classes [k], extras [k, e], and prototypes."""
+        """Candidates by descending score: boxes [k, 4], scores [k], classes [k], and what the task wants."""
         boxes, scores, classes, *others = (output[index] for output in outputs)
         # Rows that the network has filled up with zeros are none, whatever the threshold.
         chosen = np.flatnonzero(scores > max(options.score_threshold, 0.0))
         chosen = chosen[np.argsort(-scores[chosen], kind="stable")[:MAX_CANDIDATES]]
-        reduced = [boxes[chosen], scores[chosen], classes[chosen]]
-        reduced += [other[chosen] for other in others[: 1 if self.export.how.extras else 0]]
-        if self.task == "segment":
-            prototypes = others[-1] if len(chosen) else others[-1][:0]
-            reduced.append(np.array(prototypes, np.float32))
-        return tuple(reduced)
+        return boxes[chosen], scores[chosen], classes[chosen], *self.instances.reduce(others, chosen)
 
     def _kept(self, outputs: Sequence[Array], options: Options) -> Array:
-        boxes, scores, classes = outputs[:3]
-        most = options.max_detections
         if self.export.how.suppressed:
-            return np.arange(min(len(scores), max(0, most)))
-        if self.task == "obb":
-            return suppress_turned(boxes, outputs[3][:, 0], classes, options.iou_threshold, most)
-        if self.export.how.layout == "rtdetr":
-            return np.arange(min(len(scores), max(0, most)))
-        return suppress(boxes, scores, classes, options.iou_threshold, most)
+            return np.arange(min(len(outputs[1]), max(0, options.max_detections)))
+        return self.instances.keep(outputs, options)
 
-    def _scales(self, placement: Placement) -> tuple[Array, Array]:
-        """Of x and y: pixels of the input for one of the image, and where its first pixel lies."""
-        input_height, input_width = self.input_shape[:2]
+    def frame(self, placement: Placement) -> Fit:
+        """Where an image lies in the input."""
+        size = self.input_shape[:2]
         if self.export.resize == "stretch":
-            return np.array([input_width / placement.width, input_height / placement.height]), np.zeros(2)
+            scale = np.array([size[1] / placement.width, size[0] / placement.height])
+            return Fit(placement, scale, np.zeros(2), size)
         if self.export.resize == "top-left":
-            return np.array([placement.scale, placement.scale]), np.zeros(2)
+            return Fit(placement, np.array([placement.scale, placement.scale]), np.zeros(2), size)
         # The sides of the resized image are whole pixels, so that each axis has a scale of its own.
-        sides = (max(1, round(side * placement.scale)) for side in (placement.width, placement.height))
-        scale = np.array([side / full for side, full in zip(sides, (placement.width, placement.height), strict=True)])
-        return scale, np.array([placement.pad_x, placement.pad_y])
+        full = np.array([placement.width, placement.height])
+        sides = [max(1, round(side * placement.scale)) for side in full.tolist()]
+        return Fit(placement, np.array(sides) / full, np.array([placement.pad_x, placement.pad_y]), size)
 
-    def _instances(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """What remains, in pixels of the image: `boxes` float64 [k, 4], `scores`, `classes` and what the task adds."""
-        kept = self._kept(outputs, options)
-        scale, pad = self._scales(placement)
-        limit = np.array([placement.width, placement.height] * 2)
-        boxes = outputs[0][kept].astype(np.float64)
-        found: dict[str, Array] = {"scores": outputs[1][kept], "classes": outputs[2][kept].astype(np.int64)}
-        if self.task == "obb":
-            boxes, angles = regular(boxes, outputs[3][kept, 0].astype(np.float64))
-            boxes = (boxes - np.concatenate((pad, np.zeros(2)))) / np.concatenate((scale, scale))
-            found["turned"] = np.concatenate((boxes, angles[:, None]), axis=1)
-            found["corners"] = corners_of(boxes, angles)
-            upright = np.concatenate((found["corners"].min(axis=1), found["corners"].max(axis=1)), axis=1)
-            found["boxes"] = upright.clip(0, limit)
-            return found
-        found["boxes"] = ((boxes - np.tile(pad, 2)) / np.tile(scale, 2)).clip(0, limit)
-        if self.task == "pose":
-            assert self.export.keypoints is not None
-            points = outputs[3][kept].astype(np.float64).reshape(len(kept), *self.export.keypoints)
-            places = ((points[..., :2] - pad) / scale).clip(0, limit[:2])
-            visible = points[..., 2:3] if points.shape[2] > 2 else np.ones((*points.shape[:2], 1))
-            found["keypoints"] = np.concatenate((places, visible), axis=2)
-        if self.task == "segment":
-            found["coefficients"], found["prototypes"] = outputs[3][kept], outputs[4]
-        return found
+    def found(self, outputs: Sequence[Array], kept: Array, frame: Fit) -> Found:
+        """The instances that are kept of what `reduce` returned."""
+        located = self.instances.locate(outputs, kept, frame)
+        return {"scores": outputs[1][kept], "classes": outputs[2][kept].astype(np.int64), **located}
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """Instances by descending score, all coordinates in pixels of the image as displayed."""
-        found = self._instances(outputs, placement, options)
+        frame = self.frame(placement)
+        found = self.found(outputs, self._kept(outputs, options), frame)
         detections = [
             {
                 "label": self._label(class_id),
                 "class_id": class_id,
                 "score": score,
                 "box": dict(zip(("x1", "y1", "x2", "y2"), box, strict=True)),
+                **more,
             }
-            for class_id, score, box in zip(
+            for class_id, score, box, more in zip(
                 found["classes"].tolist(),
                 found["scores"].astype(np.float64).round(5).tolist(),
                 found["boxes"].round(2).tolist(),
+                self.instances.describe(found, frame, options),
                 strict=True,
             )
+            if more is not None
         ]
-        masks = self._masks(found, placement, options.masks) if self.task == "segment" else []
-        for number, detection in enumerate(detections):
-            if self.task == "pose":
-                detection["keypoints"] = [
-                    {"x": round(x, 2), "y": round(y, 2), "score": round(score, 5)}
-                    for x, y, score in found["keypoints"][number].tolist()
-                ]
-            if self.task == "obb":
-                x, y, width, height, angle = found["turned"][number].tolist()
-                detection["obb"] = {
-                    "cx": round(x, 2),
-                    "cy": round(y, 2),
-                    "w": round(width, 2),
-                    "h": round(height, 2),
-                    "angle": round(angle, 5),
-                }
-                detection["corners"] = found["corners"][number].round(2).tolist()
-            if masks and masks[number] is not None:
-                detection.update(masks[number] or {})
-        if masks:  # As the reference does: an instance without a pixel is none.
-            detections = [found for found, mask in zip(detections, masks, strict=True) if mask is not None]
         return {"detections": detections, "width": placement.width, "height": placement.height}
 
     def _label(self, class_id: int) -> str:
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else f"class {class_id}"
 
-    def grid(self, prototypes: Array, placement: Placement, factor: float = 1.0) -> MaskGrid:
-        """Where prototypes [m, h, w] lie in an image reduced by `factor`."""
-        scale, (left, top) = self._scales(placement)
-        size = np.array([placement.width, placement.height])
-        right, bottom = np.array([left, top]) + scale * size
-        width, height = (max(1, round(side * factor)) for side in size.tolist())
-        ratio = (prototypes.shape[2] / self.input_shape[1], prototypes.shape[1] / self.input_shape[0])
-        return MaskGrid.of(ratio, (float(left), float(top), float(right), float(bottom)), (width, height))
-
-    def _polygons(self, found: Mapping[str, Array], placement: Placement) -> list[list[list[list[float]]] | None]:
-        """Each instance's rings of points in pixels of the image; None where its mask is empty."""
-        most = max(_LEAST_POINTS, _POINTS // max(1, len(found["scores"])))
-        factor = mask_reduction(placement.width, placement.height)
-        polygons: list[list[list[list[float]]] | None] = []
-        for mask, x, y in self._within_boxes(found, placement, factor):
-            rings = polygons_of(mask, x, y, most) if mask.size else None
-            if rings is None:
-                polygons.append(None)
-                continue
-            whole = factor == 1  # Then the points are pixels.
-            polygons.append([(ring if whole else (ring / factor).round(1)).tolist() for ring in rings])
-        return polygons
-
-    def _masks(self, found: Mapping[str, Array], placement: Placement, form: MaskForm) -> list[dict[str, Any] | None]:
-        """What each detection gets for its mask; None where the mask is empty. Of all masks together at most
-        `_MASK_PIXELS` are looked at: the instances after that go without one.
-        """
-        if form == "none":
-            return []
-        if form == "polygon":
-            return [None if rings is None else {"segments": rings} for rings in self._polygons(found, placement)]
-        sides = np.maximum(0, np.ceil(found["boxes"][:, 2:]) - np.ceil(found["boxes"][:, :2]))
-        within = int((sides.prod(axis=1).cumsum() <= _MASK_PIXELS).sum())
-        first = {name: found[name][:within] for name in ("scores", "coefficients", "boxes")}
-        parts = self._within_boxes({**first, "prototypes": found["prototypes"]}, placement, 1.0)
-        masks = [mask and {"mask": mask} for mask in written(form, parts, placement.width, placement.height)]
-        return [*masks, *({"mask": None} for _ in found["scores"][within:])]
-
-    def _within_boxes(
-        self, found: Mapping[str, Array], placement: Placement, factor: float
-    ) -> Iterator[tuple[Array, int, int]]:
-        """Each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
-        if len(found["scores"]):
-            grid = self.grid(found["prototypes"], placement, factor)
-            yield from grid.masks(found["coefficients"], found["prototypes"], found["boxes"] * factor)
-
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
         """Instances by descending score; of a batch, images with fewer are filled up with zeros."""
-        specs = super().answers
-        if self.task == "obb":
-            specs += (OutputSpec("turned", "FP32", (-1, -1, 5)), OutputSpec("corners", "FP32", (-1, -1, 4, 2)))
-        if self.task == "pose":
-            assert self.export.keypoints is not None
-            specs += (OutputSpec("keypoints", "FP32", (-1, -1, self.export.keypoints[0], 3)),)
-        if self.task == "segment":
-            height, width = self.input_shape[:2]
-            specs += (OutputSpec("masks", "UINT8", (-1, -1, height // 4, width // 4)),)
-        return specs
+        return super().answers + self.instances.specs(self.input_shape[:2])
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """As `Detector.tensors`; and `turned` [k, 5], `corners` [k, 4, 2], `keypoints` [k, points, 3] or `masks`."""
-        found = self._instances(outputs, placement, options)
-        count = len(found["scores"])
-        answer = {
+        """As `Detector.tensors`, and what the task adds."""
+        kept = self._kept(outputs, options)
+        found = self.found(outputs, kept, self.frame(placement))
+        return {
             "boxes": found["boxes"].astype(np.float32),
             "scores": found["scores"].astype(np.float32),
             "classes": found["classes"].astype(np.int32),
-            "num_detections": np.array(count, np.int32),
+            "num_detections": np.array(len(kept), np.int32),
+            **self.instances.tensors(found, outputs[0][kept], self.input_shape[:2]),
         }
-        for name in ("turned", "corners", "keypoints"):
-            if name in found:
-                answer[name] = found[name].astype(np.float32)
-        if self.task == "segment":
-            answer["masks"] = self._small_masks(found, outputs, options)
-        return answer
-
-    def _small_masks(self, found: Mapping[str, Array], outputs: Sequence[Array], options: Options) -> Array:
-        """uint8 [k, h/4, w/4]: the masks as the network sees them, in a quarter of its input, cut at their boxes."""
-        height, width = (side // 4 for side in self.input_shape[:2])
-        prototypes = found["prototypes"]
-        masks = np.zeros((len(found["scores"]), height, width), np.uint8)
-        boxes = outputs[0][self._kept(outputs, options)] / 4
-        if not len(masks) or prototypes.shape[1:] != (height, width):
-            return masks
-        for number, (x1, y1, x2, y2) in enumerate(np.ceil(boxes).clip(0, (width, height) * 2).astype(int)):
-            one = found["coefficients"][number : number + 1]
-            masks[number, y1:y2, x1:x2] = combined(one, prototypes[:, y1:y2, x1:x2])[0] > 0
-        return masks
 
 
 def _batch_sizes(ladder: Sequence[int], export: Export) -> tuple[int, ...]:

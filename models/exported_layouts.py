@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -19,7 +19,23 @@ from torch import Tensor
 
 from models.export_metadata import Description, ImageTask, Layout
 from models.model import Array
+from models.tasks.detect import InstanceTask
+from models.tasks.obb import TurnedBoxes
+from models.tasks.pose import Pose
+from models.tasks.segment import Segment
 from models.torchvision_exports import MOST_DETECTIONS
+
+INSTANCE_TASKS: Mapping[str, type[InstanceTask]] = {
+    task.name: task for task in (InstanceTask, Segment, Pose, TurnedBoxes)
+}
+"""Tasks whose answers are instances, by name."""
+
+
+@lru_cache(maxsize=64)
+def instance_task(name: str, keypoints: tuple[int, int] | None) -> InstanceTask:
+    """The task of a model."""
+    return INSTANCE_TASKS[name](keypoints)
+
 
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
 """What RT-DETR's own exports and D-FINE's multiply boxes by: so these come in 0 to 1."""
@@ -69,13 +85,10 @@ def interpret(about: Description, shapes: Sequence[Sequence[int]], size: tuple[i
         return Interpretation("detect", "detr", len(about.labels or ()), 0, True, 1)
     boxes, prototypes = _outputs(about, shapes, seen)
     _, first, second = shapes[boxes]
-    extras = {"detect": 0, "obb": 1}.get(about.task, 0)
-    if about.task == "segment":
-        extras = shapes[prototypes][1]
-    if about.task == "pose":
-        if about.keypoints is None:
-            raise ValueError(f'a network of poses needs "keypoints": [17, 3] in its sidecar; its outputs are {seen}')
-        extras = prod(about.keypoints)
+    try:
+        extras = INSTANCE_TASKS[about.task].columns(about.keypoints, shapes[prototypes])
+    except ValueError as error:
+        raise ValueError(f"{error}; its outputs are {seen}") from None
     count = len(about.labels) if about.labels else None
     anchors = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
     layout = about.layout or _layout(about, first, second, extras, anchors)
@@ -136,7 +149,7 @@ def _outputs(about: Description, shapes: Sequence[Sequence[int]], seen: str) -> 
     """Which outputs hold boxes and prototypes."""
     threes = [index for index, shape in enumerate(shapes) if len(shape) == 3]
     fours = [index for index, shape in enumerate(shapes) if len(shape) == 4]
-    if about.task == "segment":
+    if INSTANCE_TASKS[about.task].has_prototypes:
         if len(threes) != 1 or len(fours) != 1:
             raise ValueError(f"a network of masks has outputs [n, columns, anchors] and [n, m, h, w], not {seen}")
         return threes[0], fours[0]
@@ -216,14 +229,14 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: tuple[int, int
             centred = _yolox(centred, how.strides, size)
         if how.layout == "rtdetr":
             boxes = _scaled(centred, size)
-        elif how.task == "obb":
+        elif INSTANCE_TASKS[how.task].turned:
             boxes = centred
         else:
             boxes = _corners(centred)
     found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
     if how.extras:
         found.append(extras.contiguous())
-    if how.task == "segment":
+    if INSTANCE_TASKS[how.task].has_prototypes:
         found.append(outputs[how.prototypes])
     return tuple(found)
 
@@ -238,18 +251,6 @@ def _filled_up(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     boxes = torch.cat((boxes, boxes.new_zeros((MOST_DETECTIONS, 4))))[places]
     labels = torch.cat((labels, labels.new_zeros(MOST_DETECTIONS)))[places]
     return boxes[None], scores[None, :MOST_DETECTIONS], labels[None].to(torch.int32)
-
-
-def output_names(task: ImageTask) -> tuple[str, ...]:
-    """Names of what `decoded` returns."""
-    if task == "classify":
-        return ("logits",)
-    extras: dict[str, tuple[str, ...]] = {
-        "segment": ("coefficients", "prototypes"),
-        "pose": ("keypoints",),
-        "obb": ("angles",),
-    }
-    return ("boxes", "scores", "classes", *extras.get(task, ()))
 
 
 def _corners(centred: Tensor) -> Tensor:

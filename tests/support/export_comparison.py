@@ -27,6 +27,7 @@ from models import Options, open_model, parse_spec
 from models.exported_layouts import decoded
 from models.model import softmax
 from models.sample.generator import detection_image
+from models.tasks.segment import grid, polygons
 from tests.support import warm
 from tests.support.ultralytics_exports import COARSE, NETWORKS
 
@@ -138,10 +139,11 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
             instances += 1
             continue
         found = list(answer["detections"])
-        inner = model._instances(reduced, placement, Options())
+        frame = model.frame(placement)
+        inner = model.found(reduced, model._kept(reduced, Options()), frame)
         rows = list(range(len(inner["scores"])))
         if "segments" in (found[0] if found else {}):
-            rows = [row for row, rings in enumerate(model._polygons(inner, placement)) if rings is not None]
+            rows = [row for row, rings in enumerate(polygons(inner, frame)) if rings is not None]
         instances += len(theirs["scores"])
         lost += abs(len(found) - len(theirs["scores"]))
         free = set(range(len(found)))
@@ -169,8 +171,8 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
                 size = (placement.height, placement.width)
                 theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
                 one = slice(rows[best], rows[best] + 1)
-                grid = model.grid(inner["prototypes"], placement)
-                within = [_apart(grid, inner, one, box, theirs_mask) for box in (inner["boxes"][one], place[None])]
+                where = grid(inner["prototypes"], frame)
+                within = [_apart(where, inner, one, box, theirs_mask) for box in (inner["boxes"][one], place[None])]
                 differences.append(within[0])
                 note("mask", within[0])
                 note("mask in its box", within[1])
@@ -181,9 +183,9 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
     return worst
 
 
-def _apart(grid: Any, inner: dict[str, Any], one: slice, box: Any, reference: np.ndarray[Any, Any]) -> float:
+def _apart(where: Any, inner: dict[str, Any], one: slice, box: Any, reference: np.ndarray[Any, Any]) -> float:
     """One less the IoU of an instance's mask, cut at this box, with a mask of the whole image."""
-    [(mask, x, y)] = grid.masks(inner["coefficients"][one], inner["prototypes"], box)
+    [(mask, x, y)] = where.masks(inner["coefficients"][one], inner["prototypes"], box)
     whole = np.zeros_like(reference)
     whole[y : y + mask.shape[0], x : x + mask.shape[1]] = mask[: whole.shape[0] - y, : whole.shape[1] - x]
     union = (whole | reference).sum()

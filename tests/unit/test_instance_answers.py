@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from models import Options, exported_images, open_model, parse_spec
+from models import Options, open_model, parse_spec
+from models.tasks import segment
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,6 @@ def test_without_masks_there_are_boxes_alone(model: Any) -> None:
 
 
 def test_only_so_many_pixels_of_masks_are_looked_at(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exported_images, "_MASK_PIXELS", 3 * 125 * 125)
+    monkeypatch.setattr(segment, "_MASK_PIXELS", 3 * 125 * 125)
     found = detections(model, "rle")
     assert [each["mask"] is None for each in found] == [False] * 3 + [True] * 3
