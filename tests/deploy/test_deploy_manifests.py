@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from app.access.hosts import Hosts
 from app.config import Settings
 from app.observability.metrics import Metrics
 from tests.support.custom_resources import SCHEMAS
@@ -133,13 +134,17 @@ def test_helm_has_nothing_to_say(chart):
 @pytest.mark.parametrize("certificates", [False, True])
 def test_keys_and_tls_come_from_secrets_and_probes_and_prometheus_get_in(chart, certificates):
     access = {"keysSecret": "keys", "tlsSecret": "tls", "clientCertificates": certificates}
-    monitoring = {**EVERYTHING["monitoring"], "keySecret": {"name": "scraper", "key": "key"}}
+    shown = {"secret": {"name": "scraper", "key": "tls.crt"}}
+    monitoring = {
+        **EVERYTHING["monitoring"],
+        "keySecret": {"name": "scraper", "key": "key"},
+        "tlsConfig": {"cert": shown, "keySecret": {"name": "scraper", "key": "tls.key"}} if certificates else {},
+    }
     objects = rendered(chart, "cpu", {"access": access, "monitoring": monitoring})
     for document in objects.values():
         checked(document)
     [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
-    given = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("ANYCHIP_")}
-    settings = {name.removeprefix("ANYCHIP_").lower(): value for name, value in given.items()}
+    settings = {name.removeprefix("ANYCHIP_").lower(): value for name, value in settings_of(objects).items()}
     assert settings.keys() <= Settings.model_fields.keys()
     mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
     for name in ("api_keys_file", "tls_cert", "tls_key", *(["tls_client_ca"] if certificates else [])):
@@ -167,6 +172,7 @@ def test_keys_and_tls_come_from_secrets_and_probes_and_prometheus_get_in(chart, 
             "needs settings.admin=loopback",
         ),
         ({"access": {"keysSecret": "keys", "tlsSecret": "tls"}, **EVERYTHING}, "Prometheus needs a key, too"),
+        ({"access": {"tlsSecret": "tls", "clientCertificates": True}, **EVERYTHING}, "Prometheus needs a certificate"),
     ],
 )
 def test_access_that_cannot_work_is_refused_with_a_sentence(chart, values, sentence):
@@ -313,16 +319,82 @@ def test_the_operators_objects_carry_the_release_and_alerts_link_to_the_runbook_
     assert all(link.startswith("https://wiki.example/anychip#") for link in links)
 
 
+MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
 @pytest.mark.deploy
-def test_who_may_not_ask_may_still_scrape(chart):
+@pytest.mark.parametrize("grpc_port", [0, 8001])
+def test_only_pods_of_the_namespace_may_ask_unless_others_are_named(chart, grpc_port):
+    def ingress(**policy):
+        settings = {"grpc_port": grpc_port}
+        found = rendered(chart, "cpu", {"networkPolicy": policy, "settings": settings})["NetworkPolicy"]
+        checked(found)
+        assert found["spec"]["policyTypes"] == ["Ingress", "Egress"]
+        assert {"port": 5353, "protocol": "UDP"} in found["spec"]["egress"][0]["ports"]
+        return [(rule["from"], [port["port"] for port in rule["ports"]]) for rule in found["spec"]["ingress"]]
+
+    ports = ["http", "grpc"] if grpc_port else ["http"]
+    scrape = ([MONITORING], ["http"])
     shop = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}}
-    policy = rendered(chart, "cpu", {"networkPolicy": {"from": [shop]}})["NetworkPolicy"]
-    checked(policy)
-    sources = policy["spec"]["ingress"][0]["from"]
-    assert sources[0] == shop
-    assert sources[1]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
-    assert "from" not in rendered(chart, "cpu")["NetworkPolicy"]["spec"]["ingress"][0]
-    assert {"port": 5353, "protocol": "UDP"} in policy["spec"]["egress"][0]["ports"]
+    assert ingress() == [([{"podSelector": {}}], ports), scrape]
+    assert ingress(**{"from": [shop]}) == [([shop], ports), scrape]
+    # An empty `from` in a rule would let everybody in: there is no such rule.
+    assert ingress(**{"from": []}) == [scrape]
+    assert ingress(**{"from": [], "scrapers": []}) == []
+
+
+def settings_of(objects):
+    [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("ANYCHIP_")}
+
+
+@pytest.mark.deploy
+def test_the_service_answers_to_its_names_in_the_cluster_and_to_no_foreign_one(chart):
+    objects = rendered(chart, "cpu", {"settings": {"allowed_hosts": "vision.example"}})
+    for given, extra in ((settings_of(rendered(chart, "cpu")), ()), (settings_of(objects), ("vision.example",))):
+        names = given["ANYCHIP_ALLOWED_HOSTS"].split(",")
+        service = objects["Service"]["metadata"]["name"]
+        own = ("", ".vision", ".vision.svc", ".vision.svc.cluster.local")
+        assert names == [*(f"{service}{end}" for end in own), *extra]
+        hosts = Hosts(tuple(names), checked=True)
+        assert all(hosts.accepts(f"{name}:8000".encode()) for name in names)
+        assert hosts.accepts(b"10.1.2.3:8000"), "how the kubelet and Prometheus ask"
+        assert not hosts.accepts(b"evil.example")
+    [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    named = [each["name"] for each in container["env"]]
+    assert len(named) == len(set(named))
+    keys = {"access": {"keysSecret": "keys", "tlsSecret": "tls"}}
+    assert "ANYCHIP_ALLOWED_HOSTS" not in settings_of(rendered(chart, "cpu", keys)), "who has a key may ask by any name"
+
+
+@pytest.mark.deploy
+def test_prometheus_checks_the_certificate_with_the_authority_of_its_secret(chart):
+    access = {"keysSecret": "keys", "tlsSecret": "tls"}
+    monitoring = {**EVERYTHING["monitoring"], "keySecret": {"name": "scraper", "key": "key"}}
+    for given, expected in (
+        ({}, {}),
+        ({"serverName": "vision.example"}, {"serverName": "vision.example"}),
+        ({"cert": {"secret": {"name": "prometheus", "key": "tls.crt"}}},) * 2,
+    ):
+        objects = rendered(chart, "cpu", {"access": access, "monitoring": {**monitoring, "tlsConfig": given}})
+        for kind, field in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+            checked(objects[kind])
+            assert objects[kind]["spec"][field][0]["tlsConfig"] == {
+                "ca": {"secret": {"name": "tls", "key": "ca.crt"}},
+                "serverName": "demo-anychip.vision.svc",
+                **expected,
+            }
+
+
+@pytest.mark.deploy
+def test_without_keys_the_service_opens_to_strangers_only_where_that_is_said(chart):
+    everybody = ({"networkPolicy": {"enabled": False}}, {"service": {"type": "LoadBalancer"}})
+    for values in everybody:
+        with pytest.raises(Exception, match=r"access\.open=true"):
+            rendered(chart, "cpu", values)
+        rendered(chart, "cpu", {**values, "access": {"open": True}})
+        rendered(chart, "cpu", {**values, "access": {"keysSecret": "keys", "tlsSecret": "tls"}})
+        rendered(chart, "cpu", {**values, "access": {"tlsSecret": "tls", "clientCertificates": True}})
 
 
 @pytest.mark.deploy
@@ -408,6 +480,14 @@ def test_every_serving_runtime_is_valid(flavour):
     # KServe leaves the pod its default grace of 30 s.
     drain = next(float(each["value"]) for each in container["env"] if each["name"] == "ANYCHIP_DRAIN_S")
     assert float(container["lifecycle"]["preStop"]["exec"]["command"][1]) + drain < 30
+    # KServe fills in the service's name and namespace, Kubernetes the variable, which is empty by default.
+    filled = [each.replace("{{.Name}}", "dogs").replace("{{.Namespace}}", "vision") for each in container["args"]]
+    [names] = [each.partition("=")[2] for each in filled if each.startswith("--allowed-hosts=")]
+    hosts = Hosts(Settings(allowed_hosts=names.replace("$(ALLOWED_HOSTS)", "")).host_names, checked=True)
+    assert [each["value"] for each in container["env"] if each["name"] == "ALLOWED_HOSTS"] == [""]
+    for host in ("dogs-predictor", "dogs-predictor.vision.svc.cluster.local:8080", "dogs.vision.svc", "10.1.2.3:8080"):
+        assert hosts.accepts(host.encode()), host
+    assert not hosts.accepts(b"evil.example")
     [monitor] = read(DEPLOY / "kserve" / "podmonitor.yaml")
     checked(monitor)
     assert monitor["spec"]["selector"]["matchLabels"].items() <= runtime["spec"]["labels"].items()
@@ -446,6 +526,7 @@ def test_the_ray_service_is_valid_and_its_config_is_rays():
         [application] = schema.ServeDeploySchema.model_validate(config).applications
         assert application.import_path == "app.ray_serve:build"
         assert set(application.args["settings"]) <= set(Settings.model_fields)
+        assert all(" " not in value for value in application.args["settings"].values()), "one line each"
 
 
 # Compose
@@ -471,8 +552,6 @@ def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
     services = compose()["services"]
     assert set(services) == {"anychip", "prometheus", "grafana"}
     service = services["anychip"]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
     assert service["volumes"] == ["cache:/cache"]
     drain = float(service["environment"]["ANYCHIP_DRAIN_S"])
     assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
@@ -489,11 +568,79 @@ def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
                 assert (DEPLOY / "compose" / source).exists(), source
 
 
-def test_compose_files_of_other_accelerators_ask_for_no_group():
+@pytest.mark.parametrize("name", ["anychip", "prometheus", "grafana"])
+def test_a_service_of_compose_is_locked_down_and_has_limits(name):
+    service = compose()["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] > 0
+    assert re.fullmatch(r"\$\{\w+:-\d+g\}", service["mem_limit"])
+    assert all(re.match(r"(\$\{ANYCHIP_ADDRESS:-)?127\.0\.0\.1", port) for port in service["ports"])
+
+
+def test_compose_answers_to_the_name_by_which_prometheus_asks_and_to_no_foreign_one():
+    names = compose()["services"]["anychip"]["environment"]["ANYCHIP_ALLOWED_HOSTS"]
+    assert names.endswith(",${ANYCHIP_ALLOWED_HOSTS:-localhost}")
+    hosts = Hosts(tuple(re.sub(r"\$\{\w+:-(\w+)\}", r"\1", names).split(",")), checked=True)
+    [scraped] = read(DEPLOY / "compose" / "prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert hosts.accepts(scraped.encode())
+    assert hosts.accepts(b"127.0.0.1:8000")
+    assert not hosts.accepts(b"evil.example:8000")
+
+
+def test_compose_asks_for_a_password_and_for_groups_where_device_files_have_them():
     """Compose fills in variables of every file it is given, so what needs a number stands in a file of its own."""
+    groups = {"rocm": {"KFD_GID", "RENDER_GID"}, "dcu": {"KFD_GID", "RENDER_GID"}, "ascend": {"ASCEND_GID"}}
     for path in (DEPLOY / "compose").glob("compose*.yaml"):
-        required = re.findall(r"\$\{(\w+):\?", path.read_text())
-        assert bool(required) == (path.suffixes[0][1:] in ("rocm", "dcu", "ascend")), path.name
+        required = dict(re.findall(r"\$\{(\w+):\?([^}]+)", path.read_text()))
+        flavour = path.suffixes[0][1:]
+        assert set(required) == ({"GRAFANA_PASSWORD"} if flavour == "yaml" else groups.get(flavour, set())), path.name
+        assert all("deploy/compose/.env" in sentence for sentence in required.values())
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    for line in re.findall(r"^.*docker compose .*up.*$", page[: page.index("## Kubernetes")], re.MULTILINE):
+        before = page[: page.index(line)]
+        assert 'echo "GRAFANA_PASSWORD=$(' in before, "the password is made before the first start"
+    ignored = subprocess.run(["git", "check-ignore", "-q", "deploy/compose/.env"], cwd=ROOT, check=False)
+    assert ignored.returncode == 0, "it holds the password"
+    assert "**/.env" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+# Versions
+
+
+IMAGE = re.compile(r"^(?P<name>[\w.:/-]+?):(?P<tag>[\w.-]+)(@sha256:[0-9a-f]{64})?$")
+
+
+def images_that_are_named():
+    """Each image that a file of the deployment names, with the file."""
+    for path in [*ROOT.glob("Dockerfile.*"), *DEPLOY.rglob("*.y*ml"), *(ROOT / "docs").rglob("*.md")]:
+        text = path.read_text()
+        if path.name.startswith("Dockerfile."):
+            found = re.findall(r"^ARG BASE_IMAGE=(\S+)", text, re.MULTILINE)
+            found += re.findall(r"^FROM (?!\$\{BASE_IMAGE\}|dependencies AS code$)(\S+)", text, re.MULTILINE)
+        else:
+            found = re.findall(r"^\s*(?:- )?image: ([^{\s]\S*)$", text, re.MULTILINE)
+            found += re.findall(r"--build-arg BASE_IMAGE=([\w.:/@-]+/[\w.:/@-]+)", text)
+        for image in found:
+            yield path, re.sub(r"\$\{\w+:-(.+)\}", r"\1", image)
+
+
+def test_every_image_is_named_by_an_exact_version():
+    named = list(images_that_are_named())
+    assert {path.name for path, _ in named} >= {"Dockerfile.cpu", "compose.yaml", "compose.cuda.yaml", "ascend.md"}
+    for path, image in named:
+        if path.parent.name == "base" and image == "anychip":
+            continue  # The overlays of KServe say which.
+        match = IMAGE.match(image)
+        assert match, f"{path.name}: {image} has no version"
+        # A plain Python is named by three numbers: two are whichever patch the registry has today.
+        wanted = r"\d+\.\d+\.\d+" if match["name"] == "python" else r"\d+\.\d+"
+        assert re.search(wanted, match["tag"]), f"{path.name}: {image}"
+    for path in (DEPLOY / "kserve").glob("*/kustomization.yaml"):
+        for document in read(path):
+            assert all(re.match(r"\d+\.\d+\.\d+-", each["newTag"]) for each in document.get("images", ())), path
+    assert not re.search(r"^ARG BASE_IMAGE=", (ROOT / "Dockerfile.mlu").read_text(), re.MULTILINE), "nobody knows it"
 
 
 def test_grafana_finds_its_dashboard_where_it_is_mounted():
