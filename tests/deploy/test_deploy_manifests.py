@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.support.custom_resources import SCHEMAS
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "anychip"
+RULES = DEPLOY / "prometheus"
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
 EVERYTHING = {
     "monitoring": {
@@ -116,10 +118,30 @@ def rendered(chart, flavour, values=None, name="demo"):
     return {document["kind"]: document for document in documents}
 
 
-def test_the_chart_repeats_rules_dashboard_and_settings_as_they_are():
+def test_the_charts_schema_knows_every_setting():
     command = [sys.executable, str(DEPLOY / "helm" / "sync.py"), "--check"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_charts_rules_and_dashboards_are_links_to_the_only_ones():
+    links = {path: path.resolve() for path in (CHART / "files").rglob("*") if not path.is_dir()}
+    assert all(path.is_symlink() and not path.readlink().is_absolute() for path in links)
+    rules = {RULES / name for name in ("alerts.yml", "recording.yml")}
+    assert set(links.values()) == rules | set((DEPLOY / "grafana").rglob("*.json"))
+
+
+@pytest.mark.deploy
+def test_what_helm_packs_is_what_the_links_lead_to(tmp_path):
+    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
+    archive = Path(helm.package(str(CHART), destination=str(tmp_path)))
+    with tarfile.open(archive) as packed:
+        assert all(member.isfile() for member in packed.getmembers())
+    objects = rendered(helm.Chart.load_archive(archive.read_bytes()), "cpu", EVERYTHING)
+    groups = [group for path in ("alerts", "recording") for group in read(RULES / f"{path}.yml")[0]["groups"]]
+    assert objects["PrometheusRule"]["spec"]["groups"] == groups
+    [(name, text)] = objects["ConfigMap"]["data"].items()
+    assert text == (DEPLOY / "grafana" / name).read_text().removesuffix("\n")
 
 
 @pytest.mark.deploy
