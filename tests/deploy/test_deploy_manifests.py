@@ -15,20 +15,23 @@ import pytest
 from app.access.hosts import Hosts
 from app.config import Settings
 from app.observability.metrics import Metrics
-from tests.support.custom_resources import SCHEMAS
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-CHART = DEPLOY / "helm" / "anychip"
-RULES = DEPLOY / "prometheus"
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
-EVERYTHING = {
-    "monitoring": {
-        name: {"enabled": True, "labels": {"release": "stack"}}
-        for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
-    }
-}
 yaml = pytest.importorskip("yaml")
+
+from tests.support.manifests import (  # noqa: E402
+    CHART,
+    DEPLOY,
+    EVERYTHING,
+    ROOT,
+    RULES,
+    checked,
+    compose,
+    read,
+    rendered,
+    settings_of,
+)
+
 DEPLOY_PAGE = (ROOT / "docs" / "deploy.md").read_text()
 
 
@@ -36,38 +39,6 @@ def needs(module):
     return pytest.mark.skipif(
         find_spec(module) is None, reason=f"{module} is not installed: make test-deploy installs it"
     )
-
-
-def read(path):
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
-
-
-def checked(document):
-    """Validate one object: Kubernetes' own kinds and everything that is a pod by their schemas, others by ours."""
-    import jsonschema
-    import kubernetes_validate
-
-    if document["kind"] not in SCHEMAS:
-        kubernetes_validate.validate(document, "1.37", strict=True)
-        return
-    jsonschema.validate(document, SCHEMAS[document["kind"]])
-    for spec in pod_specs(document):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "of"}, "spec": spec}
-        kubernetes_validate.validate(pod, "1.37", strict=True)
-
-
-def pod_specs(document):
-    spec = document["spec"]
-    if document["kind"] == "ClusterServingRuntime":
-        yield {name: spec[name] for name in ("containers", "volumes", "nodeSelector", "tolerations") if name in spec}
-    elif document["kind"] == "InferenceService":
-        predictor = spec["predictor"]
-        context = {"securityContext": predictor["securityContext"]} if "securityContext" in predictor else {}
-        yield {"containers": [{"name": "merged", "env": predictor["model"].get("env", [])}], **context}
-    elif document["kind"] == "RayService":
-        cluster = spec["rayClusterConfig"]
-        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-            yield group["template"]["spec"]
 
 
 def metric_names():
@@ -89,33 +60,6 @@ def test_metrics_that_autoscalers_rules_and_pages_name_exist():
 
 
 # The chart
-
-
-@pytest.fixture(scope="module")
-def chart():
-    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
-    return helm.Chart.load(str(CHART))
-
-
-def rendered(chart, flavour, values=None, name="demo"):
-    import helm_python
-
-    given = {
-        "image": {"repository": "registry.example.com/anychip"},
-        "supplementalGroups": [44, 992],
-        **helm_python.values_from_yaml((CHART / f"values-{flavour}.yaml").read_text()),
-    }
-    for key, value in (values or {}).items():
-        given[key] = {**given.get(key, {}), **value} if isinstance(value, dict) else value
-    texts = chart.render(given, name=name, namespace="vision")
-    documents = [
-        document
-        for path, text in texts.items()
-        if path.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
-        if document
-    ]
-    return {document["kind"]: document for document in documents}
 
 
 def test_the_charts_schema_knows_every_setting():
@@ -341,84 +285,6 @@ def test_the_operators_objects_carry_the_release_and_alerts_link_to_the_runbook_
     assert all(link.startswith("https://wiki.example/anychip#") for link in links)
 
 
-MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-
-
-@pytest.mark.deploy
-@pytest.mark.parametrize("grpc_port", [0, 8001])
-def test_only_pods_of_the_namespace_may_ask_unless_others_are_named(chart, grpc_port):
-    def ingress(**policy):
-        settings = {"grpc_port": grpc_port}
-        found = rendered(chart, "cpu", {"networkPolicy": policy, "settings": settings})["NetworkPolicy"]
-        checked(found)
-        assert found["spec"]["policyTypes"] == ["Ingress", "Egress"]
-        assert {"port": 5353, "protocol": "UDP"} in found["spec"]["egress"][0]["ports"]
-        return [(rule["from"], [port["port"] for port in rule["ports"]]) for rule in found["spec"]["ingress"]]
-
-    ports = ["http", "grpc"] if grpc_port else ["http"]
-    scrape = ([MONITORING], ["http"])
-    shop = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}}
-    assert ingress() == [([{"podSelector": {}}], ports), scrape]
-    assert ingress(**{"from": [shop]}) == [([shop], ports), scrape]
-    # An empty `from` in a rule would let everybody in: there is no such rule.
-    assert ingress(**{"from": []}) == [scrape]
-    assert ingress(**{"from": [], "scrapers": []}) == []
-
-
-def settings_of(objects):
-    [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
-    return {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("ANYCHIP_")}
-
-
-@pytest.mark.deploy
-def test_the_service_answers_to_its_names_in_the_cluster_and_to_no_foreign_one(chart):
-    objects = rendered(chart, "cpu", {"settings": {"allowed_hosts": "vision.example"}})
-    for given, extra in ((settings_of(rendered(chart, "cpu")), ()), (settings_of(objects), ("vision.example",))):
-        names = given["ANYCHIP_ALLOWED_HOSTS"].split(",")
-        service = objects["Service"]["metadata"]["name"]
-        own = ("", ".vision", ".vision.svc", ".vision.svc.cluster.local")
-        assert names == [*(f"{service}{end}" for end in own), *extra]
-        hosts = Hosts(tuple(names), checked=True)
-        assert all(hosts.accepts(f"{name}:8000".encode()) for name in names)
-        assert hosts.accepts(b"10.1.2.3:8000"), "how the kubelet and Prometheus ask"
-        assert not hosts.accepts(b"evil.example")
-    [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
-    named = [each["name"] for each in container["env"]]
-    assert len(named) == len(set(named))
-    keys = {"access": {"keysSecret": "keys", "tlsSecret": "tls"}}
-    assert "ANYCHIP_ALLOWED_HOSTS" not in settings_of(rendered(chart, "cpu", keys)), "who has a key may ask by any name"
-
-
-@pytest.mark.deploy
-def test_prometheus_checks_the_certificate_with_the_authority_of_its_secret(chart):
-    access = {"keysSecret": "keys", "tlsSecret": "tls"}
-    monitoring = {**EVERYTHING["monitoring"], "keySecret": {"name": "scraper", "key": "key"}}
-    for given, expected in (
-        ({}, {}),
-        ({"serverName": "vision.example"}, {"serverName": "vision.example"}),
-        ({"cert": {"secret": {"name": "prometheus", "key": "tls.crt"}}},) * 2,
-    ):
-        objects = rendered(chart, "cpu", {"access": access, "monitoring": {**monitoring, "tlsConfig": given}})
-        for kind, field in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
-            checked(objects[kind])
-            assert objects[kind]["spec"][field][0]["tlsConfig"] == {
-                "ca": {"secret": {"name": "tls", "key": "ca.crt"}},
-                "serverName": "demo-anychip.vision.svc",
-                **expected,
-            }
-
-
-@pytest.mark.deploy
-def test_without_keys_the_service_opens_to_strangers_only_where_that_is_said(chart):
-    everybody = ({"networkPolicy": {"enabled": False}}, {"service": {"type": "LoadBalancer"}})
-    for values in everybody:
-        with pytest.raises(Exception, match=r"access\.open=true"):
-            rendered(chart, "cpu", values)
-        rendered(chart, "cpu", {**values, "access": {"open": True}})
-        rendered(chart, "cpu", {**values, "access": {"keysSecret": "keys", "tlsSecret": "tls"}})
-        rendered(chart, "cpu", {**values, "access": {"tlsSecret": "tls", "clientCertificates": True}})
-
-
 @pytest.mark.deploy
 def test_grpc_gets_its_port_where_it_is_on(chart):
     objects = rendered(chart, "cuda", {"settings": {"grpc_port": 8001}})
@@ -554,11 +420,6 @@ def test_the_ray_service_is_valid_and_its_config_is_rays():
 # Compose
 
 
-def compose():
-    [document] = read(DEPLOY / "compose" / "compose.yaml")
-    return document
-
-
 @pytest.mark.deploy
 @pytest.mark.parametrize("path", sorted((DEPLOY / "compose").glob("compose*.yaml")), ids=lambda path: path.name)
 def test_compose_is_valid_for_its_schema(path):
@@ -588,81 +449,6 @@ def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
             source = volume.partition(":")[0]
             if source.startswith("."):
                 assert (DEPLOY / "compose" / source).exists(), source
-
-
-@pytest.mark.parametrize("name", ["anychip", "prometheus", "grafana"])
-def test_a_service_of_compose_is_locked_down_and_has_limits(name):
-    service = compose()["services"][name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["pids_limit"] > 0
-    assert re.fullmatch(r"\$\{\w+:-\d+g\}", service["mem_limit"])
-    assert all(re.match(r"(\$\{ANYCHIP_ADDRESS:-)?127\.0\.0\.1", port) for port in service["ports"])
-
-
-def test_compose_answers_to_the_name_by_which_prometheus_asks_and_to_no_foreign_one():
-    names = compose()["services"]["anychip"]["environment"]["ANYCHIP_ALLOWED_HOSTS"]
-    assert names.endswith(",${ANYCHIP_ALLOWED_HOSTS:-localhost}")
-    hosts = Hosts(tuple(re.sub(r"\$\{\w+:-(\w+)\}", r"\1", names).split(",")), checked=True)
-    [scraped] = read(DEPLOY / "compose" / "prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
-    assert hosts.accepts(scraped.encode())
-    assert hosts.accepts(b"127.0.0.1:8000")
-    assert not hosts.accepts(b"evil.example:8000")
-
-
-def test_compose_asks_for_a_password_and_for_groups_where_device_files_have_them():
-    """Compose fills in variables of every file it is given, so what needs a number stands in a file of its own."""
-    groups = {"rocm": {"KFD_GID", "RENDER_GID"}, "dcu": {"KFD_GID", "RENDER_GID"}, "ascend": {"ASCEND_GID"}}
-    for path in (DEPLOY / "compose").glob("compose*.yaml"):
-        required = dict(re.findall(r"\$\{(\w+):\?([^}]+)", path.read_text()))
-        flavour = path.suffixes[0][1:]
-        assert set(required) == ({"GRAFANA_PASSWORD"} if flavour == "yaml" else groups.get(flavour, set())), path.name
-        assert all("deploy/compose/.env" in sentence for sentence in required.values())
-    page = (ROOT / "docs" / "deploy.md").read_text()
-    for line in re.findall(r"^.*docker compose .*up.*$", page[: page.index("## Kubernetes")], re.MULTILINE):
-        before = page[: page.index(line)]
-        assert 'echo "GRAFANA_PASSWORD=$(' in before, "the password is made before the first start"
-    ignored = subprocess.run(["git", "check-ignore", "-q", "deploy/compose/.env"], cwd=ROOT, check=False)
-    assert ignored.returncode == 0, "it holds the password"
-    assert "**/.env" in (ROOT / ".dockerignore").read_text().splitlines()
-
-
-# Versions
-
-
-IMAGE = re.compile(r"^(?P<name>[\w.:/-]+?):(?P<tag>[\w.-]+)(@sha256:[0-9a-f]{64})?$")
-
-
-def images_that_are_named():
-    """Each image that a file of the deployment names, with the file."""
-    for path in [*ROOT.glob("Dockerfile.*"), *DEPLOY.rglob("*.y*ml"), *(ROOT / "docs").rglob("*.md")]:
-        text = path.read_text()
-        if path.name.startswith("Dockerfile."):
-            found = re.findall(r"^ARG BASE_IMAGE=(\S+)", text, re.MULTILINE)
-            found += re.findall(r"^FROM (?!\$\{BASE_IMAGE\}|dependencies AS code$)(\S+)", text, re.MULTILINE)
-        else:
-            found = re.findall(r"^\s*(?:- )?image: ([^{\s]\S*)$", text, re.MULTILINE)
-            found += re.findall(r"--build-arg BASE_IMAGE=([\w.:/@-]+/[\w.:/@-]+)", text)
-        for image in found:
-            yield path, re.sub(r"\$\{\w+:-(.+)\}", r"\1", image)
-
-
-def test_every_image_is_named_by_an_exact_version():
-    named = list(images_that_are_named())
-    assert {path.name for path, _ in named} >= {"Dockerfile.cpu", "compose.yaml", "compose.cuda.yaml", "ascend.md"}
-    for path, image in named:
-        if path.parent.name == "base" and image == "anychip":
-            continue  # The overlays of KServe say which.
-        match = IMAGE.match(image)
-        assert match, f"{path.name}: {image} has no version"
-        # A plain Python is named by three numbers: two are whichever patch the registry has today.
-        wanted = r"\d+\.\d+\.\d+" if match["name"] == "python" else r"\d+\.\d+"
-        assert re.search(wanted, match["tag"]), f"{path.name}: {image}"
-    for path in (DEPLOY / "kserve").glob("*/kustomization.yaml"):
-        for document in read(path):
-            assert all(re.match(r"\d+\.\d+\.\d+-", each["newTag"]) for each in document.get("images", ())), path
-    assert not re.search(r"^ARG BASE_IMAGE=", (ROOT / "Dockerfile.mlu").read_text(), re.MULTILINE), "nobody knows it"
 
 
 def test_grafana_finds_its_dashboard_where_it_is_mounted():
