@@ -93,7 +93,7 @@ triton-environment: $(TRITON_VENV)/.installed  ## make .venv-triton, in which te
 
 deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray and what checks images and charts
 
-image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder
+image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder; mlu: ARGS="--build-arg BASE_IMAGE=…"
 	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
 
 sbom: $(VENV)/.installed  ## write sbom.cdx.json: what .venv holds, as CycloneDX; each image has its own

@@ -49,10 +49,12 @@ target "ascend" {
   platforms = ["linux/amd64", "linux/arm64"]
 }
 
-# Not in the default: the vendor's base must be loaded first.
+# Not in the default: the vendor's base must be loaded and named, MLU_BASE_IMAGE=… docker buildx bake mlu
+variable "MLU_BASE_IMAGE" { default = "" }
 target "mlu" {
   inherits = ["common"]
   dockerfile = "Dockerfile.mlu"
+  args = { BASE_IMAGE = MLU_BASE_IMAGE }
   tags = ["${IMAGE}:${VERSION}-mlu"]
   platforms = ["linux/amd64"]
 }

@@ -128,8 +128,8 @@ class Settings(BaseSettings):
     metrics_without_key: bool = Field(False, description="Whether /metrics is answered without a key")
     allowed_hosts: str = Field(
         "",
-        description="Names in the Host header that are answered, e.g. api.example.com,*.example.org, or *; where none "
-        "is given and --host is loopback, localhost and addresses, else all",
+        description="Names in the Host header that are answered beside localhost and addresses, e.g. "
+        "api.example.com,*.example.org, or * for all; where none is given and there are keys, all but on loopback",
     )
     client_requests: int = Field(
         0, ge=0, description="Requests at a time of one client (a key, else an address), before 429; 0: no such limit"

@@ -8,6 +8,7 @@ for its `Need`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from app.errors import ServiceError
 
 if TYPE_CHECKING:
     from app.config import Settings
+
+
+log = logging.getLogger("anychip.access")
 
 
 @dataclass(eq=False, slots=True)
@@ -84,10 +88,18 @@ class Access:
         self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in split(settings.compat) else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
         self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.
+        # A web page that was rebound has no key. On loopback names are asked for all the same: those who listen there
+        # want this machine alone.
+        checked = self.keys is None or (not hosted and is_loopback(settings.host))
         self._hosts: dict[Bind, Hosts] = {
-            "public": Hosts(settings.host_names, loopback=not hosted and is_loopback(settings.host)),
-            "admin": Hosts(settings.host_names, loopback=True),
+            "public": Hosts(settings.host_names, checked=checked),
+            "admin": Hosts(settings.host_names, checked=True),
         }
+        if self.keys is None and "*" in settings.host_names:
+            log.warning(
+                "every Host is answered (--allowed-hosts *) and there are no keys: a web page that gives its own name "
+                "this service's address can read the answers"
+            )
 
     def admit(self, need: Need, bind: Bind, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller:
         """Who asks, if it may. `headers`: HTTP's or gRPC's metadata, names in lower case.
@@ -106,7 +118,10 @@ class Access:
                 elif name != _LABELLING_KEY or not sent:
                     sent = value
         if not self._hosts[bind].accepts(host):
-            message = "the Host header names another service; --allowed-hosts says what this one is called"
+            message = (
+                "the Host header names another service; addresses and localhost are answered, and the names in "
+                "--allowed-hosts (ANYCHIP_ALLOWED_HOSTS)"
+            )
             raise ServiceError("FORBIDDEN", message)
         if bind == "admin" or need == "admin":
             self._check_administration(need, bind, origin)

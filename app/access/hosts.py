@@ -16,12 +16,13 @@ _KNOWN_AT_MOST = 1024
 class Hosts:
     """Names that mean this service."""
 
-    def __init__(self, names: tuple[str, ...], *, loopback: bool) -> None:
+    def __init__(self, names: tuple[str, ...], *, checked: bool) -> None:
         """`names`: those that were named; `*` is all of them, `*.example.com` those below.
 
-        Where none was: on a loopback address localhost and addresses, as rebinding needs a name; elsewhere all.
+        Localhost and addresses are this service's always, as rebinding needs a name. `checked`: whether a name counts
+        as another's where none was named.
         """
-        self._every = "*" in names or (not names and not loopback)
+        self._every = "*" in names or not (names or checked)
         self._exact = {name.lower() for name in names if not name.startswith("*")}
         self._below = tuple(name[1:].lower() for name in names if name.startswith("*."))
         self._known: set[bytes] = set()  # Of headers: those that were found good.

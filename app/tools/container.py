@@ -70,6 +70,7 @@ def look(flavour: str, root: Path = Path("/")) -> HostFiles:
 def docker_run(flavour: str, found: HostFiles, version: str) -> str:
     """The command that serves on everything found."""
     words = ["docker run --detach --name anychip --init --read-only --cap-drop ALL --security-opt no-new-privileges"]
+    words += ["--memory 16g --pids-limit 4096"]
     words += [NEEDS[flavour].runtime] if NEEDS[flavour].runtime else []
     words += [f"--device {device}" for device in found.devices]
     words += [f"--group-add {group}" for group in found.groups if group]

@@ -25,6 +25,7 @@ DIGESTS = Path(__file__).with_name("digests.json")
 class Flavour:
     """How the image for one vendor differs.
 
+    `base`: by an exact version; empty where each builder has to name one, as no version is public.
     `vendor_environment`: files the entry sources, the first that exists. `skip`: checks of `anychip doctor` that
     cannot pass while the image is built, for want of a device or of what the driver brings.
     """
@@ -49,7 +50,7 @@ FLAVOURS = {
     ),
     "cuda-slim": Flavour(
         title="NVIDIA GPUs, small",
-        base="python:3.12-slim-bookworm",
+        base="python:3.12.12-slim-bookworm",
         about="Plain Python with the registry's torch, which brings CUDA's libraries as wheels. Without TensorRT.",
         torch="cuda",
         extras="nvml,grpc",
@@ -76,9 +77,9 @@ FLAVOURS = {
     ),
     "mlu": Flavour(
         title="Cambricon MLUs",
-        base="cambricon-pytorch:latest",
-        about="The vendor's image with torch_mlu, from its registry for customers: load or tag it under this name, or\n"
-        "# name it: --build-arg BASE_IMAGE=…",
+        base="",
+        about="The vendor's image with torch_mlu, from its registry for customers, is to be named, by its version:\n"
+        "# --build-arg BASE_IMAGE=…",
         python="/torch/venv3/pytorch/bin/python",
     ),
     "dcu": Flavour(
@@ -94,7 +95,7 @@ FLAVOURS = {
     ),
     "cpu": Flavour(
         title="CPUs",
-        base="python:3.12-slim-bookworm",
+        base="python:3.12.12-slim-bookworm",
         about="Python without torch: the CPU build is installed. A base that has torch: --build-arg TORCH=keep.",
         torch="cpu",
         extras="cpu,grpc",
@@ -108,7 +109,7 @@ ARG HASHES=deploy/image/hashes/{}.txt
 TEMPLATE = """\
 # anychip for {title}. Written by deploy/image/dockerfiles.py: change that, then run it.
 # {about}
-ARG BASE_IMAGE={base}
+ARG BASE_IMAGE{base}
 
 # What anychip needs. It changes with pyproject.toml and constraints.txt, and is a layer of its own in the image.
 FROM ${{BASE_IMAGE}} AS dependencies
@@ -186,6 +187,7 @@ def dockerfile(name: str) -> str:
     assert version
     digest = json.loads(DIGESTS.read_text(encoding="utf-8")).get(flavour.base)
     base = f"{flavour.base}@{digest}" if digest else flavour.base
+    base = base and f"={base}"
     hashed = flavour.torch != "keep"
     return TEMPLATE.format(
         hashes=_HASHES.format(name) if hashed else "",

@@ -182,6 +182,29 @@ def test_the_systemd_unit_is_one(tmp_path):
     assert ran.returncode == 0
 
 
+def test_the_systemd_unit_lets_no_process_reach_into_another(tmp_path):
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+
+    def members(name):
+        """System calls of a group of systemd's, or the one that is named."""
+        if not name.startswith("@"):
+            return {name}
+        said = subprocess.run([tool, "syscall-filter", name], capture_output=True, text=True, check=True).stdout
+        lines = [line.strip() for line in said.splitlines()[1:]]
+        return set().union(*(members(line) for line in lines if line and not line.startswith("#")))
+
+    allowed = set()
+    unit = (ROOT / "deploy" / "systemd" / "anychip@.service").read_text()
+    for line in re.findall(r"^SystemCallFilter=(.+)$", unit, re.MULTILINE):
+        calls = set().union(*map(members, line.removeprefix("~").split()))
+        allowed = allowed - calls if line.startswith("~") else allowed | calls
+    into_others = {"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp", "process_madvise"}
+    assert allowed & into_others == set()
+    assert allowed >= {"seccomp", "landlock_restrict_self", "clone", "pidfd_open", "memfd_create", "execve", "accept4"}
+
+
 def test_a_service_is_given_longer_to_stop_than_it_takes():
     from app.config import Settings
 

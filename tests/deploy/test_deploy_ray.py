@@ -252,16 +252,17 @@ async def test_any_asgi_server_can_host_it(tmp_path):
     answers = []
 
     async def during():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://host") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost") as client:
             answers.append(await client.get("/v2/health/ready"))
             answers.append(
                 await client.post("/v1/models/resnet50:predict", content=IMAGES[0].read_bytes(), headers=JPEG)
             )
+            answers.append(await client.get("/v1/models", headers={"Host": "rebound.example"}))
 
     children = set(psutil.Process().children(recursive=True))
     said = await lifespan(application, during)
     assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.status_code for answer in answers] == [200, 200, 403]
     left = set(psutil.Process().children(recursive=True)) - children
     assert not [child for child in left if child.name() == "anychip-worker"]
 

@@ -128,7 +128,16 @@ _SCALED = closed(
 # prometheus-operator/prometheus-operator pkg/apis/monitoring/v1.
 _SELECTOR = closed({"matchLabels": STRINGS}, ("matchLabels",))
 _SECRET_KEY = closed({"name": TEXT, "key": TEXT}, ("key",))
-_TLS = closed({"insecureSkipVerify": {"type": "boolean"}, "serverName": TEXT, "ca": closed({"secret": _SECRET_KEY})})
+_IN_SECRET = closed({"secret": _SECRET_KEY})
+_TLS = closed(
+    {
+        "insecureSkipVerify": {"type": "boolean"},
+        "serverName": TEXT,
+        "ca": _IN_SECRET,
+        "cert": _IN_SECRET,
+        "keySecret": _SECRET_KEY,
+    }
+)
 _ENDPOINTS = several(
     closed(
         {

@@ -108,7 +108,7 @@ def test_only_what_needs_it_may_be_spelt_with_a_percent_sign(byte: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "named", "loopback", "accepted"),
+    ("header", "named", "checked", "accepted"),
     [
         (b"localhost:8000", (), True, True),
         (b"127.0.0.1:8000", (), True, True),
@@ -130,8 +130,8 @@ def test_only_what_needs_it_may_be_spelt_with_a_percent_sign(byte: int) -> None:
         (b"localhost@evil", (), True, False),
     ],
 )
-def test_names_of_hosts(header: bytes, named: tuple[str, ...], loopback: bool, accepted: bool) -> None:
-    hosts = Hosts(named, loopback=loopback)
+def test_names_of_hosts(header: bytes, named: tuple[str, ...], checked: bool, accepted: bool) -> None:
+    hosts = Hosts(named, checked=checked)
     assert hosts.accepts(header) is accepted
     assert hosts.accepts(header) is accepted, "asked again"
 
@@ -144,6 +144,54 @@ def test_loopback_is_this_machine_alone() -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "keys.txt"
+
+
+EVIL = [(b"host", b"evil.example:8000")]
+"""What a page sends whose name was given this service's address."""
+
+
+@pytest.mark.parametrize("given", [{"host": "0.0.0.0"}, {"host": "::"}, {"host": "127.0.0.1"}, {"host": "10.0.0.7"}])
+@pytest.mark.parametrize("hosted", [False, True])
+def test_without_keys_a_foreign_name_is_refused_wherever_the_service_listens(
+    given: dict[str, str], hosted: bool
+) -> None:
+    access = Access(settings(**given), hosted=hosted)
+    for host in (b"localhost:8000", b"127.0.0.1", b"10.0.0.7:8000", b"[::1]:8000"):
+        assert access.admit("infer", "public", [(b"host", host)], "10.0.0.1").name == "10.0.0.1"
+    for need, bind in (("infer", "public"), ("open", "public"), ("metrics", "public"), ("open", "admin")):
+        with pytest.raises(ServiceError, match="ANYCHIP_ALLOWED_HOSTS") as refused:
+            access.admit(need, bind, EVIL, "10.0.0.1")  # type: ignore[arg-type]
+        assert refused.value.code == "FORBIDDEN"
+    named = Access(settings(**given, allowed_hosts="anychip,*.svc"), hosted=hosted)
+    for host in (b"anychip:8000", b"anychip.vision.svc", b"localhost"):
+        named.admit("metrics", "public", [(b"host", host)], "10.0.0.1")
+    with pytest.raises(ServiceError, match="names another service"):
+        named.admit("infer", "public", EVIL, "10.0.0.1")
+
+
+def test_with_keys_a_foreign_name_needs_one_and_on_loopback_is_refused(file: Path) -> None:
+    key = keys.add(file, "cam", "infer").encode()
+    given = {"api_keys_file": str(file), "insecure_keys": True}
+    listening = Access(settings(**given, host="0.0.0.0"))
+    with pytest.raises(ServiceError, match="wants an API key"):
+        listening.admit("infer", "public", EVIL, "10.0.0.1")
+    assert listening.admit("infer", "public", [*EVIL, (b"x-api-key", key)], "10.0.0.1").key == "cam"
+    loopback = Access(settings(**given, host="127.0.0.1"))
+    for access, bind in ((listening, "admin"), (loopback, "public")):
+        with pytest.raises(ServiceError, match="names another service"):
+            access.admit("infer", bind, [*EVIL, (b"x-api-key", key)], "10.0.0.1")  # type: ignore[arg-type]
+
+
+def test_every_name_is_answered_where_that_is_said_and_the_log_says_what_it_costs(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Access(settings(allowed_hosts="*", host="0.0.0.0")).admit("infer", "public", EVIL, "10.0.0.1")
+    assert "--allowed-hosts *" in caplog.text
+    caplog.clear()
+    keys.add(file, "cam", "infer")
+    Access(settings(allowed_hosts="*", api_keys_file=str(file)))
+    Access(settings(allowed_hosts="api.example"))
+    assert not caplog.text
 
 
 def test_a_new_key_opens_and_its_file_does_not_hold_it(file: Path) -> None:

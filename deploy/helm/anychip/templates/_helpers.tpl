@@ -87,10 +87,27 @@ maxUnavailable: 0
 {{- if or .Values.access.tlsSecret .Values.settings.tls_cert }}true{{ end -}}
 {{- end -}}
 
+{{/* Whether a caller needs a key: "true" or empty. */}}
+{{- define "anychip.keys" -}}
+{{- if or .Values.access.keysSecret .Values.settings.api_keys_file }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether a connection needs a certificate: "true" or empty. */}}
+{{- define "anychip.mtls" -}}
+{{- if or .Values.access.clientCertificates .Values.settings.tls_client_ca }}true{{ end -}}
+{{- end -}}
+
+{{/* Names by which the service is asked: its own in the cluster, and those that are given. */}}
+{{- define "anychip.hosts" -}}
+{{- $name := include "anychip.fullname" . -}}
+{{- $below := printf "%s.%s" $name .Release.Namespace -}}
+{{- join "," (compact (list $name $below (printf "%s.svc" $below) (printf "%s.svc.cluster.local" $below) .Values.settings.allowed_hosts)) -}}
+{{- end -}}
+
 {{/* How a probe asks; a list of the root and "ready" or "live". The kubelet has no certificate: with mTLS the container asks itself. */}}
 {{- define "anychip.probe" -}}
 {{- $root := index . 0 -}}
-{{- if or $root.Values.access.clientCertificates $root.Values.settings.tls_client_ca -}}
+{{- if include "anychip.mtls" $root -}}
 exec: {command: [/opt/anychip/libexec/healthcheck.py, {{ index . 1 }}]}
 {{- else -}}
 httpGet: {path: /v2/health/{{ index . 1 }}, port: http, scheme: {{ ternary "HTTPS" "HTTP" (eq (include "anychip.tls" $root) "true") }}}
