@@ -53,7 +53,7 @@ class Reservation:
     """Room in a model's queue for the images of one request: `left` of `images` are still on their way to it.
 
     `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
-    included; None where the model had no worker. `lost_workers`: how many the model had lost until then.
+    included; None where the model had no worker. `interruptions`: of the model's work until then.
     `client`: whose request it is, "": nobody's in particular; `behind`: how many requests it had under way;
     `first_s`: the rank of the first image that came into the queue.
     """
@@ -65,7 +65,7 @@ class Reservation:
     deadline_s: float
     admitted_s: float
     expected_s: float | None
-    lost_workers: int = 0
+    interruptions: int = 0
     client: str = ""
     behind: int = 0
     first_s: float | None = None
@@ -122,7 +122,9 @@ class Queue(Generic[T]):
     reserved: int = 0
     depth: int = 0
     in_flight: int = 0  # Images with workers.
-    lost_workers: int = 0  # Workers that ended with work to do, since the start.
+    interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
+    admitted_s: float = -math.inf  # When room was last reserved.
+    forgot_s: float = -math.inf  # When part of what was learned was last forgotten (app.scheduling.probes).
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     heap: list[tuple[float, int, Item[T]]] = field(default_factory=list)
     aged: bool = False  # Whether `oldest_s` is asked for.
@@ -142,13 +144,13 @@ class Queue(Generic[T]):
         """Learn from when items were answered, or would have been.
 
         Items of one batch share its noise, so only the latest counts. Of a request only the first image counts: the
-        others also wait for each other. What was admitted before a worker was lost, or without one, says nothing: its
-        answer waited for a restart, not for the queue.
+        others also wait for each other. What was admitted before a worker was lost or stood still, or without one, says
+        nothing: its answer waited for that, not for the queue.
         """
         late_s: dict[bool, float] = {}
         for item in items:
             admitted = item.reservation
-            if admitted is None or admitted.expected_s is None or admitted.lost_workers != self.lost_workers:
+            if admitted is None or admitted.expected_s is None or admitted.interruptions != self.interruptions:
                 continue
             if item.position or item.requeued:
                 continue
@@ -178,6 +180,7 @@ class Queue(Generic[T]):
         returned.
         """
         self.reserved += reservation.left
+        self.admitted_s = reservation.admitted_s
         self.count(reservation.priority, reservation.left)
         if client := reservation.client:
             reservation.behind, last_s = self.clients.get(client, (0, -math.inf))

@@ -1,0 +1,37 @@
+"""Requests that are let in although the estimates say no: what is never tried can never be found to have become better.
+
+Owns: when such a request is due, and what is forgotten until then. Pure logic; times are in seconds, the clock is a
+parameter. Admission refuses by what it has learned, and what it refuses teaches nothing: where all that asks for a model
+is refused, its estimates would stay as they are, and the model refused, for as long as another keeps the worker busy.
+"""
+
+from __future__ import annotations
+
+from app.scheduling.expectation import Serving
+from app.scheduling.queue import Queue, T
+
+_EVERY_S = 1.0
+EVERY_BATCHES = 16
+"""The shortest batches ever seen: a probe that comes too late has cost the others no more than a sixteenth."""
+
+
+def is_due(queue: Queue[T], workers: Serving[T], images: int, within_s: float, now: float) -> bool:
+    """Whether a request of so many images that has `within_s` is let in whatever is expected of it.
+
+    It is where nothing of its model was let in for so long, and batches were fast enough for it some time. What makes
+    the estimates higher than they were at first is halved each time, as time alone may have made it wrong.
+    """
+    ladders = [ladder for _, ladder in workers]
+    least_s = min([ladder.least_s for ladder in ladders], default=0.0)
+    every_s = max(_EVERY_S, EVERY_BATCHES * least_s)
+    if now < queue.admitted_s + every_s:
+        return False
+    if not any(ladder.least_s * -(-images // ladder.sizes[-1]) <= within_s for ladder in ladders):
+        return False
+    if now >= queue.forgot_s + every_s:
+        queue.forgot_s = now
+        queue.lateness.halve()
+        queue.urgent_lateness.halve()
+        for ladder in ladders:
+            ladder.halve()
+    return True
