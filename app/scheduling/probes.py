@@ -1,8 +1,8 @@
 """Requests that are let in although the estimates say no: what is never tried can never be found to have become better.
 
 Owns: when such a request is due, and what is forgotten until then. Pure logic; times are in seconds, the clock is a
-parameter. Admission refuses by what it has learned, and what it refuses teaches nothing: where all that asks for a model
-is refused, its estimates would stay as they are, and the model refused, for as long as another keeps the worker busy.
+parameter. Admission refuses by what it has learned, and what it refuses teaches nothing: a model of which everything is
+refused would keep its estimates, and be refused, for as long as another one keeps the worker busy.
 """
 
 from __future__ import annotations

@@ -143,8 +143,9 @@ async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
 
 
 async def answered_models(decoders, clock, image_s, pauses):
-    """Of which model each image was, in the order of the answers: each decoder answers its images one by one, and stands
-    still for `pauses[n]` in its nth round."""
+    """Of which model each image was, in the order of the answers. Each decoder answers one image after the other, and
+    stands still for `pauses[n]` in its nth round.
+    """
     asked, order = [], []
     for number in range(120):
         for model in range(2):

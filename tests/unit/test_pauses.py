@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -131,7 +131,9 @@ PARTS = [{"worker"}, {"decoders"}, {"server"}, WHOLE]
 @pytest.mark.parametrize("of", PARTS, ids=lambda of: " and ".join(sorted(of)))
 @pytest.mark.parametrize("lasts_s", [2.0, 8.0, 20.0])
 @pytest.mark.parametrize(
-    "models", [{"a": (0.02, 16), "b": (0.02, 16)}, {"a": (0.08, 8), "b": (0.02, 8), "c": (0.02, 8)}], ids=["two", "three"]
+    "models",
+    [{"a": (0.02, 16), "b": (0.02, 16)}, {"a": (0.08, 8), "b": (0.02, 8), "c": (0.02, 8)}],
+    ids=["two", "three"],
 )
 def test_after_a_pause_each_model_is_answered_as_before(models, lasts_s, of):
     assert_over(*paused(models, [(0.0, lasts_s, of)]))
@@ -179,7 +181,7 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
             let_in.append(now)
         with pytest.raises(DeadlineUnreachableError):  # No batch was ever fast enough for it: not even as a try.
             scheduler.reserve("m", 1, now + 0.09, 0, now)
-    apart = [after - before for before, after in zip(let_in, let_in[1:], strict=False)]
+    apart = [after - before for before, after in pairwise(let_in)]
     tries = apart[: apart.index(pytest.approx(0.01))]
     assert len(tries) > 3
     assert tries == [pytest.approx(EVERY_BATCHES * 0.1, abs=0.011)] * len(tries)
