@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.images import GREY
 from tests.support.null_service import metric
-from tests.support.pauses import PARTS, goodput, hurried, paused
+from tests.support.pauses import PARTS, goodput, hurried, part_paused
 
 pytestmark = pytest.mark.paired
 
@@ -24,7 +24,7 @@ def serving(serve, models, delay_ms):
 
 async def assert_answered_as_before(service, loads, part, pause_s, settle_s, measured_s):
     before = await goodput(loads, measured_s)
-    await paused(service, part, pause_s)
+    await part_paused(service, part, pause_s)
     await asyncio.sleep(settle_s)
     refused = {model: load.outcomes[503, "DEADLINE_UNREACHABLE"] for model, load in loads.items()}
     after = await goodput(loads, measured_s)
@@ -35,7 +35,7 @@ async def assert_answered_as_before(service, loads, part, pause_s, settle_s, mea
 
 
 async def test_after_each_pause_two_models_are_answered_as_before(serve):
-    """Pauses of four seconds with deadlines of one; where they were held against a model, it had nothing for as long."""
+    """Pauses of four seconds, deadlines of one. A model against which they were held had nothing for as long."""
     with serving(serve, 2, 25) as service:
         async with hurried(service, dict.fromkeys(MODELS[:2], GREY), 4, 1000) as loads:
             for part in PARTS:

@@ -13,28 +13,22 @@ from collections.abc import AsyncIterator
 
 import psutil
 
-from tests.support.chaos_faults import processes
+from tests.support.chaos_faults import paused, processes
 from tests.support.images import JPEG
 from tests.support.load import Load
 from tests.support.service_process import ServiceProcess
 
+_RETRY_S = 0.05
 PARTS = ("worker", "decoders", "service")
 
 
-async def paused(service: ServiceProcess, part: str, seconds: float) -> None:
+async def part_paused(service: ServiceProcess, part: str, seconds: float) -> None:
     """Stop one of PARTS for so long."""
     found = processes(service)
     whole = [found.server, *service.children()]
     stopped: list[psutil.Process] = {"worker": found.workers, "decoders": found.decoders, "service": whole}[part]
     assert stopped
-    for process in stopped:
-        process.suspend()
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        for process in reversed(stopped):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
+    await paused(stopped, seconds)
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +40,9 @@ async def hurried(
         loads = {}
         for model, image in images.items():
             path = f"/v1/models/{model}:predict?timeout_ms={timeout_ms}"
-            loads[model] = await stack.enter_async_context(Load(service.url, path, image, clients, JPEG))
+            loads[model] = await stack.enter_async_context(
+                Load(service.url, path, image, clients, JPEG, retry_s=_RETRY_S)
+            )
         yield loads
 
 
