@@ -6,12 +6,14 @@ parameter. Must not know queues or workers.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 _LEARNING_RATE = 0.2
 _DRIFT = 0.01
 _CREDIBLE = 3.0
+_FAR = 4.0
 _SHORTEST_S = 1e-4
 _CEILING_S = 30.0
 _LONGEST_CEILING_S = 600.0
@@ -130,8 +132,8 @@ class Lateness:
     """How much later than the queue alone explains answers come: decoding, the loop, the pipe, other processes.
 
     Mean and deviation as TCP estimates round trips (RFC 6298), but slower: in overload every dip lets a crowd in. What
-    is further from the mean than it ever is moves them by no more than a limit: one answer after a pause says nothing
-    of the next ones.
+    is later than it ever is moves them by no more than a limit: one answer after a pause says nothing of the next ones.
+    `admitted_s`: when something was last let in that will teach it; `forgot_s`: when it was last halved.
     """
 
     _MEAN_RATE = 1 / 32
@@ -141,6 +143,7 @@ class Lateness:
     _ALWAYS_CREDIBLE_S = 0.1
 
     def __init__(self) -> None:
+        self.admitted_s = self.forgot_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
 
@@ -149,15 +152,20 @@ class Lateness:
         """What to add to an expectation so that most answers come before it."""
         return max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
 
-    def learn(self, seconds: float) -> None:
-        """An answer came `seconds` later (earlier: negative) than expected."""
+    def learn(self, seconds: float, *, alone: bool = False) -> None:
+        """An answer came `seconds` later (earlier: negative) than expected. `alone`: nothing else was under way when it
+        was asked for; where it comes far earlier than the others, what held those up is over.
+        """
         most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
-        off_s = min(max(seconds - self._mean_s, -most_s), most_s)
-        self._deviation_s += self._DEVIATION_RATE * (abs(off_s) - self._deviation_s)
+        off_s = min(seconds - self._mean_s, most_s)
+        self._deviation_s += self._DEVIATION_RATE * (min(abs(off_s), most_s) - self._deviation_s)
         self._mean_s += self._MEAN_RATE * off_s
+        if alone and self.seconds > max(_FAR * seconds, self._ALWAYS_CREDIBLE_S):
+            self.halve(self.forgot_s)
 
-    def halve(self) -> None:
+    def halve(self, now: float) -> None:
         """Forget half of it."""
+        self.forgot_s = now
         self._mean_s /= 2
         self._deviation_s /= 2
 

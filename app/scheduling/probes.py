@@ -15,23 +15,24 @@ EVERY_BATCHES = 16
 """The shortest batches ever seen: a probe that comes too late has cost the others no more than a sixteenth."""
 
 
-def is_due(queue: Queue[T], workers: Serving[T], images: int, within_s: float, now: float) -> bool:
+def is_due(queue: Queue[T], workers: Serving[T], *, priority: int, images: int, within_s: float, now: float) -> bool:
     """Whether a request of so many images that has `within_s` is let in whatever is expected of it.
 
-    It is where nothing of its model was let in for so long, and batches were fast enough for it some time. What makes
-    the estimates higher than they were at first is halved each time, as time alone may have made it wrong.
+    It is where nothing of its model and kind was let in for so long, and batches were once fast enough for it. What
+    makes estimates higher than they were at first is halved each time, as time alone may have made it wrong.
     """
+    lateness = queue.lateness_of(priority)
+    if now < lateness.admitted_s + _EVERY_S:
+        return False
     ladders = [ladder for _, ladder in workers]
-    least_s = min([ladder.least_s for ladder in ladders], default=0.0)
-    every_s = max(_EVERY_S, EVERY_BATCHES * least_s)
-    if now < queue.admitted_s + every_s:
+    every_s = max(_EVERY_S, EVERY_BATCHES * min([ladder.least_s for ladder in ladders], default=0.0))
+    if now < lateness.admitted_s + every_s:
         return False
     if not any(ladder.least_s * -(-images // ladder.sizes[-1]) <= within_s for ladder in ladders):
         return False
-    if now >= queue.forgot_s + every_s:
-        queue.forgot_s = now
-        queue.lateness.halve()
-        queue.urgent_lateness.halve()
-        for ladder in ladders:
-            ladder.halve()
+    if now >= lateness.forgot_s + every_s:
+        lateness.halve(now)
+        if now >= max(queue.lateness.admitted_s, queue.urgent_lateness.admitted_s) + every_s:
+            for ladder in ladders:
+                ladder.halve()
     return True

@@ -85,7 +85,9 @@ class Scheduler(Generic[T]):
         self._queues[model].check_room(model, images)
         expected_s, least_s = self._expected_s(model, priority, images, now)
         within_s = (1 - WAY_BACK) * (deadline_s - now)
-        if least_s > within_s and not is_due(self._queues[model], self._serving[model], images, within_s, now):
+        if least_s > within_s and not is_due(
+            self._queues[model], self._serving[model], priority=priority, images=images, within_s=within_s, now=now
+        ):
             raise DeadlineUnreachableError(least_s)
         return expected_s
 

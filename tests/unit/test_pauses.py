@@ -200,3 +200,45 @@ def test_what_waited_for_a_worker_that_stood_still_teaches_no_lateness():
         now += 0.1
     assert not any(scheduler.in_flight(model) + scheduler.waiting(model) for model in ("m", "neighbour"))
     assert [scheduler._queues[model].lateness.seconds for model in ("m", "neighbour")] == [0.0, 0.0]
+
+
+def test_clients_that_ask_gently_after_an_overload_of_the_decoders_are_let_in():
+    """Two that ask now and then: the second of them is not refused because others waited for the decoders before."""
+    scheduler = Scheduler({"m": 100})
+    scheduler.add_worker("w", {"m": {1: 0.01}})
+    lateness = scheduler._queues["m"].lateness
+    for _ in range(200):
+        lateness.learn(1.5 * LASTS_S)
+    refused = 0
+    for now in range(100):
+        reservations = []
+        for begun_s in (0.0, 0.02):
+            try:
+                reservations.append(scheduler.reserve("m", 1, now + begun_s + LASTS_S, 0, now + begun_s))
+            except DeadlineUnreachableError:
+                refused += 1
+        for reservation, decoded_s in zip(reservations, (0.05, 0.07), strict=False):
+            scheduler.enqueue(reservation, None, now + decoded_s)
+            [batch], dropped = scheduler.dispatch(now + decoded_s)
+            assert not dropped
+            scheduler.finish("w", batch.id, now + decoded_s + 0.01)
+    assert refused <= 3
+
+
+def test_what_overtakes_does_not_keep_out_what_is_refused():
+    """Requests of a higher priority are let in all the while, and teach nothing of the others."""
+    scheduler = Scheduler({"m": 100})
+    scheduler.add_worker("w", {"m": {1: 0.1}})
+    for _ in range(200):
+        scheduler._queues["m"].lateness.learn(5 * LASTS_S)
+    let_in = 0
+    for now in (step * 0.1 for step in range(200)):
+        scheduler.enqueue(scheduler.reserve("m", 1, now + LASTS_S, 1, now), None, now)
+        for batch in scheduler.dispatch(now)[0]:
+            try:
+                scheduler.release(scheduler.reserve("m", 1, now + LASTS_S, -1, now))
+                let_in += 1
+            except DeadlineUnreachableError:
+                pass
+            scheduler.finish("w", batch.id, now + 0.09)
+    assert let_in > 100
