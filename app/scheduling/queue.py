@@ -154,7 +154,9 @@ class Queue(Generic[T]):
             if item.position or item.requeued:
                 continue
             seconds, urgent = answered_s - admitted.admitted_s - admitted.expected_s, item.priority > 0
-            late_s[urgent] = max((seconds, admitted.alone), late_s.get(urgent, (seconds, admitted.alone)))
+            latest = late_s.get(urgent)
+            if latest is None or seconds > latest[0]:
+                late_s[urgent] = seconds, admitted.alone
         for urgent, (seconds, alone) in late_s.items():
             self.lateness_of(urgent).learn(seconds, alone=alone)
 
@@ -180,7 +182,8 @@ class Queue(Generic[T]):
         """
         reservation.alone = not (self.reserved or self.depth or self.in_flight)
         self.reserved += reservation.left
-        self.lateness_of(reservation.priority).admitted_s = reservation.admitted_s
+        lateness = self.urgent_lateness if reservation.priority > 0 else self.lateness
+        lateness.admitted_s = reservation.admitted_s
         self.count(reservation.priority, reservation.left)
         if client := reservation.client:
             reservation.behind, last_s = self.clients.get(client, (0, -math.inf))
