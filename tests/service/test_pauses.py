@@ -28,8 +28,11 @@ async def assert_answered_as_before(service, loads, part, pause_s, settle_s, mea
     await asyncio.sleep(settle_s)
     refused = {model: load.outcomes[503, "DEADLINE_UNREACHABLE"] for model, load in loads.items()}
     after = await goodput(loads, measured_s)
+    # A machine that has become busier meanwhile slows all of them alike.
+    all_of_them = min(1.0, sum(after.values()) / sum(before.values()))
+    assert all_of_them >= 0.5, (part, pause_s, before, after)
     for model, load in loads.items():
-        assert after[model] >= 0.8 * before[model], (part, pause_s, before, after)
+        assert after[model] >= 0.8 * all_of_them * before[model], (part, pause_s, before, after)
         more = load.outcomes[503, "DEADLINE_UNREACHABLE"] - refused[model]
         assert more <= 0.05 * measured_s * after[model], (part, pause_s, model, more)
 
