@@ -41,6 +41,9 @@ _MOST_DEATHS = 3
 """Decoders that may be killed from outside under one image, before the image is taken for the cause: the system's
 out-of-memory killer comes from outside, too."""
 _MEAN_RATE = 0.05
+_CREDIBLE, _ALWAYS_CREDIBLE_S = 3.0, 0.25
+"""So many times the mean, or so long, an image may take. In the rest of it something stood still (a paused container, a
+stopped process), and that is held against no model."""
 _ALWAYS = (1 << 64) - 1
 
 
@@ -290,7 +293,8 @@ class Decoders:
         entry, lane = seat.remove(answer.token)
         now_s = time.monotonic()
         image = entry.payload
-        taken_s = now_s - max(image.sent_s, seat.heard_s)
+        credible_s = max(_CREDIBLE * self._image_s, _ALWAYS_CREDIBLE_S)
+        taken_s = min(now_s - max(image.sent_s, seat.heard_s), credible_s)
         self._image_s += _MEAN_RATE * (taken_s - self._image_s)
         self._image_bytes += _MEAN_RATE * (len(image.body) - self._image_bytes)
         self._queue.took(entry.model, taken_s)

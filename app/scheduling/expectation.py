@@ -44,7 +44,7 @@ def expected_s(
     if by_queue_s is None:
         lanes = [Lane(ladder, worker.wait_s(now), sharing(worker), now) for worker, ladder in workers]
         by_queue_s = last_s(lanes, ahead + images, round(queue.usual))
-    return by_queue_s, by_queue_s + queue.lateness_s(priority)
+    return by_queue_s, by_queue_s + queue.lateness_of(priority).seconds
 
 
 def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> float | None:

@@ -6,12 +6,14 @@ parameter. Must not know queues or workers.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 _LEARNING_RATE = 0.2
 _DRIFT = 0.01
 _CREDIBLE = 3.0
+_FAR = 4.0
 _SHORTEST_S = 1e-4
 _CEILING_S = 30.0
 _LONGEST_CEILING_S = 600.0
@@ -38,15 +40,24 @@ class Ladder:
         self._best_s: dict[int, float] = {}
         self._rated()
 
+    def credible_s(self, size: int, seconds: float) -> float:
+        """What is believed of the time a batch took: in the rest of it something stood still, and not for its sake."""
+        return min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
+
     def learn(self, size: int, seconds: float) -> None:
         """Move the estimate for `size` towards the time a batch just took. A stall moves it by no more than a limit."""
-        credible_s = min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
-        self._seconds[size] += _LEARNING_RATE * (credible_s - self._seconds[size])
+        self._seconds[size] += _LEARNING_RATE * (self.credible_s(size, seconds) - self._seconds[size])
         self.least_s = min(self.least_s, seconds)
         # The other sizes sink towards their measured share of this one, so that a size that stalled is tried again.
         scale = self._seconds[size] / self._measured[size]
         for other in self.sizes:
             self._seconds[other] -= _DRIFT * max(0.0, self._seconds[other] - self._measured[other] * scale)
+        self._rated()
+
+    def halve(self) -> None:
+        """Forget half of what was learned beyond the times measured at the start."""
+        for size, measured_s in self._measured.items():
+            self._seconds[size] -= 0.5 * max(0.0, self._seconds[size] - measured_s)
         self._rated()
 
     def of(self, size: int) -> float:
@@ -120,14 +131,19 @@ class Ladder:
 class Lateness:
     """How much later than the queue alone explains answers come: decoding, the loop, the pipe, other processes.
 
-    Mean and deviation as TCP estimates round trips (RFC 6298), but slower: in overload every dip lets a crowd in.
+    Mean and deviation as TCP estimates round trips (RFC 6298), but slower: in overload every dip lets a crowd in. What
+    is later than it ever is moves them by no more than a limit: one answer after a pause says nothing of the next ones.
+    `admitted_s`: when something was last let in that will teach it; `forgot_s`: when it was last halved.
     """
 
     _MEAN_RATE = 1 / 32
     _DEVIATION_RATE = 1 / 16
     _DEVIATIONS = 4.0
+    _CREDIBLE = 3.0
+    _ALWAYS_CREDIBLE_S = 0.1
 
     def __init__(self) -> None:
+        self.admitted_s = self.forgot_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
 
@@ -136,10 +152,22 @@ class Lateness:
         """What to add to an expectation so that most answers come before it."""
         return max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
 
-    def learn(self, seconds: float) -> None:
-        """An answer came `seconds` later (earlier: negative) than expected."""
-        self._deviation_s += self._DEVIATION_RATE * (abs(seconds - self._mean_s) - self._deviation_s)
-        self._mean_s += self._MEAN_RATE * (seconds - self._mean_s)
+    def learn(self, seconds: float, *, alone: bool = False) -> None:
+        """An answer came `seconds` later (earlier: negative) than expected. `alone`: nothing else was under way when it
+        was asked for; where it comes far earlier than the others, what held those up is over.
+        """
+        most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
+        off_s = min(seconds - self._mean_s, most_s)
+        self._deviation_s += self._DEVIATION_RATE * (min(abs(off_s), most_s) - self._deviation_s)
+        self._mean_s += self._MEAN_RATE * off_s
+        if alone and self.seconds > max(_FAR * seconds, self._ALWAYS_CREDIBLE_S):
+            self.halve(self.forgot_s)
+
+    def halve(self, now: float) -> None:
+        """Forget half of it."""
+        self.forgot_s = now
+        self._mean_s /= 2
+        self._deviation_s /= 2
 
 
 class Lane:

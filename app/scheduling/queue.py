@@ -53,9 +53,9 @@ class Reservation:
     """Room in a model's queue for the images of one request: `left` of `images` are still on their way to it.
 
     `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
-    included; None where the model had no worker. `lost_workers`: how many the model had lost until then.
+    included; None where the model had no worker. `interruptions`: of the model's work until then.
     `client`: whose request it is, "": nobody's in particular; `behind`: how many requests it had under way;
-    `first_s`: the rank of the first image that came into the queue.
+    `first_s`: the rank of the first image that came into the queue; `alone`: nothing else of the model was under way.
     """
 
     model: str
@@ -65,10 +65,11 @@ class Reservation:
     deadline_s: float
     admitted_s: float
     expected_s: float | None
-    lost_workers: int = 0
+    interruptions: int = 0
     client: str = ""
     behind: int = 0
     first_s: float | None = None
+    alone: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -122,7 +123,7 @@ class Queue(Generic[T]):
     reserved: int = 0
     depth: int = 0
     in_flight: int = 0  # Images with workers.
-    lost_workers: int = 0  # Workers that ended with work to do, since the start.
+    interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     heap: list[tuple[float, int, Item[T]]] = field(default_factory=list)
     aged: bool = False  # Whether `oldest_s` is asked for.
@@ -142,24 +143,26 @@ class Queue(Generic[T]):
         """Learn from when items were answered, or would have been.
 
         Items of one batch share its noise, so only the latest counts. Of a request only the first image counts: the
-        others also wait for each other. What was admitted before a worker was lost, or without one, says nothing: its
-        answer waited for a restart, not for the queue.
+        others also wait for each other. What was admitted before a worker was lost or stood still, or without one, says
+        nothing: its answer waited for that, not for the queue.
         """
-        late_s: dict[bool, float] = {}
+        late_s: dict[bool, tuple[float, bool]] = {}
         for item in items:
             admitted = item.reservation
-            if admitted is None or admitted.expected_s is None or admitted.lost_workers != self.lost_workers:
+            if admitted is None or admitted.expected_s is None or admitted.interruptions != self.interruptions:
                 continue
             if item.position or item.requeued:
                 continue
             seconds, urgent = answered_s - admitted.admitted_s - admitted.expected_s, item.priority > 0
-            late_s[urgent] = max(seconds, late_s.get(urgent, seconds))
-        for urgent, seconds in late_s.items():
-            (self.urgent_lateness if urgent else self.lateness).learn(seconds)
+            latest = late_s.get(urgent)
+            if latest is None or seconds > latest[0]:
+                late_s[urgent] = seconds, admitted.alone
+        for urgent, (seconds, alone) in late_s.items():
+            self.lateness_of(urgent).learn(seconds, alone=alone)
 
-    def lateness_s(self, priority: int) -> float:
+    def lateness_of(self, priority: int) -> Lateness:
         """What to add to an expectation at this priority: what waits elsewhere, such as to be decoded, is overtaken."""
-        return (self.urgent_lateness if priority > 0 else self.lateness).seconds
+        return self.urgent_lateness if priority > 0 else self.lateness
 
     def count(self, priority: int, images: int) -> None:
         """Count images that came (or, negative, went) at a priority."""
@@ -177,7 +180,10 @@ class Queue(Generic[T]):
         """Keep room for its images; count a request of its client, and how many of that client's it is behind. It is
         returned.
         """
+        reservation.alone = not (self.reserved or self.depth or self.in_flight)
         self.reserved += reservation.left
+        lateness = self.urgent_lateness if reservation.priority > 0 else self.lateness
+        lateness.admitted_s = reservation.admitted_s
         self.count(reservation.priority, reservation.left)
         if client := reservation.client:
             reservation.behind, last_s = self.clients.get(client, (0, -math.inf))

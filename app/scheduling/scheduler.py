@@ -29,6 +29,7 @@ from typing import Generic
 
 from app.scheduling.expectation import expected_s
 from app.scheduling.latency import Ladder
+from app.scheduling.probes import is_due
 from app.scheduling.queue import (
     Batch,
     Checked,
@@ -55,6 +56,7 @@ WAY_BACK = 0.04
 """Share of the time a request has that is left for its answer to reach the client: nobody here sees that part."""
 
 _USUAL_RATE = 0.2
+_STALL_S = 0.25
 
 
 class Scheduler(Generic[T]):
@@ -82,7 +84,10 @@ class Scheduler(Generic[T]):
         """
         self._queues[model].check_room(model, images)
         expected_s, least_s = self._expected_s(model, priority, images, now)
-        if least_s > (1 - WAY_BACK) * (deadline_s - now):
+        within_s = (1 - WAY_BACK) * (deadline_s - now)
+        if least_s > within_s and not is_due(
+            self._queues[model], self._serving[model], priority=priority, images=images, within_s=within_s, now=now
+        ):
             raise DeadlineUnreachableError(least_s)
         return expected_s
 
@@ -110,8 +115,8 @@ class Scheduler(Generic[T]):
         self._clients.asked(client, now)
         if images > 1:
             expected_s, _ = self._expected_s(model, priority, 1, now)
-        lost = queue.lost_workers
-        return queue.begin(Reservation(model, images, images, priority, deadline_s, now, expected_s, lost, client))
+        seen = queue.interruptions
+        return queue.begin(Reservation(model, images, images, priority, deadline_s, now, expected_s, seen, client))
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: give back what was reserved and not filled. Idempotent."""
@@ -207,8 +212,7 @@ class Scheduler(Generic[T]):
         for batch in batches:
             self._queues[batch.model].in_flight -= len(batch.items)
         if batches or not worker.retiring:
-            for model in worker.ladders:
-                self._queues[model].lost_workers += 1
+            self._interrupted(worker)
         return LostBatches(batches[:begun], batches[begun:])
 
     def idle(self, name: str) -> bool:
@@ -233,7 +237,11 @@ class Scheduler(Generic[T]):
         queue.in_flight -= len(batch.items)
         taken_s = now - max(batch.dispatched_s, worker.finished_s)
         worker.finished_s = now
-        worker.served_s[batch.model] += taken_s - ladder.of(batch.size)
+        # Where something stood still, that is nobody's: not the time of the model whose batch it happened to.
+        credible_s = ladder.credible_s(batch.size, taken_s)
+        worker.served_s[batch.model] += credible_s - ladder.of(batch.size)
+        if taken_s > credible_s + _STALL_S:
+            self._interrupted(worker)
         if learn:
             ladder.learn(batch.size, taken_s)
             worker.learn_preparation(prepare_s)
@@ -283,6 +291,11 @@ class Scheduler(Generic[T]):
                 if queue.depth and not all(worker.batches for worker, _ in self._serving[model])
             ]
         return min((each for each in wake_s if each > now), default=None)
+
+    def _interrupted(self, worker: WorkerState[T]) -> None:
+        """The worker is gone, or has stood still: how late what was admitted until now is says nothing of the rest."""
+        for model in worker.ladders:
+            self._queues[model].interruptions += 1
 
     def _membership_changed(self) -> None:
         active = [worker for worker in self._workers.values() if not worker.retiring]

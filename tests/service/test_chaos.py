@@ -3,7 +3,8 @@
     make soak ARGS=tests/service/test_chaos.py                 # ANYCHIP_TEST_CHAOS_S=90 makes it shorter
     ANYCHIP_TEST_CHAOS_RESULT=result.json …                    # keeps what was measured, for docs/reliability.md
 
-Innocent clients (tests/support/chaos_clients.py) ask over HTTP and gRPC and compare each answer with the first.
+Innocent clients (tests/support/chaos_clients.py) ask over HTTP and gRPC and compare each answer with the first. Others
+are in a hurry: they ask two models with a deadline of 2 s, and may be refused, but not for long after a fault.
 Meanwhile processes are killed, hang, are frozen, models are reloaded and unloaded, one fault after the other
 (chaos_faults), while other clients send what is bad, leave, or flood (chaos_offenders).
 """
@@ -28,12 +29,13 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.chaos_clients import Ledger, forwarded, grpc_clients, http_clients, run_client
+from tests.support.chaos_clients import IMAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
 from tests.support.chaos_faults import SPARE, Faults, processes
 from tests.support.chaos_offenders import Offenders
 from tests.support.chaos_report import FaultRow, Result
 from tests.support.load import WAIT_S, until
 from tests.support.null_service import is_ready, metric
+from tests.support.pauses import goodput, hurried
 from tests.support.service_process import free_port, running
 from tests.support.stall import LIVE_S, STALL_S, answering
 
@@ -52,6 +54,11 @@ OPTIONS = (
 # Else the threads of a network spin while they wait for each other, and nobody else gets the processor.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 _RECOVERED_S = 240.0
+HURRIED = {"resnet50": "classify_star.jpg", "yolov8n": "detect_3.jpg"}
+HURRY_MS = 2000
+GOODPUT = 0.5
+"""Of what each of these models answered a second before the faults, after each: beside all that others do meanwhile."""
+_GOODPUT_S, _GOODPUT_TRIES = 5.0, 6
 _MORE = 2
 """Answers that each innocent client has had after a fault when that is over: the second was asked for after it."""
 
@@ -64,6 +71,7 @@ class Try:
     began_s: float
     in_flight: int
     ended_s: float = 0.0
+    goodput: float | None = None
 
 
 @dataclass
@@ -77,7 +85,7 @@ class Chaos:
     async def trying(self, fault):
         one = Try(fault, time.monotonic(), len(self.ledger.under_way))
         self.tries.append(one)
-        yield
+        yield one
         one.ended_s = time.monotonic()
 
     async def recovered(self, service):
@@ -102,6 +110,8 @@ class Chaos:
                     row.lost += not request.wrong
             within = [taken_s for asked_s, taken_s in slow if one.began_s - taken_s < asked_s < one.ended_s]
             row.longest_pause_ms = max(row.longest_pause_ms, 1e3 * max(within, default=0.0))
+            if one.goodput is not None:
+                row.least_goodput = min(one.goodput, one.goodput if row.least_goodput is None else row.least_goodput)
             row.longest_recovery_s = max(row.longest_recovery_s, one.ended_s - one.began_s)
         return list(rows.values())
 
@@ -195,15 +205,29 @@ async def offend(chaos, offenders, end_s, chance):
                     await offenders.all[kind]()
 
 
-async def break_things(chaos, service, end_s, chance):
+async def answered_as_before(loads, before):
+    """What the models answer clients in a hurry, as a share of before; that of the model that comes off worst."""
+    share = 0.0
+    for _ in range(_GOODPUT_TRIES):
+        now = await goodput(loads, _GOODPUT_S)
+        share = max(share, min(now[model] / rate for model, rate in before.items()))
+        if share >= GOODPUT:
+            break
+    return share
+
+
+async def break_things(chaos, service, loads, end_s, chance):
     """One fault after the other, each once the last one is over."""
     faults = Faults(service)
+    before = await goodput(loads, 2 * _GOODPUT_S)
+    assert min(before.values()) > 0
     while time.monotonic() < end_s:
         for name in chance.sample(list(faults.all), len(faults.all)):
             if time.monotonic() < end_s:
-                async with chaos.trying(name):
+                async with chaos.trying(name) as one:
                     await faults.all[name]()
                     await chaos.recovered(service)
+                one.goodput = await answered_as_before(loads, before)
 
 
 def processor():
@@ -217,6 +241,7 @@ async def test_chaos(tmp_path):
     chance = random.Random(SEED)
     chaos = Chaos()
     grpc_port = free_port()
+    in_a_hurry = {model: (IMAGES / name).read_bytes() for model, name in HURRIED.items()}
     with running(tmp_path, *OPTIONS, "--grpc-port", str(grpc_port), environment=ENVIRONMENT) as service:
         offenders = Offenders(service.url, f"127.0.0.1:{grpc_port}", SEED)
         # Once around, so that buffers have their sizes, and pools their threads.
@@ -227,11 +252,11 @@ async def test_chaos(tmp_path):
         offenders.answers.clear()
         with answering(service, math.inf, math.inf) as live:  # The result is to be kept in any case.
             began_s = time.monotonic()
-            async with innocent(service, grpc_port, chaos.ledger):
+            async with innocent(service, grpc_port, chaos.ledger), hurried(service, in_a_hurry, 2, HURRY_MS) as loads:
                 await until(lambda: min(chaos.ledger.answered.values()) >= _MORE)
                 end_s = began_s + SECONDS
                 await asyncio.gather(
-                    break_things(chaos, service, end_s, chance),
+                    break_things(chaos, service, loads, end_s, chance),
                     offend(chaos, offenders, end_s, random.Random(SEED + 1)),
                     offend(chaos, offenders, end_s, random.Random(SEED + 2)),
                 )
@@ -261,6 +286,7 @@ async def test_chaos(tmp_path):
         result.write(Path(os.environ["ANYCHIP_TEST_CHAOS_RESULT"]))
     assert [(request.client, request.outcome) for request in chaos.ledger.bad] == []
     assert chaos.ledger.under_way == set()
+    assert [(one.fault, one.goodput) for one in chaos.tries if one.goodput is not None and one.goodput < GOODPUT] == []
     assert offenders.unfair == []
     assert not_as_before(before, after) == {}
     assert result.live_slowest_ms <= 1e3 * LIVE_S

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -22,6 +22,8 @@ from tests.support.service_process import ServiceProcess
 SPARE = "spare"
 """The model that is unloaded and loaded: nobody innocent asks for it."""
 _FROZEN_S = 2.0
+_SILENT_S = 3.0
+"""Longer than a client in a hurry waits, and less than a worker may be silent."""
 _PAUSED_S = 8.0
 """Longer than a worker may be silent."""
 _LOAD_TIMEOUT_S = 240.0
@@ -52,6 +54,16 @@ def processes(service: ServiceProcess) -> Processes:
     return found
 
 
+async def paused(stopped: Sequence[psutil.Process], seconds: float) -> None:
+    """Stop processes for so long."""
+    for process in stopped:
+        process.suspend()
+    await asyncio.sleep(seconds)
+    for process in stopped:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
 class Faults:
     """`all`: each by its name. None of them waits for its consequences, but for what it does itself."""
 
@@ -68,6 +80,8 @@ class Faults:
             "converter killed": self._converter_killed,
             "converters frozen": self._converters_frozen,
             "server frozen for 2 s": self._server_frozen,
+            "worker paused for 3 s": self._worker_paused,
+            "decoders paused for 3 s": self._decoders_paused,
             "all processes paused for 8 s": self._all_paused,
             "model reloaded": self._reloaded,
             "reload whose new worker is killed": self._reload_fails,
@@ -113,13 +127,14 @@ class Faults:
         await asyncio.sleep(_FROZEN_S)
         os.kill(server.pid, signal.SIGCONT)
 
+    async def _worker_paused(self) -> None:
+        await paused(self._service.workers(), _SILENT_S)
+
+    async def _decoders_paused(self) -> None:
+        await paused(processes(self._service).decoders, _SILENT_S)
+
     async def _all_paused(self) -> None:
-        stopped = [psutil.Process(self._service.process.pid), *self._service.children()]
-        for process in stopped:
-            process.suspend()
-        await asyncio.sleep(_PAUSED_S)
-        for process in stopped:
-            process.resume()
+        await paused([psutil.Process(self._service.process.pid), *self._service.children()], _PAUSED_S)
 
     async def _ask(self, path: str) -> httpx.Response:
         async with httpx.AsyncClient(base_url=self._service.url, timeout=_LOAD_TIMEOUT_S) as client:

@@ -20,7 +20,8 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 @dataclass
 class FaultRow:
     """One kind of fault. `in_flight`: requests of the innocent that were under way at its beginnings, together; `lost`
-    and `wrong`: requests that were under way at some time between a fault and the service's getting over it."""
+    and `wrong`: requests that were under way at some time between a fault and the service's getting over it;
+    `least_goodput`: what the model that came off worst answered clients in a hurry afterwards, as a share of before."""
 
     fault: str
     times: int = 0
@@ -29,6 +30,7 @@ class FaultRow:
     wrong: int = 0
     longest_pause_ms: float = 0.0
     longest_recovery_s: float = 0.0
+    least_goodput: float | None = None
 
 
 @dataclass
@@ -70,11 +72,12 @@ def measured(result: Result) -> str:
         f"asked {result.live_asked:,} times; the slowest answer took {result.live_slowest_ms:.0f} ms. The event loop's "
         f"longest stall was {result.loop_stall_ms:.0f} ms.",
         "",
-        "| fault | times tried | requests in flight | lost | wrong | longest stall, ms | until all was well, s |",
-        "|---|---|---|---|---|---|---|",
+        "| fault | times tried | requests in flight | lost | wrong | longest stall, ms | until all was well, s "
+        "| least goodput afterwards |",
+        "|---|---|---|---|---|---|---|---|",
         *(
             f"| {row.fault} | {row.times} | {row.in_flight} | {row.lost} | {row.wrong} | {row.longest_pause_ms:.0f} "
-            f"| {row.longest_recovery_s:.1f} |"
+            f"| {row.longest_recovery_s:.1f} | {'' if row.least_goodput is None else f'{row.least_goodput:.0%}'} |"
             for row in result.faults
         ),
         "",

@@ -13,9 +13,21 @@ WAIT_S = 240
 
 
 class Load:
-    """So many clients in a loop of their own requests, from `start` until `stop`; `outcomes` by (status, code)."""
+    """So many clients in a loop of their own requests, from `start` until `stop`; `outcomes` by (status, code).
 
-    def __init__(self, url: str, path: str, body: bytes, clients: int, headers: dict[str, str] | None = None) -> None:
+    `retry_s`: how long each waits before it asks again where it got no answer, but was refused.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        path: str,
+        body: bytes,
+        clients: int,
+        headers: dict[str, str] | None = None,
+        *,
+        retry_s: float = 0.0,
+    ) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
         # Whose clients never close a connection for having been idle: httpcore 1.0 may close one that it has just given
         # to a request, where this process was busy in between.
@@ -27,6 +39,7 @@ class Load:
         self._stopping = False
         self._answered = asyncio.Condition()
         self._clients = clients
+        self._retry_s = retry_s
 
     async def __aenter__(self) -> Load:
         self._tasks = [asyncio.create_task(self._client_loop()) for _ in range(self._clients)]
@@ -62,6 +75,8 @@ class Load:
             async with self._answered:
                 self.outcomes[outcome] += 1
                 self._answered.notify_all()
+            if outcome[0] != 200 and self._retry_s:
+                await asyncio.sleep(self._retry_s)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.decoders import pool
 from app.decoders.image import ImageLimits
@@ -51,9 +53,9 @@ def clock(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def decoding(count=2, lanes=CREDITS):
-    arena = Arena([(4, 64)])
-    plan = DecodePlan((None,), arena.pools, lanes, 4 << 20, ("info", "text"))
+async def decoding(count=2, lanes=CREDITS, models=1):
+    arena = Arena([(4, 64)] * models)
+    plan = DecodePlan((None,) * models, arena.pools, lanes, 4 << 20, ("info", "text"))
     decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000))
     for seat in decoders._seats.all:
         seat.decoder = Decoder(lanes)
@@ -138,3 +140,49 @@ async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
         answer(decoders, clock, 0.001)
         assert [seat.bytes for seat in decoders._seats.all] == [0, 0]
         assert all([await task for task in asked])
+
+
+async def answered_models(decoders, clock, image_s, pauses):
+    """Of which model each image was, in the order of the answers. Each decoder answers one image after the other, and
+    stands still for `pauses[n]` in its nth round.
+    """
+    asked, order = [], []
+    for number in range(120):
+        for model in range(2):
+            decode = decoders.decode(model, 0, SMALL, give=lambda _: None, deadline_s=1e9, rank_s=number)
+            asked.append(asyncio.ensure_future(decode))
+    await turns()
+    for pause_s in pauses:
+        clock.now_s += pause_s
+        for _ in range(2):
+            clock.now_s += image_s
+            for seat in decoders._seats.all:
+                if seat.decoder.jobs:
+                    job = seat.decoder.jobs.pop(0)
+                    order.append(job.model)
+                    decoders._answered(seat, Decoded(job.token, Status.PLACED, 1, 1))
+        await turns()
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    return order
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.lists(st.sampled_from([0.0, 0.0, 0.0, 2.0, 8.0, 20.0]), min_size=1, max_size=6))
+def test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_images(pauses):
+    async def run(clock):
+        async with decoding(models=2) as decoders:
+            decoders._image_s = 0.02
+            return await answered_models(decoders, clock, 0.02, [*pauses, *[0.0] * 40])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pool, "time", clock := Clock())
+        order = asyncio.run(run(clock))
+    for model in (0, 1):
+        others = most = 0
+        for each in order:
+            others = 0 if each == model else others + 1
+            most = max(most, others)
+        # What a pause may be held against a model, of two decoders, in images of the other; and what these have.
+        assert most <= 2 * 0.25 / 0.02 + 2 * CREDITS, order

@@ -178,3 +178,46 @@ def test_nearly_all_answers_come_within_the_lateness_learned():
         lateness.learn(sample)
     assert within / 1500 >= 0.985
     assert lateness.seconds < 0.02 + 6 * 0.01, "it must not refuse more than noise demands"
+
+
+def late_by(seconds):
+    lateness = Lateness()
+    for _ in range(200):
+        lateness.learn(seconds)
+    assert lateness.seconds == pytest.approx(seconds, rel=0.05)
+    return lateness
+
+
+def test_one_answer_after_a_pause_hardly_moves_the_lateness():
+    lateness = late_by(0.02)
+    lateness.learn(8.0)
+    assert lateness.seconds < 0.06
+
+
+def test_what_comes_early_while_nothing_else_is_under_way_shows_that_a_backlog_is_over():
+    lateness, other = late_by(4.0), late_by(4.0)
+    for _ in range(6):
+        lateness.learn(0.01, alone=True)
+        other.learn(0.01)
+    assert lateness.seconds < 0.5
+    assert other.seconds > 2.0
+
+
+def test_what_is_usual_while_nothing_else_is_under_way_is_not_forgotten():
+    lateness = late_by(0.3)
+    for _ in range(100):
+        lateness.learn(0.3, alone=True)
+    assert lateness.seconds == pytest.approx(0.3, rel=0.05)
+
+
+@settings(deadline=None, derandomize=True)
+@given(ladders, st.lists(st.tuples(st.integers(0, 5), st.floats(0, 100)), max_size=50))
+def test_forgetting_leads_from_above_to_what_was_measured(seconds, taken):
+    ladder = Ladder(seconds)
+    for index, took in taken:
+        ladder.learn(ladder.sizes[index % len(ladder.sizes)], took)
+    below = {size: ladder.of(size) for size in ladder.sizes if ladder.of(size) <= seconds[size]}
+    for _ in range(60):
+        ladder.halve()
+    for size in ladder.sizes:
+        assert ladder.of(size) == pytest.approx(below.get(size, seconds[size]))

@@ -1,0 +1,54 @@
+"""Parts of a service that stand still for a while, and go on; and how much each model answers clients in a hurry.
+
+Owns: the pauses, and clients that ask again at once with a short deadline and may be refused. Must not know what is
+asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import psutil
+
+from tests.support.chaos_faults import paused, processes
+from tests.support.images import JPEG
+from tests.support.load import Load
+from tests.support.service_process import ServiceProcess
+
+_RETRY_S = 0.05
+PARTS = ("worker", "decoders", "service")
+
+
+async def part_paused(service: ServiceProcess, part: str, seconds: float) -> None:
+    """Stop one of PARTS for so long."""
+    found = processes(service)
+    whole = [found.server, *service.children()]
+    stopped: list[psutil.Process] = {"worker": found.workers, "decoders": found.decoders, "service": whole}[part]
+    assert stopped
+    await paused(stopped, seconds)
+
+
+@contextlib.asynccontextmanager
+async def hurried(
+    service: ServiceProcess, images: dict[str, bytes], clients: int, timeout_ms: int
+) -> AsyncIterator[dict[str, Load]]:
+    """So many clients for each model, by its name, each with the model's image."""
+    async with contextlib.AsyncExitStack() as stack:
+        loads = {}
+        for model, image in images.items():
+            path = f"/v1/models/{model}:predict?timeout_ms={timeout_ms}"
+            loads[model] = await stack.enter_async_context(
+                Load(service.url, path, image, clients, JPEG, retry_s=_RETRY_S)
+            )
+        yield loads
+
+
+async def goodput(loads: dict[str, Load], seconds: float) -> dict[str, float]:
+    """Requests that each model answers a second, from now on for so long; others are none."""
+    before, began_s = {model: load.outcomes[200, "OK"] for model, load in loads.items()}, time.monotonic()
+    await asyncio.sleep(seconds)
+    lasted_s = time.monotonic() - began_s
+    return {model: (load.outcomes[200, "OK"] - before[model]) / lasted_s for model, load in loads.items()}
