@@ -20,11 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torchvision.ops import box_iou, complete_box_iou_loss
 
-from models import sample
-from models.accuracy import Boxes, average_precision
-from models.sample import evaluate, generator
-from models.sample.generator import KINDS, classification_image, detection_image
-from models.sample.loss import (
+from benchmarks.sample_training import evaluate, images
+from benchmarks.sample_training.loss import (
     TOP_K,
     Assignment,
     Objects,
@@ -34,7 +31,11 @@ from models.sample.loss import (
     distribution_focal_loss,
     iou,
 )
-from models.sample.rounding import STEPS, rounded
+from benchmarks.sample_training.rounding import STEPS, rounded
+from models import sample
+from models.accuracy import Boxes, average_precision
+from models.sample import generator
+from models.sample.generator import KINDS, classification_image, detection_image
 from models.yolov8 import YOLOv8, anchors
 
 DIRECTORY = Path(sample.__file__).parent
@@ -116,7 +117,7 @@ def test_most_of_every_labelled_shape_stays_visible() -> None:
 
 
 def test_the_sample_images_are_those_of_the_generator(tmp_path: Path) -> None:
-    generator.main([str(tmp_path)])
+    images.main([str(tmp_path)])
     names = sorted(path.name for path in sample.IMAGES.iterdir())
     assert names == sorted(path.name for path in tmp_path.iterdir())
     assert json.loads((tmp_path / "expected.json").read_text()) == _expected()

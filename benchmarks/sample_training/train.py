@@ -1,7 +1,10 @@
-"""Trains the sample models from nothing on synthetic images, on the CPU: `python -m models.sample.train resnet50`.
+"""Trains the sample models from nothing on synthetic images, on the CPU.
+
+    python -m benchmarks.sample_training.train resnet50
+    python -m benchmarks.sample_training.train yolov8n --weights models/sample/yolov8n.safetensors --out /tmp/yolov8n
 
 Owns: the two recipes, the loop, its checkpoints and the files it leaves (weights in float16, rounded to be packed
-smaller, and their measured quality). With `--weights` it leaves the files of weights that are trained already.
+smaller, and their measured quality). With `--weights` it trains nothing and leaves the files of those weights.
 Must not know how images are drawn or how quality is measured.
 
 Small images first, then larger ones, last the size at which the models are served: most of what is to be learnt does
@@ -35,10 +38,10 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from models.sample import evaluate
+from benchmarks.sample_training import evaluate
+from benchmarks.sample_training.loss import Objects, detection_loss
+from benchmarks.sample_training.rounding import STEPS, rounded
 from models.sample.generator import KINDS
-from models.sample.loss import Objects, detection_loss
-from models.sample.rounding import STEPS, rounded
 from models.yolov8 import YOLOv8
 
 SEED = 2026
