@@ -63,7 +63,7 @@ def write(folder: Path) -> None:
 
 def read_wheel(path: Path) -> dict[str, list[str]]:
     """What torchair in a wheel converts, in any of its forms, and our calls that the wheel lacks."""
-    from backends.operator_tables.collect import of_converters
+    from benchmarks.operator_tables import of_converters
     from tests.support.vendor_sources import TABLES, Sources, misfit
 
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:

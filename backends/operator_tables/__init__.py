@@ -2,7 +2,7 @@
 
 Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source in its first lines. Must
 not be taken for a measurement: a name in a table says that a kernel is registered, not that it takes every type and
-shape. `python -m backends.operator_tables.collect` writes them.
+shape. `python -m benchmarks.operator_tables` in a checkout writes them.
 """
 
 from __future__ import annotations

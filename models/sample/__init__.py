@@ -1,6 +1,6 @@
-"""The sample models: synthetic images, the training that made the weights beside this file, and its loss.
+"""The sample models: their weights, sample images, and the generator of the images they were trained on.
 
-Owns: everything needed to make the sample weights again. The service reads the files here and runs none of the code.
+Owns: these files. Training lies outside the product, in benchmarks/sample_training.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Synthetic images of ten kinds of shapes, with their right answers; run as a module, it writes the sample images.
+"""Synthetic images of ten kinds of shapes, with their right answers: int8 is calibrated and measured on them.
 
 Owns: how an image is drawn. An image is a pure function of (seed, index, size): no state, no thread, no clock.
 Must not know networks or training.
@@ -6,12 +6,9 @@ Must not know networks or training.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from io import BytesIO
 from math import cos, pi, sin
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +21,6 @@ Mask = npt.NDArray[np.uint8]
 Outline = list[tuple[float, float]]
 
 KINDS = ("arrow", "bolt", "circle", "crescent", "cross", "heart", "ring", "square", "star", "triangle")
-
-SAMPLE_SEED = 7
-CLASSIFICATION_SAMPLES = {"classify_heart.jpg": 16, "classify_ring.jpg": 18, "classify_star.jpg": 1}  # name: index
-# Chosen among the first of their seed that the shipped detector answers without a mistake: a demonstration, no measure.
-DETECTION_SAMPLES = {"detect_1.jpg": 11, "detect_2.jpg": 10, "detect_3.jpg": 18}
 
 _MIN_VISIBLE = 0.7  # of a shape's area: less than that is neither drawn nor labelled
 _SUPERSAMPLING = 4
@@ -318,30 +310,3 @@ def _noise(rng: np.random.Generator, width: int, height: int, cells: int) -> Flo
 def _floats(array: npt.NDArray[Any]) -> Floats:
     floats: Floats = array.astype(np.float32, copy=False)
     return floats
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the sample images and `expected.json`, their right answers, into a directory."""
-    parser = argparse.ArgumentParser(description="Write the sample images and their right answers.")
-    parser.add_argument("directory", type=Path)
-    directory: Path = parser.parse_args(arguments).directory
-    directory.mkdir(parents=True, exist_ok=True)
-    expected: dict[str, Any] = {}
-    for name, index in CLASSIFICATION_SAMPLES.items():
-        rgb, class_id = classification_image(SAMPLE_SEED, index, (500, 375))
-        expected[name] = {"label": KINDS[class_id]}
-        Image.fromarray(rgb).save(directory / name, quality=80)
-    for name, index in DETECTION_SAMPLES.items():
-        rgb, boxes, classes = detection_image(SAMPLE_SEED, index, (640, 480))
-        expected[name] = {
-            "objects": [
-                {"label": KINDS[class_id], "box": dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))}
-                for class_id, box in zip(classes.tolist(), boxes.tolist(), strict=True)
-            ]
-        }
-        Image.fromarray(rgb).save(directory / name, quality=80)
-    (directory / "expected.json").write_text(json.dumps(expected, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from models import sample
-from models.accuracy import as_boxes
-from models.sample import evaluate, generator
-from models.sample.evaluate import Served
-from models.sample.generator import KINDS
-from models.sample.loss import (
+from benchmarks.sample_training import evaluate, images
+from benchmarks.sample_training.evaluate import Served
+from benchmarks.sample_training.loss import (
     iou,
 )
+from models import sample
+from models.accuracy import as_boxes
+from models.sample.generator import KINDS
 
 DIRECTORY = Path(sample.__file__).parent
 
@@ -54,13 +54,13 @@ def test_the_detector_is_as_good_as_recorded() -> None:
     assert found >= recorded["map50"] - 0.1
 
 
-@pytest.mark.parametrize("name", sorted(generator.CLASSIFICATION_SAMPLES))
+@pytest.mark.parametrize("name", sorted(images.CLASSIFICATION_SAMPLES))
 def test_a_sample_image_is_classified(name: str, classifier: Served) -> None:
     first = classifier.predict(np.array(Image.open(sample.IMAGES / name)))["classes"][0]
     assert first["label"] == _expected()[name]["label"]
 
 
-@pytest.mark.parametrize("name", sorted(generator.DETECTION_SAMPLES))
+@pytest.mark.parametrize("name", sorted(images.DETECTION_SAMPLES))
 def test_a_sample_image_is_detected(name: str, detector: Served) -> None:
     answer = detector.predict(np.array(Image.open(sample.IMAGES / name)))
     found, objects = as_boxes(answer["detections"]), _expected()[name]["objects"]

@@ -11,7 +11,7 @@ from torch import nn
 from app.tools.remedies import STEPS, of_operator
 from backends.operator_record import names_of
 from backends.operator_tables import table, tables
-from backends.operator_tables.collect import of_converters, of_functions
+from benchmarks.operator_tables import kept_names, of_converters, of_functions
 
 
 @pytest.mark.parametrize("name", tables())
@@ -20,6 +20,7 @@ def test_a_table_names_its_source_and_the_operators_of_every_network(name: str) 
     assert any(character.isdigit() for character in found.source), "a version or a date"
     assert all(found.has(each) for each in ("aten::add.Tensor", "aten::relu", "aten::cat"))
     assert not found.has("aten::no_such_operator")
+    assert kept_names(found.names) == sorted(found.names), "as the script writes it"
 
 
 def test_a_table_that_is_not_there_names_those_that_are() -> None:
@@ -46,6 +47,10 @@ def test_a_compiler_is_asked_for_what_tracing_gives_it() -> None:
 def test_names_are_taken_out_of_functions_and_converters(tmp_path: Path) -> None:
     text = "aten:\n  - func: add.Tensor\n    structured: True\n  - func: relu_\nvision:\n  - func: nms\n"
     assert list(of_functions(text)) == ["aten::add.Tensor", "aten::relu_"]
+    assert kept_names(["torchvision::nms", "aten::relu", "aten::gelu_backward.grad_input", "mkldnn::_conv"]) == [
+        "aten::relu",
+        "torchvision::nms",
+    ]
     source = tmp_path / "converters.py"
     source.write_text(
         "@register_converter(torch.ops.aten.silu.default)\ndef one(x):\n    '''Doc.'''\n    return x\n\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from torchvision.ops import box_iou, complete_box_iou_loss
 
-from models import sample
-from models.accuracy import Boxes, average_precision
-from models.sample import evaluate, generator
-from models.sample.generator import KINDS, classification_image, detection_image
-from models.sample.loss import (
+from benchmarks.sample_training import evaluate, images
+from benchmarks.sample_training.loss import (
     TOP_K,
     Assignment,
     Objects,
@@ -32,6 +31,11 @@ from models.sample.loss import (
     distribution_focal_loss,
     iou,
 )
+from benchmarks.sample_training.rounding import STEPS, rounded
+from models import sample
+from models.accuracy import Boxes, average_precision
+from models.sample import generator
+from models.sample.generator import KINDS, classification_image, detection_image
 from models.yolov8 import YOLOv8, anchors
 
 DIRECTORY = Path(sample.__file__).parent
@@ -113,7 +117,7 @@ def test_most_of_every_labelled_shape_stays_visible() -> None:
 
 
 def test_the_sample_images_are_those_of_the_generator(tmp_path: Path) -> None:
-    generator.main([str(tmp_path)])
+    images.main([str(tmp_path)])
     names = sorted(path.name for path in sample.IMAGES.iterdir())
     assert names == sorted(path.name for path in tmp_path.iterdir())
     assert json.loads((tmp_path / "expected.json").read_text()) == _expected()
@@ -243,6 +247,35 @@ def test_a_few_steps_on_two_images_bring_the_loss_down() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+# Rounding
+
+
+@given(SEEDS, st.sampled_from([torch.float16, torch.float32]), st.floats(1e-6, 1e3))
+@settings(max_examples=60, deadline=None)
+def test_weights_are_rounded_to_steps_of_their_output_channel(seed: int, dtype: torch.dtype, largest: float) -> None:
+    weights = torch.randn(4, 8, 3, 3, generator=torch.Generator().manual_seed(seed))
+    weights *= torch.tensor([1.0, 0.1, 1e-3, 0.0]).view(4, 1, 1, 1) * largest / weights.abs().amax()
+    weights = weights.to(dtype)
+    found = rounded(weights)
+    assert found.dtype == dtype
+    assert torch.equal(rounded(found), found), "once is enough"
+    # The step is a power of two, hence up to twice the 128th part of the largest, and never finer than float16 can be.
+    step = (2 * weights.float().flatten(1).abs().amax(1) / STEPS).clamp(min=2.0**-24)
+    assert ((found.float() - weights.float()).abs().flatten(1).amax(1) <= step / 2).all()
+    assert all(len(channel.unique()) <= 2 * STEPS + 1 for channel in found)
+
+
+def test_rounded_weights_are_packed_to_less_than_three_quarters() -> None:
+    weights = torch.randn(64, 64, 3, 3, generator=torch.Generator().manual_seed(1)).half()
+    before, after = (len(zlib.compress(each.numpy().tobytes())) for each in (weights, rounded(weights)))
+    assert after < 0.75 * before
+
+
+def test_biases_and_the_statistics_of_batches_are_not_rounded() -> None:
+    assert rounded(vector := torch.randn(50)) is vector
+    assert rounded(count := torch.tensor(3)) is count
+
+
 # Average precision
 
 
@@ -295,6 +328,12 @@ def test_the_files_are_small_half_precision_and_say_what_they_are() -> None:
             assert {tensors.get_tensor(name).dtype for name in tensors.keys()} == {torch.float16, torch.int64}  # noqa: SIM118
         assert metadata["architecture"] == file.stem
         assert tuple(json.loads(metadata["labels"])) == KINDS
+
+
+@pytest.mark.parametrize("name", ["resnet50", "yolov8n"])
+def test_the_shipped_weights_are_rounded_as_training_rounds_them(name: str) -> None:
+    state = load_file(DIRECTORY / f"{name}.safetensors")
+    assert all(torch.equal(rounded(tensor), tensor) for tensor in state.values())
 
 
 def test_quality_is_good_on_enough_images_that_no_training_saw() -> None:

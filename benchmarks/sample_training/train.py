@@ -1,6 +1,10 @@
-"""Trains the sample models from nothing on synthetic images, on the CPU: `python -m models.sample.train resnet50`.
+"""Trains the sample models from nothing on synthetic images, on the CPU.
 
-Owns: the two recipes, the loop, its checkpoints and the files it leaves (weights in float16, their measured quality).
+    python -m benchmarks.sample_training.train resnet50
+    python -m benchmarks.sample_training.train yolov8n --weights models/sample/yolov8n.safetensors --out /tmp/yolov8n
+
+Owns: the two recipes, the loop, its checkpoints and the files it leaves (weights in float16, rounded to be packed
+smaller, and their measured quality). With `--weights` it trains nothing and leaves the files of those weights.
 Must not know how images are drawn or how quality is measured.
 
 Small images first, then larger ones, last the size at which the models are served: most of what is to be learnt does
@@ -17,7 +21,7 @@ import json
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import islice
 from math import cos, pi
@@ -28,15 +32,16 @@ import numpy as np
 import PIL
 import torch
 import torchvision
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from models.sample import evaluate
+from benchmarks.sample_training import evaluate
+from benchmarks.sample_training.loss import Objects, detection_loss
+from benchmarks.sample_training.rounding import STEPS, rounded
 from models.sample.generator import KINDS
-from models.sample.loss import Objects, detection_loss
 from models.yolov8 import YOLOv8
 
 SEED = 2026
@@ -172,6 +177,42 @@ def _pixels(items: list[Any]) -> Tensor:
     return torch.stack([item[0] for item in items]).permute(0, 3, 1, 2).float() / 255
 
 
+def write_weights(recipe: Recipe, state: Mapping[str, Tensor], out: Path) -> Path:
+    """Write weights as they are shipped: float16, those of layers rounded."""
+    path = out / f"{recipe.name}.safetensors"
+    shipped = {
+        name: (rounded(tensor.half()) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in state.items()
+    }
+    save_file(shipped, path, {"architecture": recipe.name, "labels": json.dumps(KINDS)})
+    return path
+
+
+def record_quality(recipe: Recipe, weights_file: Path, training: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure shipped weights and write what is found into the quality.json beside them; what it says else stays."""
+    file = weights_file.with_name("quality.json")
+    quality = json.loads(file.read_text()) if file.exists() else {}
+    quality[recipe.name] = {
+        **quality.get(recipe.name, {}),
+        **recipe.quality(weights_file, HELD_OUT_SEED, recipe.held_out),
+        "images": recipe.held_out,
+        "image_seed": HELD_OUT_SEED,
+        "image_sizes": evaluate.PHOTO_SIZES,
+        "measured_with": "the shipped float16 weights, eager float32 on the CPU",
+        "rounded": f"layers' weights, to {STEPS} steps between 0 and the largest of an output channel",
+        **training,
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "pillow": PIL.__version__,
+        "numpy": np.__version__,
+    }
+    file.write_text(json.dumps(quality, indent=2) + "\n")
+    found: dict[str, Any] = quality[recipe.name]
+    return found
+
+
 class _Run:
     """A training run: what a checkpoint holds, and how it goes on from one."""
 
@@ -209,28 +250,13 @@ class _Run:
     def ship(self) -> None:
         """Write the weights as they are served, then their quality into quality.json."""
         self._recalibrate()
-        weights_file = self._write_weights()
-        file = self.out / "quality.json"
-        quality = json.loads(file.read_text()) if file.exists() else {}
-        quality[self.recipe.name] = {
-            **self.recipe.quality(weights_file, HELD_OUT_SEED, self.recipe.held_out),
-            "images": self.recipe.held_out,
-            "image_seed": HELD_OUT_SEED,
-            "image_sizes": evaluate.PHOTO_SIZES,
-            "measured_with": "the shipped float16 weights, eager float32 on the CPU",
+        training = {
             "training_seed": SEED,
             "training_images": self.images,
             "training_sizes": [stage.size for stage in self.recipe.stages],
             "training_minutes": round(self.elapsed_s / 60, 1),
-            "date": date.today().isoformat(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-            "pillow": PIL.__version__,
-            "numpy": np.__version__,
         }
-        file.write_text(json.dumps(quality, indent=2) + "\n")
-        self._say(f"shipped {quality[self.recipe.name]}")
+        self._say(f"shipped {record_quality(self.recipe, self._write_weights(), training)}")
 
     def _recalibrate(self) -> None:
         """Measure the statistics of BatchNorm at the serving size, for exactly the averaged weights."""
@@ -247,13 +273,7 @@ class _Run:
         self.average.eval()
 
     def _write_weights(self) -> Path:
-        path = self.out / f"{self.recipe.name}.safetensors"
-        state = {
-            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
-            for name, tensor in self.average.state_dict().items()
-        }
-        save_file(state, path, {"architecture": self.recipe.name, "labels": json.dumps(KINDS)})
-        return path
+        return write_weights(self.recipe, self.average.state_dict(), self.out)
 
     def _validated(self) -> float:
         self._recalibrate()
@@ -342,9 +362,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("network", choices=sorted(RECIPES))
     parser.add_argument("--minutes", type=float, help="wall-clock minutes of training")
     parser.add_argument("--out", type=Path, default=Path("runs/sample"), help="checkpoints, weights, quality.json")
+    parser.add_argument("--weights", type=Path, help="round and measure these instead of training any")
     options = parser.parse_args(arguments)
     recipe = RECIPES[options.network]
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.weights:
+        print(record_quality(recipe, write_weights(recipe, load_file(options.weights), options.out), {}))
+        return
     torch.manual_seed(SEED)
     run = _Run(recipe, options.minutes or recipe.minutes, options.out)
     run.train()

@@ -1,13 +1,14 @@
 """Writes a table of operators: from PyTorch's dispatcher, from a vendor's list of functions, or from converters.
 
-    python -m backends.operator_tables.collect npu --package torch_npu --key PrivateUse1 --source "torch_npu 2.13.0"
-    python -m backends.operator_tables.collect mlu --functions mlu_functions.yaml --source "torch_mlu r2.4_develop"
-    python -m backends.operator_tables.collect tensorrt --converters aten_ops_converters.py --source "…"
+    python -m benchmarks.operator_tables npu --package torch_npu --key PrivateUse1 --source "torch_npu 2.13.0"
+    python -m benchmarks.operator_tables mlu --functions mlu_functions.yaml --source "torch_mlu r2.4_develop"
+    python -m benchmarks.operator_tables tensorrt --converters aten_ops_converters.py --source "…"
 
 The first must run in a Python that has the vendor's package; its driver need not be there where a stub stands in
 (tests/support/stub_drivers.py). The others read sources as text and import nothing of them.
 
-Owns: how names are found. Only names are taken: of PyTorch's own operators and torchvision's.
+Owns: how names are found. Only names are taken: of PyTorch's own operators and torchvision's, and none of gradients
+(`…_backward`), which no network calls that only answers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent
+import backends.operator_tables
+
+_FOLDER = Path(backends.operator_tables.__file__).parent
 _KEPT = ("aten::", "torchvision::")
 _FUNCTION = re.compile(r"^\s*-\s*func:\s*([\w.]+)", re.MULTILINE)
 _CONVERTER = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)(?:\.(\w+))?")
@@ -42,10 +45,15 @@ def main() -> None:
         kind, names = "converters", of_converters(given.converters)
     else:
         kind, names = "kernels", of_dispatcher(given.package, given.key)
-    kept = sorted({name for name in names if name.startswith(_KEPT)})
+    kept = kept_names(names)
     text = f"# source: {given.source}\n# kind: {kind}\n" + "".join(f"{name}\n" for name in kept)
     (_FOLDER / f"{given.name}.txt").write_text(text, encoding="utf-8")
     print(f"{given.name}: {len(kept)} operators")
+
+
+def kept_names(names: Iterable[str]) -> list[str]:
+    """The names that a table lists, in its order."""
+    return sorted({name for name in names if name.startswith(_KEPT) and "_backward" not in name})
 
 
 def of_dispatcher(package: str | None, key: str) -> Iterable[str]:

@@ -1,0 +1,27 @@
+"""Rounds trained weights, so that whatever packs the sample files (git, a wheel, an image's layer) makes them smaller.
+
+Owns: how coarsely a layer's weights are kept. Must not know networks, files or training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STEPS = 128  # between 0 and the largest weight of an output channel, as in int8
+
+
+def rounded(weights: Tensor) -> Tensor:
+    """Round a convolution's or linear layer's weights [outputs, ...] to whole steps; the dtype stays.
+
+    The step of an output channel is a power of two: the low bits of a float are then 0, and deflate drops those.
+    Vectors (biases, the statistics of BatchNorm) are left as they are: they are few and count for much.
+    """
+    if weights.ndim < 2 or not weights.is_floating_point():
+        return weights
+    largest = weights.detach().float().flatten(1).abs().amax(dim=1)
+    mantissa, exponent = torch.frexp(largest / STEPS)
+    exponent -= (mantissa == 0.5).to(exponent.dtype)  # already a power of two
+    # float16 has nothing finer than 2^-24; of a channel that is all zero any step will do.
+    step = torch.ldexp(torch.ones_like(largest), exponent.clamp(min=-24)).view(-1, *(1,) * (weights.ndim - 1))
+    return ((weights.float() / step).round() * step).to(weights.dtype)
