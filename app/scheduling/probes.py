@@ -15,7 +15,7 @@ EVERY_BATCHES = 16
 """The shortest batches ever seen: a probe that comes too late has cost the others no more than a sixteenth."""
 
 
-def is_due(queue: Queue[T], workers: Serving[T], *, priority: int, images: int, within_s: float, now: float) -> bool:
+def is_due(queue: Queue[T], workers: Serving[T], images: int, within_s: float, now: float, *, priority: int) -> bool:
     """Whether a request of so many images that has `within_s` is let in whatever is expected of it.
 
     It is where nothing of its model and kind was let in for so long, and batches were once fast enough for it. What

@@ -180,6 +180,7 @@ class Queue(Generic[T]):
         """Keep room for its images; count a request of its client, and how many of that client's it is behind. It is
         returned.
         """
+        reservation.interruptions = self.interruptions
         reservation.alone = not (self.reserved or self.depth or self.in_flight)
         self.reserved += reservation.left
         lateness = self.urgent_lateness if reservation.priority > 0 else self.lateness

@@ -30,16 +30,7 @@ from typing import Generic
 from app.scheduling.expectation import expected_s
 from app.scheduling.latency import Ladder
 from app.scheduling.probes import is_due
-from app.scheduling.queue import (
-    Batch,
-    Checked,
-    DeadlineUnreachableError,
-    Item,
-    LostBatches,
-    Queue,
-    Reservation,
-    T,
-)
+from app.scheduling.queue import Batch, Checked, DeadlineUnreachableError, Item, LostBatches, Queue, Reservation, T
 from app.scheduling.returning import LEAST_PAUSE_S, Returning
 from app.scheduling.sharing import RATE_KEPT, Sharing
 from app.scheduling.worker_state import WorkerState
@@ -82,12 +73,11 @@ class Scheduler(Generic[T]):
         Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
         no worker. Raises QueueFullError, DeadlineUnreachableError.
         """
-        self._queues[model].check_room(model, images)
+        queue = self._queues[model]
+        queue.check_room(model, images)
         expected_s, least_s = self._expected_s(model, priority, images, now)
         within_s = (1 - WAY_BACK) * (deadline_s - now)
-        if least_s > within_s and not is_due(
-            self._queues[model], self._serving[model], priority=priority, images=images, within_s=within_s, now=now
-        ):
+        if least_s > within_s and not is_due(queue, self._serving[model], images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
         return expected_s
 
@@ -115,8 +105,7 @@ class Scheduler(Generic[T]):
         self._clients.asked(client, now)
         if images > 1:
             expected_s, _ = self._expected_s(model, priority, 1, now)
-        seen = queue.interruptions
-        return queue.begin(Reservation(model, images, images, priority, deadline_s, now, expected_s, seen, client))
+        return queue.begin(Reservation(model, images, images, priority, deadline_s, now, expected_s, client=client))
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: give back what was reserved and not filled. Idempotent."""
@@ -238,8 +227,7 @@ class Scheduler(Generic[T]):
         taken_s = now - max(batch.dispatched_s, worker.finished_s)
         worker.finished_s = now
         # Where something stood still, that is nobody's: not the time of the model whose batch it happened to.
-        credible_s = ladder.credible_s(batch.size, taken_s)
-        worker.served_s[batch.model] += credible_s - ladder.of(batch.size)
+        worker.served_s[batch.model] += (credible_s := ladder.credible_s(batch.size, taken_s)) - ladder.of(batch.size)
         if taken_s > credible_s + _STALL_S:
             self._interrupted(worker)
         if learn:
