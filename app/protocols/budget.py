@@ -1,4 +1,4 @@
-"""What all clients may hold together, and how much of it one of them: bytes of bodies, connections, calls.
+"""What all clients may hold together, and how much of it one of them: bytes, connections, calls, listeners.
 
 Owns: the rule that divides it. Must not know transports: HTTP and gRPC draw on one budget.
 """
@@ -21,8 +21,14 @@ for others, however much one client sends (dynamic thresholds, Choudhury and Hah
 class Budget:
     """So much of something, `what` in a sentence, over all clients."""
 
-    def __init__(self, limit: int, what: str) -> None:
+    def __init__(self, limit: int, what: str, *, least: int | None = None, spare: int = 0) -> None:
+        """`least`: what a client may hold however little is free, as long as it is there; a quarter by default.
+
+        `spare`: of the limit, for clients that hold no more than `least`: a few greedy ones never take it.
+        """
         self.limit, self.held = limit, 0
+        self._least = limit // 4 if least is None else least
+        self._spare = spare
         self.total = 0
         """What requests held that are over, added up."""
         self.on_empty: Callable[[], None] | None = None
@@ -34,7 +40,7 @@ class Budget:
     @property
     def most_for_one(self) -> int:
         """What one client can hold when it is alone."""
-        return self.limit * _SHARE // (_SHARE + 1)
+        return max(self._least, (self.limit - self._spare) * _SHARE // (_SHARE + 1))
 
     def share(self, client: str, portion: Portion | None = None) -> Share:
         """What a request of this client holds; a context manager that gives it back. `portion`: counts it, too."""
@@ -66,7 +72,7 @@ class Budget:
 
     def _fits(self, client: str, size: int) -> bool:
         free = self.limit - self.held - size
-        return free >= 0 and self._by_client.get(client, 0) + size <= max(self.limit // 4, _SHARE * free)
+        return free >= 0 and self._by_client.get(client, 0) + size <= max(self._least, _SHARE * (free - self._spare))
 
     def _hold(self, client: str, size: int) -> None:
         self.held += size
