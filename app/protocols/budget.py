@@ -101,10 +101,10 @@ class Budget:
 class Share:
     """What one request holds of a budget, until its context ends."""
 
-    __slots__ = ("_budget", "_client", "_held_bytes", "_portion")
+    __slots__ = ("_budget", "_client", "_portion", "held_bytes")
 
     def __init__(self, budget: Budget, client: str, portion: Portion | None) -> None:
-        self._budget, self._client, self._held_bytes = budget, client, 0
+        self._budget, self._client, self.held_bytes = budget, client, 0
         self._portion = portion
 
     def take(self, size: int) -> None:
@@ -113,16 +113,16 @@ class Share:
             if self._portion is not None:
                 self._portion.hold_bytes(size)
             self._budget.take(self._client, size)
-            self._held_bytes += size
+            self.held_bytes += size
 
     async def wait(self, size: int) -> None:
         """Hold so many bytes more, as soon as they are there."""
         await self._budget.wait(self._client, size)
-        self._held_bytes += size
+        self.held_bytes += size
 
     def give(self, size: int) -> None:
         """Give back some of what is held."""
-        self._held_bytes -= size
+        self.held_bytes -= size
         self._budget.give(self._client, size)
 
     def __enter__(self) -> Share:
@@ -131,7 +131,7 @@ class Share:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._held_bytes:
-            self._budget.total += self._held_bytes
-            self._budget.give(self._client, self._held_bytes)
-            self._held_bytes = 0
+        if self.held_bytes:
+            self._budget.total += self.held_bytes
+            self._budget.give(self._client, self.held_bytes)
+            self.held_bytes = 0
