@@ -69,12 +69,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
-        self._sending.end()
         self._disarm()
         self._unset_keepalive_if_required()
         if self._linger_end is not None:
             self._linger_end.cancel()
         super().connection_lost(exc)
+        self._sending.end()  # It closes the transport, once more.
 
     @property
     def encrypted(self) -> bool:

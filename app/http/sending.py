@@ -17,10 +17,12 @@ log = logging.getLogger("anychip.http")
 PIECE_BYTES = 64 * 1024
 """Large answers are given to TLS in such pieces: it would encrypt, and keep, all of one in a turn of the event loop."""
 LEAST_BYTES_PER_S = 4096
-PERIOD_S = 20.0
+PERIOD_S = 10.0
 """The rate is looked at over so long: a system tells of what it has taken in pieces, on loopback of 64 KiB."""
 _STOOD_STILL_S = 0.25
 """How late a timer is after a time in which this process was stopped: then the client is not to blame."""
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""With it a closed socket is reset, and what it had not yet sent is dropped."""
 _ACKED_AT = 120
 """Where Linux's `struct tcp_info` has `tcpi_bytes_acked`."""
 
@@ -58,6 +60,8 @@ class SendWatch:
         if taken < LEAST_BYTES_PER_S * PERIOD_S and self._loop.time() - self._due_s < _STOOD_STILL_S:
             log.debug("a client took %d bytes of its answer in %g s: its connection is closed", taken, PERIOD_S)
             self._timer = None
+            with contextlib.suppress(OSError, AttributeError):  # Else the system would keep what it has, and try on.
+                self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self._transport.abort()
         else:
             self._arm()
