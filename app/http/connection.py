@@ -17,7 +17,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import STATUS, Code, error_body
-from app.http.head import Refusal, fault_of, fault_of_line
+from app.http.head import Refusal, refusal_of, refusal_of_line
 from app.http.one_piece import OnePiece
 from app.http.sending import PIECE_BYTES, SendWatch
 
@@ -56,7 +56,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._linger_end: asyncio.TimerHandle | None = None
-        self._fault: Refusal | None = None
+        self._refusal: Refusal | None = None
         self._lent = False
         self._idle_since_s = 0.0
         self.closing = False
@@ -176,8 +176,8 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._head = data
             return None
         end = found.end()
-        if fault := fault_of_line(data):
-            self._refuse("INVALID_REQUEST", fault.message, fault.status)
+        if refusal := refusal_of_line(data):
+            self._refuse("INVALID_REQUEST", refusal.message, refusal.status)
             return None
         if _UPGRADE.search(data, 0, end):
             data = _UPGRADE.sub(b"", data[:end]) + data[end:]
@@ -206,9 +206,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unproductive_bytes = 0
         self._discarded_bytes = 0
         self._disarm()
-        self._fault = fault_of(self.parser.get_http_version(), self.headers)
-        if self._fault is not None:
-            raise ValueError(self._fault.message)
+        self._refusal = refusal_of(self.parser.get_http_version(), self.headers)
+        if self._refusal is not None:
+            raise ValueError(self._refusal.message)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -235,8 +235,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """What the parser does not understand."""
         if self._headers > self.limits.headers:
             self._refuse("HEADERS_TOO_LARGE", f"there are more than {self.limits.headers} headers")
-        elif self._fault is not None:
-            self._refuse("INVALID_REQUEST", self._fault.message, self._fault.status)
+        elif self._refusal is not None:
+            self._refuse("INVALID_REQUEST", self._refusal.message, self._refusal.status)
         else:
             self._refuse("INVALID_REQUEST", "this is no HTTP/1.1 request")
 

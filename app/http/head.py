@@ -22,12 +22,12 @@ class Refusal(NamedTuple):
 _NO_HTTP = Refusal(400, "this is no HTTP/1.1 request")
 
 
-def fault_of_line(head: bytes) -> Refusal | None:
+def refusal_of_line(head: bytes) -> Refusal | None:
     """What is wrong with the request line that the parser takes for HTTP: RTSP/1.0, say."""
     return _NO_HTTP if _OTHER_PROTOCOL.match(head) else None
 
 
-def fault_of(version: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+def refusal_of(version: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
     """What is wrong with a head of this version whose headers are these, names in lower case."""
     if version not in ("1.0", "1.1"):
         return _NO_HTTP if version == "0.9" else Refusal(505, f"HTTP/{version} is not spoken here; use HTTP/1.1")
