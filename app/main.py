@@ -196,7 +196,9 @@ async def _listening(
     settings = ingress.service.settings
     limits = ConnectionLimits(head_bytes=settings.max_header_bytes, head_timeout_s=settings.header_timeout_s)
     # The administration has its own: whatever the public ports have taken, it can be asked, also whether this lives.
-    counted = ingress.connections if bind == "public" else Budget(_ADMIN_CONNECTIONS, "connections")
+    counted = (
+        ingress.connections if bind == "public" else Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
+    )
     config = uvicorn.Config(
         app,
         http=cast(Any, protocol(limits, ingress, bind)),  # uvicorn's types name only the unbuffered kind.
