@@ -194,7 +194,7 @@ class Settings(BaseSettings):
         512 * 2**20, ge=1, description="Bytes of bodies held at once, of all requests, before 429 is answered"
     )
     max_connections: int = Field(
-        2048, ge=4, description="Connections of HTTP, and calls of gRPC, at once; three quarters of them for one client"
+        2048, ge=4, description="Connections, and calls of gRPC, at once; three quarters of them for one client"
     )
     max_header_bytes: int = Field(64 * 2**10, ge=1024, description="Size of a request's headers, in bytes")
     header_timeout_s: float = Field(10, gt=0, description="Time a request's headers may take to arrive, in seconds")

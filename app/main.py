@@ -11,6 +11,7 @@ import gc
 import logging
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -24,11 +25,12 @@ from app.access.tls import Tls
 from app.config import Settings
 from app.http.application import AdminFront, create_app
 from app.http.connection import ConnectionLimits
-from app.http.hot import protocol
+from app.http.hot import HotProtocol, protocol
+from app.http.listener import Listener
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.protocols.budget import Budget
-from app.protocols.ingress import Ingress
+from app.protocols.ingress import Ingress, connections
 from app.serving.service import Service
 from app.workers.process import WorkerStartError
 from models import Model
@@ -36,6 +38,8 @@ from models import Model
 log = logging.getLogger("anychip")
 
 _OTHER_DESCRIPTORS = 256
+"""For processes, files and the administration's connections: clients leave them alone."""
+_ADMIN_CONNECTIONS = 64
 _NEW_OBJECTS = 20_000
 """So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
 way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
@@ -45,7 +49,30 @@ ADMIN_PORT_DISTANCE = 2
 
 
 class Server(uvicorn.Server):
-    """uvicorn, without its signal handling: the order of shutdown is ours."""
+    """uvicorn, without its signal handling and its listening: the order of shutdown and the limits are ours."""
+
+    def __init__(self, config: uvicorn.Config, connections: Budget) -> None:
+        super().__init__(config)
+        self._connections = connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; `sockets` are not ours. Raises OSError."""
+        self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
+        await self.listen(self.config.port)
+        self.started = True
+
+    async def listen(self, port: int, *, reuse_port: bool = False) -> Listener:
+        """Listen on a port, perhaps one more. Raises OSError."""
+        config = self.config
+
+        def connection() -> HotProtocol:  # uvicorn's types do not know the buffered kind.
+            made = cast(Any, config.http_protocol_class)(config, self.server_state, {})
+            return cast(HotProtocol, made)
+
+        listener = Listener(connection, self._connections, config.ssl)
+        self.servers.append(listener)
+        await listener.listen(config.host, port, reuse_port=reuse_port)
+        return listener
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,7 +85,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
 
     Raises WorkerStartError when a worker cannot start, OSError when the port is taken.
     """
-    _make_room(settings.max_connections)
+    room = _make_room(settings.max_connections)
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
     service = Service(settings, models, tracing)
@@ -72,6 +99,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         check_exposure(settings)
         tls = Tls.of(settings)
         app = create_app(service)
+        app.state.ingress.connections = connections(min(settings.max_connections, room))
         async with (
             _listening(app, app.state.ingress, settings.host, settings.port, tls=tls) as server,
             _listening_for_rpc(app, settings, tls),
@@ -81,7 +109,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
             stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(_started(service, app))
-            shared: asyncio.Server | None = None
+            shared: Listener | None = None
             try:
                 await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -121,15 +149,18 @@ async def _started(service: Service, app: FastAPI) -> None:
     await asyncio.gather(service.start(), asyncio.to_thread(app.openapi))
 
 
-def _make_room(connections: int) -> None:
-    """Let this process have as many descriptors as it may need; else it could not accept what it wants to refuse."""
-    wanted = 2 * connections + _OTHER_DESCRIPTORS  # Those that are refused stay open for a moment.
+def _make_room(connections: int) -> int:
+    """Let this process have as many descriptors as it may need; how many of them connections may take."""
+    wanted = 2 * connections + _OTHER_DESCRIPTORS  # gRPC refuses what it has accepted.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < connections + _OTHER_DESCRIPTORS:
-            log.warning("only %d files may be open here: too few for %d connections (ulimit -n)", allowed, connections)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    room = max(allowed // 2, allowed - _OTHER_DESCRIPTORS)
+    if room < connections:
+        log.warning("only %d files may be open here: %d connections, not %d (ulimit -n)", allowed, room, connections)
+    return room
 
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
@@ -163,10 +194,10 @@ async def _listening(
 ) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed."""
     settings = ingress.service.settings
-    limits = ConnectionLimits(
-        Budget(settings.max_connections, "connections"),
-        head_bytes=settings.max_header_bytes,
-        head_timeout_s=settings.header_timeout_s,
+    limits = ConnectionLimits(head_bytes=settings.max_header_bytes, head_timeout_s=settings.header_timeout_s)
+    # The administration has its own: whatever the public ports have taken, it can be asked, also whether this lives.
+    counted = (
+        ingress.connections if bind == "public" else Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     )
     config = uvicorn.Config(
         app,
@@ -184,7 +215,7 @@ async def _listening(
     )
     config.load()
     config.ssl = tls.context if tls else None
-    server = Server(config)
+    server = Server(config, counted)
     serving = asyncio.create_task(_serve_or_raise(server))
     try:
         while not server.started and not serving.done():
@@ -197,28 +228,18 @@ async def _listening(
         await asyncio.gather(serving, return_exceptions=True)
 
 
-async def _sharing(server: Server, settings: Settings) -> asyncio.Server | None:
+async def _sharing(server: Server, settings: Settings) -> Listener | None:
     """Listen on the port that is shared with others, too, where that is wanted: the system deals connections out.
 
     Begun when the service is ready, as connections come at once. Raises OSError.
     """
     if not settings.reuse_port:
         return None
-    config = server.config
-
-    def connection() -> asyncio.BaseProtocol:
-        # uvicorn makes them alike.
-        made: asyncio.BaseProtocol = config.http_protocol_class(config, server.server_state, {})  # type: ignore[call-arg]
-        return made
-
     try:
-        listener = await asyncio.get_running_loop().create_server(
-            connection, settings.host, settings.reuse_port, reuse_port=True, backlog=config.backlog, ssl=config.ssl
-        )
+        listener = await server.listen(settings.reuse_port, reuse_port=True)
     except OSError:
         message = f"cannot share {settings.host}:{settings.reuse_port}; somebody has it alone, or is another user"
         raise OSError(message) from None
-    server.servers.append(listener)  # Closed with the others.
     log.info("shares port %d", settings.reuse_port)
     return listener
 
@@ -277,7 +298,8 @@ async def _listening_for_administration(app: FastAPI, settings: Settings, public
 async def _serve_or_raise(server: Server) -> None:
     try:
         await server.serve()
-    except SystemExit:  # uvicorn's way of saying that the port cannot be had; it has logged the reason.
+    except OSError as error:
+        log.error("%s", error)
         raise OSError(
             f"cannot listen on {server.config.host}:{server.config.port}; is another service there?"
         ) from None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.access.addresses import client_of
 from app.access.hosts import Hosts, is_loopback
 from app.access.keys import CallerLimits, Key, Keys, KeysError, Role
 from app.access.rules import Bind, Need
@@ -30,8 +31,8 @@ log = logging.getLogger("anychip.access")
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """Who asks. `name`: what its shares are counted under: a key's name, or an address; `key`: the key's, "" without
-    one.
+    """Who asks. `name`: what its shares are counted under: a key's name, or `client_of` its address; `key`: the key's,
+    "" without one.
     """
 
     name: str
@@ -126,7 +127,7 @@ class Access:
         if bind == "admin" or need == "admin":
             self._check_administration(need, bind, origin)
         if self.keys is None or need == "open" or (need == "metrics" and self._settings.metrics_without_key):
-            return Caller(address, self._limits)
+            return Caller(client_of(address), self._limits)
         if not sent and authorization[:7].lower() == b"bearer ":
             sent = authorization[7:].strip()
         return self._identified(self.keys, sent, "admin" if need == "admin" else "infer")

@@ -1,10 +1,7 @@
 """uvicorn's HTTP/1.1 connection, with limits, and with each answer sent in one piece.
 
-Owns: how large, how many and how slow heads may be, how a connection ends whose request was not read to its end, and
-when bytes leave. Must not know what is asked.
-
-uvicorn writes an answer's head and its body apart, and uvloop sends each at once: two system calls, two packets, and a
-client that wakes up twice. Here what is written within one turn of the loop leaves together.
+Owns: how large, how many and how slow heads may be, and how a connection ends whose request was not read to its end, or
+whose client does not read. Must not know what is asked. How many connections there are is app.http.listener's.
 """
 
 from __future__ import annotations
@@ -19,12 +16,13 @@ from typing import Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.errors import STATUS, Code, ServiceError, error_body
-from app.protocols.budget import Budget
+from app.errors import STATUS, Code, error_body
+from app.http.head import Refusal, refusal_of, refusal_of_line
+from app.http.one_piece import OnePiece
+from app.http.sending import PIECE_BYTES, SendWatch
 
 log = logging.getLogger("anychip.http")
 
-_MOST_BYTES = 64 * 1024  # What a turn may hold back: large answers are not copied together.
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
 _LINGER_IDLE_S = 5.0
@@ -36,9 +34,8 @@ _STOOD_STILL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a connection may cost. `connections` counts them, over all clients and by client."""
+    """What a connection may cost."""
 
-    connections: Budget
     head_bytes: int = 64 * 1024
     headers: int = 100
     head_timeout_s: float = 10.0
@@ -50,7 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
     limits: ConnectionLimits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, unless there are too many."""
+        """Begin a connection."""
         self._in_head = True  # The next bytes belong to a head; False between a head's end and its message's.
         self._head = b""
         self._unproductive_bytes = 0
@@ -59,31 +56,41 @@ class LimitedProtocol(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._linger_end: asyncio.TimerHandle | None = None
-        self._counted = ""
+        self._refusal: Refusal | None = None
         self._lent = False
         self._idle_since_s = 0.0
         self.closing = False
-        super().connection_made(cast(asyncio.Transport, _OnePiece(transport, self)))
-        client = self.client[0] if self.client else "local"
-        try:
-            self.limits.connections.take(client, 1)
-        except ServiceError:
-            self._write_error("QUEUE_FULL", "there are too many connections; try again", b"retry-after: 1\r\n")
-            self.transport.close()
-            return
-        self._counted = client
+        self._pieces = OnePiece(transport, self._close)
+        self._sending = SendWatch(transport)
+        super().connection_made(cast(asyncio.Transport, self._pieces))
+        if self.encrypted:
+            transport.set_write_buffer_limits(PIECE_BYTES)
         self._arm(self.limits.head_timeout_s, self._head_timed_out)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
-        if self._counted:
-            self.limits.connections.give(self._counted, 1)
-            self._counted = ""
         self._disarm()
         self._unset_keepalive_if_required()
         if self._linger_end is not None:
             self._linger_end.cancel()
         super().connection_lost(exc)
+        self._sending.end()  # It closes the transport, once more.
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.scheme == "https"
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._sending.begin()
+
+    def resume_writing(self) -> None:
+        """It has read all or nearly all of it."""
+        super().resume_writing()
+        if not self._pieces.within.is_closing():
+            self._sending.end()
 
     @property
     def between_requests(self) -> bool:
@@ -169,6 +176,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._head = data
             return None
         end = found.end()
+        if refusal := refusal_of_line(data):
+            self._refuse("INVALID_REQUEST", refusal.message, refusal.status)
+            return None
         if _UPGRADE.search(data, 0, end):
             data = _UPGRADE.sub(b"", data[:end]) + data[end:]
         return data
@@ -196,6 +206,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unproductive_bytes = 0
         self._discarded_bytes = 0
         self._disarm()
+        self._refusal = refusal_of(self.parser.get_http_version(), self.headers)
+        if self._refusal is not None:
+            raise ValueError(self._refusal.message)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -222,6 +235,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """What the parser does not understand."""
         if self._headers > self.limits.headers:
             self._refuse("HEADERS_TOO_LARGE", f"there are more than {self.limits.headers} headers")
+        elif self._refusal is not None:
+            self._refuse("INVALID_REQUEST", self._refusal.message, self._refusal.status)
         else:
             self._refuse("INVALID_REQUEST", "this is no HTTP/1.1 request")
 
@@ -234,8 +249,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
         A client that is still sending would otherwise find its connection reset, and never read its answer.
         """
-        self.lingering = True
-        transport = cast(_OnePiece, self.transport).within
+        self.lingering = self._pieces.closing = True
+        transport = self._pieces.within
         if transport.is_closing():
             return
         try:
@@ -245,6 +260,16 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._begin_discarding()
+
+    def _close(self) -> None:
+        """As the transport within, but for a client that is still sending, or that does not read what is left."""
+        transport = self._pieces.within
+        if self.message_incomplete() and not transport.is_closing():
+            self.linger()
+        else:
+            transport.close()
+        if transport.get_write_buffer_size():
+            self._sending.begin()
 
     def _begin_discarding(self) -> None:
         self._arm(_LINGER_IDLE_S, self._end)
@@ -284,7 +309,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm(_LINGER_IDLE_S, self._end)
 
     def _end(self) -> None:
-        cast(_OnePiece, self.transport).within.abort()
+        self._pieces.within.abort()
 
     def _head_timed_out(self) -> None:
         if self.loop.time() - self._due_s > _STOOD_STILL_S:
@@ -298,29 +323,16 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _refuse(self, code: Code, message: str) -> None:
-        """Answer what is no request yet, and close."""
+    def _refuse(self, code: Code, message: str, status: int | None = None) -> None:
+        """Answer what is no request yet, and close. `status`: where it is another than the code's."""
         if self.lingering or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
             self._end()  # Another answer is being written: nothing can be said in between.
             return
-        self._write_error(code, message)
+        self.transport.write(last_words(code, message, status))
+        self._pieces.flush()
         self.linger()
-
-    def _write_error(self, code: Code, message: str, headers: bytes = b"") -> None:
-        request_id = secrets.token_hex(8)
-        body = orjson.dumps(error_body(code, message, request_id))
-        head = (
-            STATUS_LINE[STATUS[code]]
-            + b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-            + b"x-request-id: %s\r\nconnection: close\r\n" % request_id.encode()
-            + headers
-            + b"\r\n"
-        )
-        log.debug("%s: %s", code, message, extra={"request_id": request_id})
-        self.transport.write(head + body)
-        cast(_OnePiece, self.transport).flush()
 
     def _arm(self, seconds: float, function: Any) -> None:
         self._disarm()
@@ -333,45 +345,23 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+def last_words(code: Code, message: str, status: int | None = None, headers: bytes = b"") -> bytes:
+    """The answer to what is no request yet; the connection ends with it."""
+    request_id = secrets.token_hex(8)
+    body = orjson.dumps(error_body(code, message, request_id))
+    log.debug("%s: %s", code, message, extra={"request_id": request_id})
+    return b"".join(
+        (
+            STATUS_LINE[status or STATUS[code]],
+            b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
+            b"x-request-id: %s\r\nconnection: close\r\n" % request_id.encode(),
+            headers,
+            b"\r\n",
+            body,
+        )
+    )
+
+
 def protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:
     """The class of connections with these limits."""
     return type("Protocol", (LimitedProtocol,), {"limits": limits})
-
-
-class _OnePiece:
-    """A transport that sends at the end of a turn; for everything but writing and closing it is the one within."""
-
-    def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol | None = None) -> None:
-        self.within = transport
-        self._protocol = protocol
-        self._loop = asyncio.get_running_loop()
-        self._parts: list[bytes] = []
-        self._held_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.within, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._parts:
-            self._loop.call_soon(self.flush)
-        self._parts.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes > _MOST_BYTES:
-            self.flush()
-
-    def close(self) -> None:
-        self.flush()
-        if self._protocol is not None and self._protocol.message_incomplete() and not self.within.is_closing():
-            self._protocol.linger()
-        else:
-            self.within.close()
-
-    def is_closing(self) -> bool:
-        return self.within.is_closing() or (self._protocol is not None and self._protocol.lingering)
-
-    def flush(self) -> None:
-        if self._parts:
-            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts.clear()
-            self._held_bytes = 0
-            self.within.write(data)

@@ -22,6 +22,7 @@ from app.access.rules import Bind, Need, administered, check_spelling, need_of
 from app.errors import ClientLeftError, ServiceError, internal_error
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
+from app.http.sending import PIECE_BYTES
 from app.http.turns import Turns
 from app.protocols.context import RequestContext, begin_request, end_request
 from app.protocols.ingress import Ingress
@@ -43,7 +44,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, ingress: Ingress) -> None:
         self._app = app
-        self._service, self._access = ingress.service, ingress.access
+        self._service, self._access, self._bodies = ingress.service, ingress.access, ingress.bodies
         self._turns = Turns(_IN_A_TURN)
         self._cors = Cors(ingress.service.settings.origins)
 
@@ -62,12 +63,13 @@ class Edge:
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                context.hold(_length(message), self._bodies)
                 status = message["status"]
                 context.route = context.route or getattr(scope.get("route"), "path", "")
                 message["headers"] = [*message["headers"], *common_headers(self._service, context, code)]
                 if cors:
                     message["headers"] += self._cors.headers(scope["headers"])
-            await send(message)
+            await _send_in_pieces(send, message)
 
         try:
             if cors and (said := self._cors.preflight(scope["method"], scope["headers"])) is not None:
@@ -94,6 +96,7 @@ class Edge:
             await _send_error(answer, context, internal_error())
         finally:
             end_request(self._service, scope, context, status, code)
+            context.let_go()
             if need == "admin":
                 self._record(scope, context, code)
 
@@ -118,6 +121,22 @@ class Edge:
             outcome=code,
             seconds=time.monotonic() - context.started_s,
         )
+
+
+def _length(start: Message) -> int:
+    """What an answer says of its size; 0 where it says nothing."""
+    return int(dict(start["headers"]).get(b"content-length", 0))
+
+
+async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> None:
+    """Send on; what is large in pieces, each when the client has taken the one before."""
+    body = message.get("body", b"")
+    for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
+        await send({"type": message["type"], "body": body[start : start + PIECE_BYTES], "more_body": True})
+        await asyncio.sleep(0)
+    if len(body) > PIECE_BYTES:
+        message = {**message, "body": body[(len(body) - 1) // PIECE_BYTES * PIECE_BYTES :]}
+    await send(message)
 
 
 async def _send_error(send: Callable[[Message], Any], context: RequestContext, error: ServiceError) -> None:

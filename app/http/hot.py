@@ -33,6 +33,7 @@ from app.http.call import HttpRequest
 from app.http.connection import ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict, torchserve
+from app.http.sending import PIECE_BYTES
 from app.protocols.budget import Share
 from app.protocols.context import begin_request, end_request
 from app.protocols.ingress import Ingress
@@ -175,6 +176,8 @@ class HotProtocol(asyncio.BufferedProtocol):
     ingress: Ingress
     bind: Bind
     cors: Cors
+    on_lost: Callable[[], None]
+    """Called when the connection has ended; whoever counts it sets it."""
 
     def __init__(
         self,
@@ -188,6 +191,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request: HotRequest | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
         self._held = b""  # What came behind the request that is being answered.
+        self.on_lost = lambda: None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection."""
@@ -198,6 +202,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End a connection, and what is done for it."""
         self._general.connection_lost(error)
+        self.on_lost()
         if self._request is not None:
             self._request.leave()
 
@@ -256,6 +261,9 @@ class HotProtocol(asyncio.BufferedProtocol):
             return False
         headers = dict(head.headers)
         length = headers.get(b"content-length", b"")
+        hosts = 1 if len(headers) == len(head.headers) else sum(name == b"host" for name, _ in head.headers)
+        if b"host" not in headers or hosts > 1:
+            return False
         if len(head.headers) > self._general.limits.headers or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
             return False
         if int(length) > self.ingress.service.settings.max_body_bytes:
@@ -292,13 +300,14 @@ class HotProtocol(asyncio.BufferedProtocol):
                 common = common_headers(service, context, code)
                 if self.cors.on and self.bind == "public":
                     common += self.cors.headers(scope["headers"])
-                self._write(request, status, content, common)
-                if self._general.flow.write_paused:
-                    await self._general.flow.drain()
+                if not request.missing:
+                    request.end()  # While the answer is sent its memory is not needed.
+                await self._send(request, self._head(request, status, content, common), content[0])
         except ClientLeftError:
             pass  # Nobody is there to answer.
         finally:
             end_request(service, scope, context, status, code)
+            context.let_go()
             if not status:  # The client is gone, or this task was cancelled by whoever stops the server.
                 self._transport.abort()
             self._ended(request)
@@ -308,7 +317,9 @@ class HotProtocol(asyncio.BufferedProtocol):
         context = request.scope["anychip"]
         try:
             context.caller = self.ingress.access.admit("infer", self.bind, request.scope["headers"], context.address)
-            return 200, "OK", await handler(self.ingress, request, *names)
+            content = await handler(self.ingress, request, *names)
+            context.hold(len(content[0]), self.ingress.bodies)
+            return 200, "OK", content
         except ServiceError as error:
             failed = without_frames(error)
         except ClientLeftError:
@@ -318,17 +329,31 @@ class HotProtocol(asyncio.BufferedProtocol):
             failed = internal_error()
         return failed.status, failed.code, error_content(failed, context)
 
-    def _write(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> None:
-        body, described = content
+    def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:
         if self._general.closing or _CLOSE in common:
             request.keep_alive = False
         if not request.keep_alive and _CLOSE not in common:
             common.append(_CLOSE)
         lines = [STATUS_LINE[status]]
-        for name, value in (*self._server_state.default_headers, *described, *common):
+        for name, value in (*self._server_state.default_headers, *content[1], *common):
             lines += (name, b": ", value, b"\r\n")
         lines.append(b"\r\n")
-        self._transport.writelines((b"".join(lines), body))
+        return b"".join(lines)
+
+    async def _send(self, request: HotRequest, head: bytes, body: bytes) -> None:
+        """Write an answer, and wait until nearly all of it has left; the connection ends where that takes too long."""
+        flow = self._general.flow
+        if len(body) <= PIECE_BYTES or not self._general.encrypted:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+            for start in range(0, len(body), PIECE_BYTES):
+                self._transport.write(body[start : start + PIECE_BYTES])
+                await (flow.drain() if flow.write_paused else asyncio.sleep(0))
+                if self._transport.is_closing():
+                    return
+        if flow.write_paused and not request.missing:  # Else what is missing would come, and be kept, meanwhile.
+            await flow.drain()
 
     def _ended(self, request: HotRequest) -> None:
         """The connection is free for its next request."""

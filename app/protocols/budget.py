@@ -1,4 +1,4 @@
-"""What all clients may hold together, and how much of it one of them: bytes of bodies, connections, calls.
+"""What all clients may hold together, and how much of it one of them: bytes, connections, calls, listeners.
 
 Owns: the rule that divides it. Must not know transports: HTTP and gRPC draw on one budget.
 """
@@ -21,8 +21,14 @@ for others, however much one client sends (dynamic thresholds, Choudhury and Hah
 class Budget:
     """So much of something, `what` in a sentence, over all clients."""
 
-    def __init__(self, limit: int, what: str) -> None:
+    def __init__(self, limit: int, what: str, *, least: int | None = None, spare: int = 0) -> None:
+        """`least`: what a client may hold however little is free, as long as it is there; a quarter by default.
+
+        `spare`: of the limit, for clients that hold no more than `least`: a few greedy ones never take it.
+        """
         self.limit, self.held = limit, 0
+        self._least = limit // 4 if least is None else least
+        self._spare = spare
         self.total = 0
         """What requests held that are over, added up."""
         self.on_empty: Callable[[], None] | None = None
@@ -34,7 +40,7 @@ class Budget:
     @property
     def most_for_one(self) -> int:
         """What one client can hold when it is alone."""
-        return self.limit * _SHARE // (_SHARE + 1)
+        return max(self._least, (self.limit - self._spare) * _SHARE // (_SHARE + 1))
 
     def share(self, client: str, portion: Portion | None = None) -> Share:
         """What a request of this client holds; a context manager that gives it back. `portion`: counts it, too."""
@@ -66,7 +72,7 @@ class Budget:
 
     def _fits(self, client: str, size: int) -> bool:
         free = self.limit - self.held - size
-        return free >= 0 and self._by_client.get(client, 0) + size <= max(self.limit // 4, _SHARE * free)
+        return free >= 0 and self._by_client.get(client, 0) + size <= max(self._least, _SHARE * (free - self._spare))
 
     def _hold(self, client: str, size: int) -> None:
         self.held += size
@@ -95,10 +101,10 @@ class Budget:
 class Share:
     """What one request holds of a budget, until its context ends."""
 
-    __slots__ = ("_budget", "_client", "_held_bytes", "_portion")
+    __slots__ = ("_budget", "_client", "_portion", "held_bytes")
 
     def __init__(self, budget: Budget, client: str, portion: Portion | None) -> None:
-        self._budget, self._client, self._held_bytes = budget, client, 0
+        self._budget, self._client, self.held_bytes = budget, client, 0
         self._portion = portion
 
     def take(self, size: int) -> None:
@@ -107,16 +113,16 @@ class Share:
             if self._portion is not None:
                 self._portion.hold_bytes(size)
             self._budget.take(self._client, size)
-            self._held_bytes += size
+            self.held_bytes += size
 
     async def wait(self, size: int) -> None:
         """Hold so many bytes more, as soon as they are there."""
         await self._budget.wait(self._client, size)
-        self._held_bytes += size
+        self.held_bytes += size
 
     def give(self, size: int) -> None:
         """Give back some of what is held."""
-        self._held_bytes -= size
+        self.held_bytes -= size
         self._budget.give(self._client, size)
 
     def __enter__(self) -> Share:
@@ -125,7 +131,7 @@ class Share:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._held_bytes:
-            self._budget.total += self._held_bytes
-            self._budget.give(self._client, self._held_bytes)
-            self._held_bytes = 0
+        if self.held_bytes:
+            self._budget.total += self.held_bytes
+            self._budget.give(self._client, self.held_bytes)
+            self.held_bytes = 0

@@ -18,6 +18,7 @@ from app.access.access import Caller
 from app.access.keys import CallerLimits
 from app.observability.metrics import MODELLESS
 from app.observability.tracing import TRACEPARENT, RequestTrace
+from app.protocols.budget import Budget, Share
 from app.serving.recorder import Recorder
 from app.serving.service import Service
 
@@ -29,6 +30,9 @@ Scope = MutableMapping[str, Any]
 _RANDOM = random.Random()  # An id need not be hard to guess, and the system's randomness costs ten times as much.
 NOBODY = Caller("", CallerLimits())
 
+UNCOUNTED_BYTES = 64 * 1024
+"""An answer of so many bytes is not counted: each connection may have as much on its way."""
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -36,7 +40,8 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 class RequestContext:
     """`started_s` is `time.monotonic()` at the request's first byte; `address` is where it came from; `caller` is set
     once it has been admitted, `model` once it is known to exist; `route` is the path with names for its parts;
-    `traceparent`: what goes on from here; `weights_sha256`: of what a load has loaded.
+    `traceparent`: what goes on from here; `weights_sha256`: of what a load has loaded; `unsent`: what a large answer
+    holds.
     """
 
     request_id: str
@@ -48,6 +53,23 @@ class RequestContext:
     recorder: Recorder = field(default_factory=Recorder)
     traceparent: bytes = b""
     weights_sha256: str = ""
+    unsent: Share | None = None
+
+    def hold(self, size: int, bodies: Budget) -> None:
+        """Count an answer of so many bytes, what was counted of it before included, until `let_go`.
+
+        Raises QUEUE_FULL.
+        """
+        if size > UNCOUNTED_BYTES:
+            if self.unsent is None:
+                self.unsent = bodies.share(self.caller.name)
+            self.unsent.take(max(0, size - self.unsent.held_bytes))
+
+    def let_go(self) -> None:
+        """The answer has been sent, or nobody is left to read it."""
+        if self.unsent is not None:
+            self.unsent.__exit__(None, None, None)
+            self.unsent = None
 
     def follow(self, headers: Iterable[tuple[bytes, bytes]], trace: RequestTrace | None) -> None:
         """Go on with our own trace, else with the client's: its id still finds the request in its own traces."""

@@ -29,6 +29,18 @@ from app.serving.terms import Terms
 
 Answer = TypeVar("Answer")
 
+_FEW_CONNECTIONS = 8
+
+
+def connections(limit: int) -> Budget:
+    """Of all public ports together, HTTP's, TLS's and gRPC's.
+
+    One is taken under `client_of` its address when it is accepted, before a handshake (QUEUE_FULL: it is closed at
+    once), and given back when its descriptor is closed. A sixteenth is for addresses that have few: health checks and
+    modest clients come through while others take what they can.
+    """
+    return Budget(limit, "connections", least=min(_FEW_CONNECTIONS, limit // 4), spare=limit // 16)
+
 
 class Call(ABC, Generic[Answer]):
     """A request for a model, as a transport sees it."""
@@ -62,10 +74,12 @@ class Ingress:
     def __init__(self, service: Service, access: Access) -> None:
         self.service, self.access = service, access
         self.converter = Converter()
-        self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests")
+        self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests and answers")
+        """Of requests until they are computed, of large answers until their client has read them."""
         self._heap = Heap(self.bodies)
         self.shares = Shares()
         self.calls = Budget(service.settings.max_connections, "calls")
+        self.connections = connections(service.settings.max_connections)
 
     async def close(self) -> None:
         """End what the ingress has started. Idempotent."""

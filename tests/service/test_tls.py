@@ -12,12 +12,14 @@ import grpc
 import httpx
 import pytest
 
+from tests.support import silent
 from tests.support.grpc_client import call
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
 from tests.support.service_process import free_port
 
+SILENT = 3000
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
 
 
@@ -156,3 +158,21 @@ def test_half_of_a_setting_is_refused(options, reason):
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(options)] * 2, strict=True)}
     with pytest.raises(OSError, match=reason):
         Tls.of(Settings(**given))
+
+
+def test_silent_connections_to_tls_stop_nobody_else_and_end_with_the_time_for_a_handshake(tmp_path):
+    key, certificate = authority(tmp_path, "localhost")
+    with serving(tmp_path, "delay_ms=1", "--tls-cert", str(certificate), "--tls-key", str(key)) as service:
+        port, trusting = httpx.URL(service.url).port, ssl.create_default_context(cafile=certificate)
+        trusting.check_hostname = False
+        with (
+            silent.connections(port, SILENT) as begun,
+            silent.client_elsewhere(service.url, verify=trusting) as client,
+        ):
+            for _ in range(20):
+                assert client.post(PREDICT, content=GREY, headers=JPEG).status_code == 200
+                assert client.get("/v2/health/live").status_code == 200
+            began_s = time.monotonic()
+            assert not any(silent.until_ended(begun, SILENT, WAIT_S))
+            assert time.monotonic() - began_s < 40  # Ten seconds, and some; a minute where nothing limits it.
+            assert client.get("/v2/health/live").status_code == 200

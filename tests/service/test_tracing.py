@@ -18,7 +18,6 @@ from app.http.application import create_app
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
-from app.protocols.budget import Budget
 from app.protocols.context import NOBODY
 from app.serving.service import Service
 from models import open_model, parse_spec
@@ -63,7 +62,7 @@ async def service():
     try:
         await service.start()
         app = create_app(service)
-        bounded = protocol(ConnectionLimits(Budget(100, "connections")), app.state.ingress)
+        bounded = protocol(ConnectionLimits(), app.state.ingress)
         async with listening(app, bounded) as (port, _):
             found = Recorded(app, port, exporter)
             async with found.client, found.through_fastapi:

@@ -27,9 +27,17 @@ def test_one_client_leaves_a_quarter_for_others():
     assert not taken(budget, "greedy", 10)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60))
-def test_never_more_than_there_is_and_everything_comes_back(steps):
-    budget, held = Budget(100, "bytes"), []
+def test_greedy_clients_leave_something_for_modest_ones():
+    budget = Budget(2048, "connections", least=8, spare=128)
+    for client in range(10):
+        while taken(budget, f"greedy {client}", 1):
+            pass
+    assert all(taken(budget, "modest", 1) for _ in range(8))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60), st.integers(0, 60))
+def test_never_more_than_there_is_and_everything_comes_back(steps, spare):
+    budget, held = Budget(100, "bytes", spare=spare), []
     for client, size, give in steps:
         if give and held:
             budget.give(*held.pop())

@@ -19,7 +19,7 @@ from app.errors import ServiceError
 from app.http import connection, hot
 from app.http.connection import ConnectionLimits
 from app.protocols.budget import Budget
-from app.protocols.context import NOBODY
+from app.protocols.context import NOBODY, RequestContext
 from app.protocols.interrupt import interrupted_at
 from tests.support import uvicorn_server
 from tests.support.load import until
@@ -85,15 +85,13 @@ async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     routes = tuple((path, route, wanted.answer) for path, route, _ in hot._ROUTES)
     monkeypatch.setattr(hot, "_ROUTES", routes)
     monkeypatch.setattr(hot, "end_request", lambda *given: wanted.ended.append(given[-2:]))
-    budget = Budget(64, "connections")
     access = SimpleNamespace(admit=lambda *_: NOBODY)
-    ingress = SimpleNamespace(service=service, access=access, wanted=wanted)
-    protocol = hot.protocol(ConnectionLimits(budget, **limits), ingress)
+    ingress = SimpleNamespace(service=service, access=access, wanted=wanted, bodies=wanted.bodies)
+    protocol = hot.protocol(ConnectionLimits(**limits), ingress)
     async with uvicorn_server.listening(
         general, protocol, timeout_graceful_shutdown=graceful_s, timeout_keep_alive=keep_alive_s
     ) as (port, server):
         yield SimpleNamespace(port=port, wanted=wanted, server=server)
-    assert budget.held == 0
     assert wanted.bodies.held == 0
 
 
@@ -384,13 +382,14 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
         return content, [(b"content-length", b"%d" % len(content))]
 
     monkeypatch.setattr(hot, "_ROUTES", tuple((path, route, echoed) for path, route, _ in hot._ROUTES))
-    monkeypatch.setattr(hot, "begin_request", lambda *_: SimpleNamespace(route="", address=""))
+    monkeypatch.setattr(hot, "begin_request", lambda *_: RequestContext("", 0))
     monkeypatch.setattr(hot, "end_request", lambda *_: None)
     monkeypatch.setattr(hot, "common_headers", lambda *_: [])
     service = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()))
     access = SimpleNamespace(admit=lambda *_: NOBODY)
-    limits = ConnectionLimits(Budget(64, "connections"))
-    ours, theirs = hot.protocol(limits, SimpleNamespace(service=service, access=access)), connection.protocol(limits)
+    limits = ConnectionLimits()
+    ingress = SimpleNamespace(service=service, access=access, bodies=Budget(1000, "bytes"))
+    ours, theirs = hot.protocol(limits, ingress), connection.protocol(limits)
 
     async def answered(port, data):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -412,6 +411,7 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
             source = random.Random(number)
             sizes = source.choice(SIZES)
             lines = [b"POST %b HTTP/%b" % (source.choice(TARGETS), version)]
+            lines += [b"Host: x"] * source.choice((0, 1, 1, 1, 1, 1, 2))
             lines += [b"Content-Length: " + size for size in sizes]
             for _ in range(source.randrange(4)):
                 line = source.choice(NAMES) + b": " + source.choice(VALUES)

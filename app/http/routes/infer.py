@@ -134,6 +134,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     """The content of a good answer. Raises ServiceError, ClientLeftError."""
     call = RestInferCall(request, model, version)
     response = await ingress.answer(call)
+    call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
     content, headers = await _encoded(ingress, model, call.parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
     if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in _WINDOW if k in accepted), "")):

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import ServiceError
 from app.http.edge import BIND
+from app.protocols.budget import Budget
 from app.serving.service import Service
 from app.serving.snapshot import snapshot
 
@@ -28,24 +29,13 @@ router = APIRouter(tags=["status"])
 class StatsFeed:
     """The numbers of a service, collected twice a second for everybody who listens. Belongs to one event loop."""
 
-    def __init__(self, service: Service, interval_s: float = INTERVAL_S, max_listeners: int = MAX_LISTENERS) -> None:
+    def __init__(self, service: Service, interval_s: float = INTERVAL_S) -> None:
         self._service = service
         self._interval_s = interval_s
-        self._max_listeners = max_listeners
         self._next: asyncio.Task[bytes] | None = None
         self._collected_s = 0.0
-        self.listeners = 0
-
-    def join(self) -> None:
-        """Become a listener; `leave` must follow. Raises QUEUE_FULL when as many listen as may."""
-        if self.listeners >= self._max_listeners:
-            message = f"{self.listeners} clients follow the numbers already, and no more may; ask /v1/stats instead"
-            raise ServiceError("QUEUE_FULL", message, retry_after_s=10)
-        self.listeners += 1
-
-    def leave(self) -> None:
-        """Listen no longer."""
-        self.listeners -= 1
+        self.listeners = Budget(MAX_LISTENERS, "listeners to the numbers")
+        """Who listens takes one, under the caller's name."""
 
     async def events(self, admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Server-sent events, each with the JSON of `/v1/stats`. A slow listener misses some and is never behind.
@@ -82,16 +72,16 @@ def _collected_json(service: Service) -> bytes:
 class _EventStream(StreamingResponse):
     """A stream that leaves its feed however it ends, also when not one event was sent."""
 
-    def __init__(self, feed: StatsFeed, admitted: Callable[[], bool]) -> None:
+    def __init__(self, feed: StatsFeed, caller: str, admitted: Callable[[], bool]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(feed.events(admitted), media_type="text/event-stream", headers=headers)
-        self._feed = feed
+        self._feed, self._caller = feed, caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._feed.leave()
+            self._feed.listeners.give(self._caller, 1)
 
 
 @router.get("/v1/stats/stream", response_class=Response, responses={404: {"description": "Nothing is counted here"}})
@@ -110,5 +100,6 @@ async def stats_stream(request: Request) -> Response:
             return False
         return True
 
-    feed.join()
-    return _EventStream(feed, admitted)
+    caller = scope["anychip"].caller.name
+    feed.listeners.take(caller, 1)
+    return _EventStream(feed, caller, admitted)

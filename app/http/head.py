@@ -1,0 +1,52 @@
+"""What HTTP itself (RFC 9112) asks of a head, beside what the parser checks.
+
+Owns: these rules and their statuses. Must not know what is asked, nor how a connection ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_OTHER_PROTOCOL = re.compile(rb"[\r\n]*[^\r\n]* (?!HTTP/)[A-Za-z]+/[\d.]+\r?\n")
+
+
+class Refusal(NamedTuple):
+    """Why a head is refused, and with which status."""
+
+    status: int
+    message: str
+
+
+_NO_HTTP = Refusal(400, "this is no HTTP/1.1 request")
+
+
+def refusal_of_line(head: bytes) -> Refusal | None:
+    """What is wrong with the request line that the parser takes for HTTP: RTSP/1.0, say."""
+    return _NO_HTTP if _OTHER_PROTOCOL.match(head) else None
+
+
+def refusal_of(version: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
+    """What is wrong with a head of this version whose headers are these, names in lower case."""
+    if version not in ("1.0", "1.1"):
+        return _NO_HTTP if version == "0.9" else Refusal(505, f"HTTP/{version} is not spoken here; use HTTP/1.1")
+    hosts, codings = 0, b""
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            codings += value + b","
+    if hosts > 1 or (not hosts and version == "1.1"):
+        # A proxy in front may have believed another of them.
+        return Refusal(400, "an HTTP/1.1 request has one Host header, no more and no less")
+    if not codings:
+        return None
+    if version == "1.0":
+        return Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
+    named = [each for coding in codings.lower().split(b",") if (each := coding.strip())]
+    if named == [b"chunked"]:
+        return None
+    if named[-1:] == [b"chunked"] and named.count(b"chunked") == 1:
+        return Refusal(501, "of transfer codings only chunked is read here; compress with Content-Encoding")
+    return Refusal(400, "the Transfer-Encoding does not end with chunked")

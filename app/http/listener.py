@@ -1,0 +1,142 @@
+"""Sockets that listen for HTTP: what they accept is counted before anything is read of it, TLS's handshake included.
+
+Owns: accepting, and the refusal of more connections than one address, or all, may have. Must not know requests. What
+counts is one budget for all public ports (app.protocols.ingress.connections), gRPC's as well.
+
+A server of asyncio's accepts all that comes, and makes a connection known after its handshake: by then silent ones have
+taken every descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from app.access.addresses import client_of
+from app.errors import ServiceError
+from app.http.connection import last_words
+from app.http.hot import HotProtocol
+from app.protocols.budget import Budget
+
+log = logging.getLogger("anychip.http")
+
+HANDSHAKE_S = 10.0
+_BACKLOG = 2048
+_AT_ONCE = 32
+"""Connections accepted in one turn of the event loop."""
+_PAUSE_S = 0.1
+"""Without a descriptor nothing is accepted for so long."""
+_SAY_AGAIN_S = 60.0
+
+
+class Listener:
+    """Of one server; looks like asyncio's `Server` to uvicorn."""
+
+    def __init__(
+        self, connection: Callable[[], HotProtocol], connections: Budget, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`connection`: makes a protocol; `connections`: counts them."""
+        self.sockets: list[socket.socket] = []
+        self._connection, self._connections = connection, connections
+        self._options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}
+        self._refusal = b"" if tls else _refusal()
+        self._loop = asyncio.get_running_loop()
+        self._clients: dict[HotProtocol, str] = {}
+        """Of the connections that are counted."""
+        self._beginning: set[asyncio.Task[Any]] = set()
+        self._said_s = float("-inf")
+
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+        """Accept what comes to a port, at all addresses of a host. Raises OSError."""
+        found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            made = socket.create_server(address, family=family, backlog=_BACKLOG, reuse_port=reuse_port)
+            made.setblocking(False)
+            self.sockets.append(made)
+        for each in self.sockets:
+            self._loop.add_reader(each, self._accept, each)
+
+    def close(self) -> None:
+        """Accept no more; connections that have begun go on."""
+        for each in self.sockets:
+            self._loop.remove_reader(each)
+            each.close()
+        self.sockets.clear()
+        for task in self._beginning:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until no connection is at its beginning any more."""
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue  # It has left already.
+            except OSError as error:  # No descriptor, or no memory, for it.
+                self._say("nothing can be accepted for now: %s", error)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_PAUSE_S, self._go_on, listening)
+                return
+            accepted.setblocking(False)
+            client = client_of(address[0])
+            try:
+                self._connections.take(client, 1)
+            except ServiceError:
+                self._refuse(accepted, client)
+            else:
+                self._begin(accepted, client)
+
+    def _go_on(self, listening: socket.socket) -> None:
+        if listening in self.sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _refuse(self, accepted: socket.socket, client: str) -> None:
+        self._say("connections from %s are refused: it has all it may have of them (--max-connections)", client)
+        with accepted, contextlib.suppress(OSError):  # Whether the client hears why is its own luck.
+            if self._refusal:
+                accepted.send(self._refusal)
+                accepted.shutdown(socket.SHUT_WR)
+                accepted.recv(1 << 16)  # What is unread when a socket is closed resets the connection.
+
+    def _begin(self, accepted: socket.socket, client: str) -> None:
+        made = self._connection()
+        self._clients[made] = client
+        made.on_lost = lambda: self._lost(made)
+
+        def begun(task: asyncio.Task[Any]) -> None:
+            self._beginning.discard(task)
+            if not task.cancelled() and (error := task.exception()) is None:
+                return
+            if not task.cancelled():  # It has left, or its handshake failed or took too long.
+                log.debug("a connection from %s did not begin: %s", client, error)
+            accepted.close()
+            self._lost(made)
+
+        task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: made, accepted, **self._options))
+        self._beginning.add(task)
+        task.add_done_callback(begun)
+
+    def _lost(self, made: HotProtocol) -> None:
+        client = self._clients.pop(made, None)
+        if client is not None:
+            self._connections.give(client, 1)
+
+    def _say(self, message: str, *about: object) -> None:
+        """In the log, now and then."""
+        if self._loop.time() - self._said_s > _SAY_AGAIN_S:
+            self._said_s = self._loop.time()
+            log.warning(message, *about)
+
+
+def _refusal() -> bytes:
+    return last_words("QUEUE_FULL", "there are too many connections; try again", headers=b"retry-after: 1\r\n")

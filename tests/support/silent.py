@@ -1,0 +1,63 @@
+"""Connections that say nothing, many of them, from an address of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import selectors
+import socket
+from collections.abc import Iterator, Sequence
+
+import httpx
+
+ATTACKER, OTHER = "127.0.0.3", "127.0.0.2"
+"""Addresses of this machine that are not the tests' own."""
+
+
+@contextlib.contextmanager
+def connections(port: int, count: int, source: str = ATTACKER) -> Iterator[list[socket.socket]]:
+    """So many connections that are begun at once, and not waited for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 1000), hard))
+    begun: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            each = socket.socket()
+            each.setblocking(False)
+            each.bind((source, 0))
+            each.connect_ex(("127.0.0.1", port))
+            begun.append(each)
+        yield begun
+    finally:
+        for each in begun:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def until_ended(begun: Sequence[socket.socket], count: int, within_s: float) -> list[bytes]:
+    """What those say that the server ends first, as soon as there are so many; "" where it said nothing."""
+    said: list[bytes] = []
+    with selectors.DefaultSelector() as selector:
+        for each in begun:
+            selector.register(each, selectors.EVENT_READ)
+        while len(said) < count:
+            ready = selector.select(within_s)
+            assert ready, f"only {len(said)} of {count} have ended"
+            for key, _ in ready:
+                selector.unregister(key.fileobj)
+                try:
+                    said.append(key.fileobj.recv(1000))  # type: ignore[union-attr]
+                except OSError:
+                    said.append(b"")
+    return said
+
+
+def client_elsewhere(url: str, **options: object) -> httpx.Client:
+    """A client at another address than the tests' own, each of whose requests is a connection of its own."""
+    verify = options.pop("verify", True)
+    transport = httpx.HTTPTransport(
+        local_address=OTHER,
+        verify=verify,  # type: ignore[arg-type]
+        limits=httpx.Limits(max_keepalive_connections=0),
+    )
+    return httpx.Client(base_url=url, transport=transport, timeout=60, **options)  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""A connection whose client does not read ends; one that reads, however it does, above the least rate, is served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from app.http import connection, hot, sending
+from app.http.connection import ConnectionLimits
+from tests.support import uvicorn_server
+from tests.support.load import WAIT_S
+
+SIZE = 6_000_000
+PERIOD_S = 0.2
+
+
+async def endless(send):
+    """As server-sent events are."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def listening(monkeypatch):
+    """The port of a server that answers much, what it has written so far, and whether each connection has ended."""
+    monkeypatch.setattr(sending, "PERIOD_S", PERIOD_S)
+    ended = []
+
+    class Noted(connection.LimitedProtocol):
+        limits = ConnectionLimits()
+
+        def connection_lost(self, error):
+            super().connection_lost(error)
+            ended.append(self)
+
+    async def app(scope, receive, send):
+        if scope["path"] == "/events":
+            await endless(send)
+        headers = [(b"content-length", b"%d" % SIZE)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(SIZE)})
+
+    async with uvicorn_server.listening(app, Noted, timeout_graceful_shutdown=1, timeout_keep_alive=75) as (port, _):
+        yield port, ended
+
+
+def connected(port, *lines, path="/"):
+    """A client whose system keeps little of what comes."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.setblocking(False)
+    client.send("\r\n".join((f"GET {path} HTTP/1.1", "host: x", *lines, "", "")).encode())
+    return client
+
+
+async def until(condition):
+    for _ in range(WAIT_S * 100):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+@pytest.mark.parametrize("lines", [(), ("connection: close",)], ids=["kept", "closed"])
+@pytest.mark.parametrize("path", ["/", "/events"])
+async def test_a_client_that_reads_nothing_is_let_go(monkeypatch, path, lines):
+    async with listening(monkeypatch) as (port, ended):
+        with connected(port, *lines, path=path):
+            await until(lambda: ended)
+
+
+async def test_a_client_that_reads_a_byte_now_and_then_is_let_go(monkeypatch):
+    async with listening(monkeypatch) as (port, ended):
+        with connected(port) as client:
+            while not ended:
+                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), WAIT_S)
+                await asyncio.sleep(PERIOD_S / 20)
+
+
+async def test_a_slow_client_above_the_least_rate_gets_all_of_it(monkeypatch):
+    monkeypatch.setattr(sending, "LEAST_BYTES_PER_S", 100_000)
+    async with listening(monkeypatch) as (port, ended):
+        with connected(port) as client:
+            loop, received = asyncio.get_running_loop(), 0
+            began_s = loop.time()
+            while received < SIZE:
+                data = await asyncio.wait_for(loop.sock_recv(client, 100_000), WAIT_S)
+                assert data, f"it ended after {received} bytes"
+                received += len(data)
+                await asyncio.sleep(0.001)
+            assert loop.time() - began_s > 3 * PERIOD_S, "it read as slowly as was meant"
+            assert not ended
+
+
+async def test_what_is_left_at_an_end_is_not_waited_for_for_ever(monkeypatch):
+    """Less than what pauses a writer, to a client that does not read, on a connection that closes."""
+    async with listening(monkeypatch) as (port, ended):
+        monkeypatch.setattr(connection, "SendWatch", _watch_of_closing(monkeypatch))
+        with connected(port, "connection: close"):
+            await until(lambda: ended)
+
+
+def _watch_of_closing(monkeypatch):
+    """Begins when the connection closes alone."""
+
+    class OfClosing(sending.SendWatch):
+        def begin(self):
+            if self._transport.is_closing():
+                super().begin()
+
+    return OfClosing
+
+
+def test_hot_answers_go_to_tls_in_pieces():
+    """Else all of a large one would be encrypted, and kept, within one turn of the event loop."""
+
+    sent = []
+
+    class Wire:
+        def write(self, data):
+            sent.append(len(data))
+
+        def is_closing(self):
+            return False
+
+    class Flow:
+        write_paused = False
+
+    protocol = object.__new__(hot.HotProtocol)
+    protocol._transport = Wire()
+    protocol._general = type("General", (), {"flow": Flow(), "encrypted": True})()
+    asyncio.run(protocol._send(None, b"head", bytes(200_000)))
+    assert sent == [4, 65536, 65536, 65536, 200_000 - 3 * 65536]
