@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 import orjson
 
-from app.errors import ServiceError, internal_error
+from app.errors import ServiceError, internal_error, without_frames
 from app.protocols import documents, wire
 from app.protocols.converter import ANSWER, FAILED, INSTANCES, LABELLING, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
 
 _MOST_MEMORY_BYTES = 4 * 2**30
-_KEPT_MEMORY_BYTES = 512 * 2**20
+_KEPT_MEMORY_BYTES = 80 * 2**20
+"""More than most bodies of 20 MB leave behind. A child that has grown beyond it ends; the next request has another."""
 
 log = logging.getLogger("anychip.converter")
 
@@ -47,6 +48,7 @@ def _converted(kind: int, argument: int, payload: bytes) -> tuple[int, bytes]:
     except Exception:
         log.exception("a conversion failed")
         failure = internal_error()
+    without_frames(failure)  # In them lies what was read, which would stay until the next collection of garbage.
     return FAILED, orjson.dumps({"code": failure.code, "message": failure.message})
 
 

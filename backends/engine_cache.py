@@ -29,6 +29,9 @@ _KEY = ".key"
 _KEY_BYTES = 32
 _BLOCK = 1 << 20
 
+_said: set[Path] = set()
+"""Folders of which the log says already that nothing is kept in them."""
+
 log = logging.getLogger(__name__)
 
 
@@ -63,16 +66,15 @@ class EngineCache:
         return entry
 
     def put(self, write: Callable[[Path], None], **parts: object) -> Path | None:
-        """Let `write` fill a directory and keep it as the entry of these parts; None where the disk does not take it.
-
-        What `write` raises passes, and nothing is kept.
+        """Let `write` fill a directory and keep it as the entry of these parts; None where it is not kept: the disk is
+        full, or `write` raises, whatever that is, as libraries have exceptions of their own for a full disk.
         """
         entry = self._entry(parts)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             own = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
         except OSError as error:
-            log.warning("a compiled network cannot be kept: %s", error)
+            self._not_kept(error)
             return None
         try:
             write(own)
@@ -84,14 +86,20 @@ class EngineCache:
             }
             (own / _MANIFEST).write_text(json.dumps(described, indent=1), encoding="utf-8")
             own.rename(entry)
-        except OSError as error:
+        except Exception as error:
             if not entry.exists():  # Else another process was quicker: its entry is as good.
-                log.warning("a compiled network cannot be kept: %s", error)
+                self._not_kept(error)
                 return None
         finally:
             shutil.rmtree(own, ignore_errors=True)
         bound(self._folder, entry, self._limit_bytes)
         return entry
+
+    def _not_kept(self, error: Exception) -> None:
+        """Say so, once for this folder: whoever finds it full once finds it full for every network."""
+        if self._folder not in _said:
+            _said.add(self._folder)
+            log.warning("what is compiled cannot be kept in %s, and is made again next time: %s", self._folder, error)
 
     def _signature(self, name: str, files: Mapping[str, str]) -> str:
         """Of an entry's name and what is in it. Raises OSError."""

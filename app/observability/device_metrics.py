@@ -6,9 +6,11 @@ Owns: one device's series, the sums over several workers on it, and who serves w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import nan
 from typing import get_args
 
+import torch
 from prometheus_client import Counter
 
 from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, THROTTLED, Metrics, States
@@ -23,6 +25,12 @@ _RELEASES = (
     *((HAND_OVER, trigger) for trigger in ("device", "resident")),
     (CACHE, "out_of_memory"),
 )
+
+
+@lru_cache(maxsize=1)
+def _operators() -> frozenset[str]:
+    """PyTorch's, as far as this process knows them: a worker that was taken over could name any number of others."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
 
 
 class DeviceMetrics:
@@ -64,7 +72,8 @@ class DeviceMetrics:
             self._count(metrics.driver_errors, (), "driver_errors", then, stats.telemetry)
         for operator, count in stats.fallbacks.items():
             new = count - (before.fallbacks.get(operator, 0) if before else 0)
-            metrics.operator_fallbacks.labels(self._device, operator).inc(new)
+            name = operator if operator in _operators() else "other"
+            metrics.operator_fallbacks.labels(self._device, name).inc(new)
 
     def gone(self, worker: str, *, last: bool) -> None:
         """A worker is gone; `last`: none serves the device now, so that nobody knows how it is."""
@@ -79,7 +88,8 @@ class DeviceMetrics:
 
     def released(self, message: Released) -> None:
         """A worker has climbed rungs of the memory guard."""
-        for rung, returned in message.returned.items():
+        for rung in message.returned.keys() & {COLLECT, CACHE}:
+            returned = message.returned[rung]
             self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
             self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
 

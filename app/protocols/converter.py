@@ -36,6 +36,13 @@ _SOCKET_BYTES = 1 << 20
 _LOOK_INTERVAL_S = 1.0
 _STOPPED_LOOKS = 4
 """How often in a row a child may be found stopped before it is killed."""
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # The C library raises both by itself once a body was large, and then keeps what the next ones leave.
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
 _KILLED = 2
 """So many children killed one after the other are the request's doing."""
 _ROOT = str(Path(__file__).parents[2])
@@ -140,7 +147,7 @@ class _Child:
                 [sys.executable, "-I", "-c", _MAIN],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", ""), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                env={"PATH": os.environ.get("PATH", ""), **_ENVIRONMENT},
             )
 
     def is_alive(self) -> bool:

@@ -23,6 +23,10 @@ class QueueFullError(Exception):
     """The model has as many images waiting as it may have."""
 
 
+class NeverRoomError(Exception):
+    """The images are more than may ever wait."""
+
+
 class DeadlineUnreachableError(Exception):
     """The deadline would pass before the answer could be there; `expected_s` is when it could."""
 
@@ -134,7 +138,11 @@ class Queue(Generic[T]):
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
     def check_room(self, model: str, images: int) -> None:
-        """Raises QueueFullError where `images` more are too many; `model` for the sentence."""
+        """Raises QueueFullError where `images` more are too many, NeverRoomError where they always are; `model` for the
+        sentence.
+        """
+        if images > self.limit:
+            raise NeverRoomError(f"{images} images are more than the {self.limit} that may wait for {model}")
         taken = self.reserved + self.depth
         if taken + images > self.limit:
             raise QueueFullError(f"{model} has {taken} of {self.limit} images waiting")

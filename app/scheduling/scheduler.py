@@ -71,7 +71,7 @@ class Scheduler(Generic[T]):
         """Whether `images` more could be taken.
 
         Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
-        no worker. Raises QueueFullError, DeadlineUnreachableError.
+        no worker. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         queue = self._queues[model]
         queue.check_room(model, images)
@@ -94,7 +94,7 @@ class Scheduler(Generic[T]):
     ) -> Reservation:
         """Reserve room for `images` of a client, all or none. `checked`: what `check` has found for one of them.
 
-        Raises QueueFullError, DeadlineUnreachableError.
+        Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         queue = self._queues[model]
         if checked is not None and images == 1 and checked.stands(model, deadline_s, priority, now):

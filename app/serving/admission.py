@@ -11,9 +11,9 @@ import time
 from types import TracebackType
 from typing import NoReturn
 
-from app.errors import ServiceError
+from app.errors import ServiceError, invalid_request
 from app.scheduling.dispatcher import Dispatcher
-from app.scheduling.queue import Checked, DeadlineUnreachableError, QueueFullError, Reservation
+from app.scheduling.queue import Checked, DeadlineUnreachableError, NeverRoomError, QueueFullError, Reservation
 from app.scheduling.served_model import ServedModel
 from app.serving.readiness import ServiceReadiness
 from app.serving.terms import Terms
@@ -44,7 +44,7 @@ class Admission:
     def reserved(self, served: ServedModel, count: int, terms: Terms) -> Room:
         """Room in the queue for the `count` items of a request, a context manager that gives it back.
 
-        Raises DEADLINE_EXCEEDED, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE.
+        Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
         """
         now_s = time.monotonic()
         if now_s >= terms.deadline_s:
@@ -64,6 +64,8 @@ class Admission:
                 client=terms.client,
                 checked=terms.checked,
             )
+        except NeverRoomError as error:
+            raise invalid_request(f"{error}; send fewer at a time") from None
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
         return Room(self, served, reservation, count)

@@ -59,6 +59,9 @@ class Service:
         self.tracing = tracing
         self.choice = _chosen(settings)
         settings, self.profiles = taken_up(settings, self.choice, models)
+        if settings.max_images > settings.queue_size:
+            log.info("a request may hold %d images: no more may wait (--queue-size)", settings.queue_size)
+            settings = settings.model_copy(update={"max_images": settings.queue_size})
         self.settings = settings
         self.simulated = self.choice.simulated
         self.metrics = Metrics(enabled=settings.metrics)

@@ -6,21 +6,21 @@ is to be loaded comes in memory of its own.
     server ─► Begin (with two descriptors: the arena's and the Load's), Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
-Both read MessagePack, as these types and nothing else: what has taken over a worker, by a driver or by a file it loads,
-can send wrong answers and cannot make the server run anything.
+Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or
+by a file it loads, can send wrong answers and cannot make the server run anything, or count under any name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from app.logs import Style
 from app.workers.arena import Pool
-from app.workers.guard import LeakLimits
+from app.workers.guard import LeakLimits, Trigger
 
 if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
     import numpy as np
@@ -29,6 +29,10 @@ if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
     from app.precision.probes import Calibration
     from backends import Device
     from models import Model, Options, TensorOptions
+
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
+"""What a worker may call something that the server then counts under this name."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -120,12 +124,12 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Report(msgspec.Struct, frozen=True):
     """backends.LoadReport, field by field, as a message may hold it."""
 
-    engine: str
-    precision: str
+    engine: Name
+    precision: Name
     version: str = ""
-    measures: dict[str, float] = {}
+    measures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
     refusals: dict[str, str] = {}
-    rejected: tuple[tuple[str, str], ...] = ()
+    rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
     staged: bool = False
     operators: dict[str, str] = {}
 
@@ -177,7 +181,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker's process lives and its interpreter runs, whatever its device is doing."""
 
 
-ArrayLayout: TypeAlias = tuple[str, tuple[int, ...]]
+ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]]
 """NumPy's name of an array's type, and its shape."""
 
 
@@ -193,7 +197,7 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """
 
     batch_id: int
-    results: tuple[tuple[ArrayLayout, ...] | None, ...]
+    results: tuple[Annotated[tuple[ArrayLayout, ...], msgspec.Meta(max_length=1024)] | None, ...]
     infer_s: float
     fitted: int = 0
     overflow_bytes: int = 0
@@ -211,15 +215,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Memory was given back. `returned`: bytes by rung (see guard); `request`: whose wish it was, 0 the guard's."""
 
-    trigger: str
-    returned: dict[int, int]
+    trigger: Literal[Trigger, "request", "out_of_memory"]
+    returned: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
     request: int = 0
 
 
 class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker wants to be replaced: it holds memory that only its end gives back. It serves on meanwhile."""
 
-    trigger: str
+    trigger: Trigger
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -234,8 +238,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     used: int
     total: int
     resident: int
-    telemetry: dict[str, float] = {}
-    fallbacks: dict[str, int] = {}
+    telemetry: Annotated[dict[Name, float], msgspec.Meta(max_length=256)] = {}
+    fallbacks: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)] = {}
 
 
 ToWorker: TypeAlias = Begin | Run | Release | Stop

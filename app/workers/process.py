@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from app import logs
+from app.access.pace import Pace
 from app.workers.arena import Arena
 from app.workers.channel import Channel, ChannelError
 from app.workers.load_file import write_load
@@ -55,6 +56,12 @@ log = logging.getLogger("anychip.workers")
 
 STOP_TIMEOUT_S = 10.0
 _WATCH_INTERVAL_S = 0.25
+_MOST_READS = 16
+"""In one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
+_UNASKED_BYTES_PER_S, _UNASKED_BURST_BYTES = 1 << 20, 4 << 20
+"""What a worker may say beside its answers, a thousand times what it does. At once: what waited for this process."""
+_LEAST_BYTES = 256
+"""What a message counts at least: reading it costs as much."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,7 @@ class WorkerProcess:
         self._sent: deque[tuple[Run, float]] = deque()  # What it has not answered, and when it was sent.
         self._heard_s = self._answered_s = 0.0
         self._writing = False
+        self._unasked = Pace(60 * _UNASKED_BYTES_PER_S, burst=_UNASKED_BURST_BYTES)
         self._task = asyncio.create_task(self._live(), name=f"worker {self.id}")
 
     @property
@@ -323,7 +331,10 @@ class WorkerProcess:
         try:
             messages = self._channel.receive()
             for data in messages:
-                self._handle(from_worker(data))
+                message = from_worker(data)
+                if not isinstance(message, Done | Failed):
+                    self._count(len(data))
+                self._handle(message)
         except (EOFError, ConnectionError):
             self._close("it ended")
             return False
@@ -334,8 +345,17 @@ class WorkerProcess:
         return bool(messages)
 
     def _read_all(self) -> None:
-        while self._readable():
-            pass
+        """Handle what has arrived until now."""
+        for _ in range(_MOST_READS):
+            if not self._readable():
+                return
+
+    def _count(self, size: int) -> None:
+        """Count what was said unasked. Raises ChannelError for a flood."""
+        size = max(size, _LEAST_BYTES)
+        if self._unasked.wait_s(time.monotonic(), size):
+            raise ChannelError(f"it said more than {_UNASKED_BYTES_PER_S} bytes a second that it was not asked for")
+        self._unasked.take(size)
 
     def _handle(self, message: FromWorker) -> None:
         self._heard_s = self._clock.now_s()

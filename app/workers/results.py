@@ -117,7 +117,7 @@ def _write(result: tuple[Array, ...], place: Bytes) -> None:
         start = _aligned(start + array.nbytes)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _plan(layout: tuple[ArrayLayout, ...]) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...], int]:
     """Each array's type, shape, begin and end, and the bytes of all of them. Raises ResultError."""
     parts, start, end = [], 0, 0

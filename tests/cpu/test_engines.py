@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import resource
 import shutil
 import sys
 import zipfile
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from backends import BACKENDS, CompileOptions, EngineRefusedError
 from backends.cpu import CpuBackend
-from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, compile_first
+from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, OpenVINOEngine, compile_first
 from backends.engines import inductor as inductor_file
 from backends.engines import onnxruntime as onnxruntime_file
 from backends.torch_device import _ENGINES as ENGINES
@@ -128,6 +129,24 @@ class Chain(Slope):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         x = self.act(self.core(pixels.permute(0, 3, 1, 2).to(self.dtype) / 255))
         return (self.act(self.second(x) + x).flatten(1),)
+
+
+def test_openvino_serves_where_the_disk_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It raises RuntimeError then. A file that may not grow is a full disk to who writes it."""
+    pytest.importorskip("openvino")
+    options = CompileOptions(cache_dir=tmp_path, key="chain")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        executable = OpenVINOEngine(1).compile(Chain().eval(), DEVICE, "fp32", (1, 3), options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with torch.inference_mode():
+        [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
+    np.testing.assert_allclose(executable.run(PIXELS)[0], expected, rtol=1e-4, atol=1e-4)
+    executable.close()
+    assert list((tmp_path / "engines").iterdir()) == []
+    assert len([line for line in caplog.messages if "cannot be kept" in line]) == 1
 
 
 class TestInt8ByOnnxRuntime:

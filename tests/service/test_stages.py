@@ -14,7 +14,7 @@ from PIL import Image
 
 from app.http.schemas import InferAnswer, PredictAnswer
 from models.sample import IMAGES
-from tests.support.service_process import running
+from tests.support.service_process import running, watched
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +126,21 @@ async def test_parts_of_different_requests_share_batches(service):
     assert {answer.status_code for answer in answers} == {200}
     assert images == 8 * 3
     assert batches < images / 1.5
+
+
+def test_however_much_is_found_is_classified_in_portions(tmp_path):
+    options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "4",
+               "--queue-size", "4", "--timeout-ms", "200000")  # fmt: skip
+    models = "many=yolov8n?most=6&min_side=1 > resnet50"
+    files = [("file", (f"{number}.jpg", IMAGE.read_bytes())) for number in range(2)]
+    asked = "?score_threshold=0.001&iou_threshold=1&max_detections=6"
+    with watched(tmp_path, "--models", models, *options) as service, service.client() as client:
+        answer = client.post(f"/v1/models/many:predict{asked}", files=files)
+        assert answer.status_code == 200, answer.text
+        [first, *others] = answer.json()["predictions"]
+        looked_at = [found for found in first["detections"] if "classes" in found]
+        assert len(looked_at) > 4, "fewer than may wait show nothing"
+        assert others == [first]
 
 
 def test_it_is_ready_when_both_are(service):  # The last: the second stage stays unloaded.

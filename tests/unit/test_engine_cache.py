@@ -65,15 +65,20 @@ def test_a_damaged_entry_is_removed_and_made_again(tmp_path, harm):
     assert cache.put(writing("weights"), **PARTS) == cache.get(**PARTS)
 
 
-def test_what_fails_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("error", [RuntimeError("Can't write"), OSError(28, "No space left"), ValueError("short")])
+def test_what_cannot_be_written_is_not_kept_and_named_once(tmp_path, caplog, error):
+    """OpenVINO raises RuntimeError where the disk is full."""
+
     def fails(folder):
         (folder / "half").write_text("half")
-        raise RuntimeError("no memory")
+        raise error
 
-    cache = EngineCache(tmp_path)
-    with pytest.raises(RuntimeError, match="no memory"):
-        cache.put(fails, **PARTS)
+    for cache in (EngineCache(tmp_path), EngineCache(tmp_path)):
+        assert cache.put(fails, **PARTS) is None
     assert list(tmp_path.iterdir()) == []
+    [line] = caplog.messages
+    assert str(error) in line
+    assert EngineCache(tmp_path).put(writing("weights"), **PARTS) is not None
 
 
 def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.scheduling import sharing
-from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, QueueFullError
+from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, NeverRoomError, QueueFullError
 from app.scheduling.returning import Returning
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
 
@@ -169,9 +169,19 @@ def test_the_queue_is_bounded_exactly_and_reservations_count():
 
 def test_a_reservation_is_all_or_nothing():
     scheduler = make({"m": 5}, workers=())
+    put(scheduler, 1)
     with pytest.raises(QueueFullError):
+        scheduler.reserve("m", 5, NEVER, 0, 0.0)
+    scheduler.reserve("m", 4, NEVER, 0, 0.0)
+
+
+def test_what_would_never_fit_is_told_from_what_does_not_fit_now():
+    scheduler = make({"m": 5}, workers=())
+    put(scheduler, 5)
+    with pytest.raises(QueueFullError):
+        scheduler.reserve("m", 5, NEVER, 0, 0.0)
+    with pytest.raises(NeverRoomError, match="6 images are more than the 5"):
         scheduler.reserve("m", 6, NEVER, 0, 0.0)
-    scheduler.reserve("m", 5, NEVER, 0, 0.0)
 
 
 def test_releasing_a_reservation_twice_releases_it_once():
@@ -1355,8 +1365,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         before = self._held(model)
         try:
             self.reservations.append(self.scheduler.reserve(model, images, self.now + lasts_s, priority, self.now))
+        except NeverRoomError:
+            assert images > self.LIMITS[model]
+            return
         except QueueFullError:
-            assert before + images > self.LIMITS[model]
+            assert images <= self.LIMITS[model] < before + images
             return
         except DeadlineUnreachableError:
             # Only what 40 s of waiting taught can explain that 100 s are not enough.

@@ -1,0 +1,65 @@
+"""A plugin (`--plugins`) with which a worker says to the server what one that was taken over might.
+
+It begins when a file called `rogue` appears in the service's folder, which says what: `beats` without end, `names` that
+are invented, or so many that no message may hold them, `crowds`.
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from app.workers import channel
+from app.workers.messages import Beat, FromWorker, Stats, to_server
+
+_ORDERS = Path("rogue")
+_REPORTS, _NAMES = 20, 1000
+_send = channel.Channel.send
+_begun = threading.Event()
+_rogue = threading.Event()
+
+
+def _frame(message: FromWorker) -> bytes:
+    data = to_server(message)
+    return struct.pack("<I", len(data)) + data
+
+
+def _invented(report: int, count: int) -> bytes:
+    return _frame(Stats(0, 0, 0, 0, 0, {}, {f"invented::{report}_{number}": 1 for number in range(count)}))
+
+
+def _said(order: str) -> Iterator[bytes]:
+    if order == "beats":
+        return repeat(_frame(Beat()) * 20_000)
+    return iter([_invented(report, _NAMES * (20 if order == "crowds" else 1)) for report in range(_REPORTS)])
+
+
+def _behave(end: channel.Channel) -> None:
+    while not _ORDERS.exists():
+        time.sleep(0.02)
+    order = _ORDERS.read_text()
+    _ORDERS.unlink()
+    _rogue.set()  # Nothing honest may come in between: the frames would be torn.
+    for data in _said(order):
+        rest = memoryview(data)
+        while rest:
+            select.select([], [end._socket], [])
+            rest = rest[end._socket.send(rest) :]
+    _rogue.clear()
+
+
+def _sending(self: channel.Channel, message: bytes, descriptors: Any = ()) -> None:
+    if not _rogue.is_set():
+        _send(self, message, descriptors)
+    if not _begun.is_set():
+        _begun.set()
+        threading.Thread(target=_behave, args=(self,), daemon=True).start()
+
+
+channel.Channel.send = _sending  # type: ignore[method-assign]
