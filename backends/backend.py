@@ -158,7 +158,7 @@ class TensorNetwork(Network, Protocol):
 
 
 class Unbuilt:
-    """A network that is made when somebody needs more of it than its input's shape.
+    """A network that is made when a caller needs more of it than its input's shape.
 
     An engine that kept it compiled does not; making it takes a second for ResNet50.
     """

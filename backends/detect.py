@@ -34,7 +34,7 @@ from backends import vendors
 TIME_LIMIT_S = 60.0
 CARD_LIMIT_S = 15.0  # Of a card after the first, with which the driver starts.
 _CHILD = Path(__file__).with_name("detect_child.py")
-_UNCLAIMED = "privateuseone"  # What PyTorch calls the out-of-tree device type that nobody has renamed.
+_UNCLAIMED = "privateuseone"  # What PyTorch calls the out-of-tree device type while no package has renamed it.
 # Hygon's architectures that AMD has not; gfx906 is both AMD's MI50 and Hygon's Z100.
 _HYGON_ARCHES = ("gfx926", "gfx928", "gfx92a", "gfx936", "gfx938")
 

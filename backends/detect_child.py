@@ -18,7 +18,7 @@ from typing import Any
 
 
 def pci_address(properties: Any) -> str:
-    """As `lspci -D` writes it, where PyTorch says it (torch.cuda from 2.8 on: pci_bus_id and its neighbours)."""
+    """The address in `lspci -D`'s form; empty where PyTorch has none (torch.cuda has pci_bus_id from 2.8 on)."""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     domain, bus, device = numbers
     if domain is None or bus is None or device is None:

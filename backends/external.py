@@ -44,7 +44,7 @@ def external_backends(taken: Collection[str]) -> tuple[Backend, ...]:
                 raise TypeError(f"{entry.value} makes no backends.Backend")
             if backend.name in (*taken, *(each.name for each in backends)):
                 raise ValueError(f"there is another backend called {backend.name}")
-        except Exception as error:  # Somebody else's code: it must not end ours.
+        except Exception as error:  # The code of another package must not end the service.
             backend = _Unusable(entry.name, f"The backend {entry.value} cannot be used: {first_line(error)}.")
         else:
             vendors.learn(backend.facts)

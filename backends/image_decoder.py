@@ -1,7 +1,7 @@
 """Decoding JPEG files on a device, where its vendor's libraries do that.
 
-Owns: the contract, and NVIDIA's nvJPEG. Must not know what becomes of the pixels. Whoever hands files over has looked
-at their headers: which kinds of JPEG come here is app.images.passing's business.
+Owns: the contract, and NVIDIA's nvJPEG. Must not know what becomes of the pixels. The caller has
+looked at the files' headers: app.images.passing chooses which kinds of JPEG come here.
 
 A device decodes at full size, turns nothing, and its pixels are not libjpeg's: nvJPEG repeats chroma where libjpeg
 interpolates it, 0.4 to 1.6 grey levels on average and up to 87 (H100, torchvision 0.26). It may read files that libjpeg

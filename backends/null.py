@@ -1,7 +1,7 @@
 """A device that computes nothing: answers of the right shape after a chosen delay, and faults where it is told to fail.
 
 Owns: where the behaviour is kept (`ANYCHIP_NULL`), and what faults do to the process. It serves the tests of the
-server, load tests, and whoever wants to see what the server does when a device misbehaves. Must not be taken for
+server, load tests, and operators who want to see what the server does when a device misbehaves. Must not be taken for
 hardware, by `auto` or by the report: its answers are zeros.
 
 The worker warms every batch size with images that are all zero before it serves. A batch of such images is

@@ -152,7 +152,7 @@ def record(
             whole_s = time.perf_counter() - began_s
     except BackendError:
         raise
-    except Exception as error:  # Of the network itself, which is anybody's.
+    except Exception as error:  # The network is the user's and may raise anything.
         raise BackendError(f"The network does not run on {device}: {first_line(error)}") from error
     for each in recorder.records.values():
         each.seconds /= max(1, runs)

@@ -80,7 +80,7 @@ class Choice:
 
     @property
     def simulated(self) -> bool:
-        """Whether the devices are not there: whoever reports them says so."""
+        """Whether the devices are simulated; doctor, answers and reports say so."""
         return simulates(self.backend.facts.device_type)
 
     @property

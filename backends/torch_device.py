@@ -343,7 +343,7 @@ class CudaTypeBackend(TorchBackend):
 def torch_device(backend: Backend, device: str) -> torch.device:
     """PyTorch's own name of a backend's device, ready to be used in this process. Raises BackendError.
 
-    For tools that look into a network operator by operator; whoever serves uses `Backend.load`.
+    Tools use it to look into a network operator by operator; workers use `Backend.load`.
     """
     if not isinstance(backend, TorchBackend):
         return torch.device(device.partition(":")[0])

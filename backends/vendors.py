@@ -73,8 +73,8 @@ class Facts:
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
     parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
 
-    Behaviour. `automatic`: whether `auto` may choose it. `computes`: where False, its answers mean nothing, and nobody
-    need compare them. `reads_pixels`: where False, they do not even depend on the images, and nobody need decode them.
+    Behaviour. `automatic`: whether `auto` may choose it. `computes`: where False, its answers mean nothing, and the
+    precision gate skips it. `reads_pixels`: where False, they do not even depend on the images, which are not decoded.
     `host_memory`: the device's memory is the host's, so that others add to what is used of it. `ballast_bytes`: so much
     is sent to a worker with what it is to load, for tests.
 
@@ -128,7 +128,7 @@ class Facts:
         """`environment` for a process in these surroundings, which win.
 
         Of allocator settings there may be one: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
-        PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and whoever sets one means it.
+        PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and a user who sets one means it.
         """
         allocator = any(name.endswith("_ALLOC_CONF") for name in surroundings)
         return {
@@ -257,7 +257,7 @@ ASCEND = Facts(
         "choose --engine eager or torchair",
     },
     sample_device="Ascend910B3",
-    # As torch_npu 2.13 over a driver that answers 507015.
+    # What torch_npu 2.13 raises over a driver that answers 507015.
     sample_fault=(
         "npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU function error: "
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
@@ -353,7 +353,7 @@ CAMBRICON = Facts(
     fixed_shapes=True,
     graph_class="MLUGraph",
     sample_device="MLU370-X8",
-    # As TORCH_CNRT_CHECK of the public torch_mlu words it; Biren's and Moore Threads' words are ours.
+    # TORCH_CNRT_CHECK of the public torch_mlu words it so; Biren's and Moore Threads' words are ours.
     sample_fault="CNRT error: MLU kernel execution failed",
     sample_capability=(5, 0),
 )

@@ -35,7 +35,7 @@ class AdaptedModel(ExportedDetector):
         return made(self.adapter, self.file)
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """As the adapter wants it, else as of every exported file."""
+        """Place an image where the adapter does, else where every exported file has it."""
         placed = self._adapter.place(image.numpy(), out.numpy(), width, height)
         return super().preprocess(image, out, width, height) if placed is None else placed
 

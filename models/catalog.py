@@ -161,7 +161,7 @@ def _exported(spec: ModelSpec, trusted: bool) -> Model:
     digest = _checked(file, spec)
     if file.suffix in PROGRAMS and not (trusted or spec.sha256):
         raise WeightsError(
-            f"{file.name} is a program, and whoever wrote it would run it here: name the file you trust as "
+            f"{file.name} is a program that would run here with the service's rights: name the file you trust as "
             f"{spec.name}={spec.weights}@sha256:{digest}, or trust all of them with --trust-exported true."
         )
     model = exported.open_exported(spec.name, file)

@@ -63,7 +63,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def read_header(path: Path) -> Checkpoint:
-    """As `read`, with tensors on the meta device: names, shapes and dtypes without the data, in milliseconds."""
+    """Read names, shapes and dtypes in milliseconds: the tensors are on the meta device. Raises like `read`."""
     return _read(path, with_data=False)
 
 

@@ -137,7 +137,7 @@ class Classifier(PixelModel):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """As `ClassificationNetwork.forward` returns them."""
+        """What `ClassificationNetwork.forward` returns."""
         return ("logits",)
 
     def network(self) -> ClassificationNetwork:
@@ -248,12 +248,12 @@ class Classifier(PixelModel):
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
-        """As `preprocess` returns it."""
+        """The placement that `preprocess` returns."""
         left, top = self._corner(self._resized_size(width, height))
         return Placement(width, height, self.resize_size / min(width, height), -left, -top)
 
     def geometry(self, width: int, height: int) -> Geometry | None:
-        """As `preprocess`; not of long strips."""
+        """The geometry of `preprocess`; None for long strips."""
         target = self._resized_size(width, height)
         if max(target) > _LONGEST_STRIP * self.resize_size:
             return None
@@ -339,7 +339,7 @@ def _published(architecture: str) -> Any:
 def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
     options: dict[str, Any] = {}
     if architecture in _WITH_AUXILIARY:
-        # As torchvision builds them around its published weights.
+        # torchvision builds them so around its published weights.
         options = {"transform_input": True, "aux_logits": auxiliary, "init_weights": False}
     published = _published(architecture)
     if architecture.startswith("vit_"):

@@ -119,7 +119,7 @@ class Detector(PixelModel):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """As `DetectionNetwork.forward` returns them."""
+        """What `DetectionNetwork.forward` returns."""
         return ("distances", "scores", "classes")
 
     def network(self) -> DetectionNetwork:
@@ -168,12 +168,12 @@ class Detector(PixelModel):
         return Placement(width, height, scale, left, top)
 
     def placement(self, width: int, height: int) -> Placement:
-        """As `preprocess` returns it."""
+        """The placement that `preprocess` returns."""
         _, (left, top), scale = self._letterbox(width, height)
         return Placement(width, height, scale, left, top)
 
     def geometry(self, width: int, height: int) -> Geometry | None:
-        """As `preprocess`."""
+        """The geometry of `preprocess`."""
         (new_width, new_height), (left, top), _ = self._letterbox(width, height)
         return Geometry(new_width, new_height, left, top, grey=_PAD_GREY)
 

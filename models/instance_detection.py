@@ -86,7 +86,7 @@ class InstanceNetwork(PixelNetwork):
     core: InstanceYOLOv8
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """As `InstanceYOLOv8.instances`."""
+        """Return what `InstanceYOLOv8.instances` does."""
         return self.core.instances(normalised)
 
 

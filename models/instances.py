@@ -59,7 +59,8 @@ def suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float, 
 
 
 def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: float, most: int) -> Array:
-    """As `suppress`, of boxes [k, 4] as centre x, y, width, height and angles [k] in radians, by descending score.
+    """Do for turned boxes what `suppress` does: [k, 4] as centre x, y, width, height, and angles [k] in radians, by
+    descending score.
 
     A box goes when any box of its class with a higher score, kept or not, overlaps it by more than the threshold, in
     ProbIoU (arXiv 2106.06072): as Ultralytics does. At most `MAX_TURNED_CANDIDATES` are looked at.

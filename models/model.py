@@ -226,7 +226,7 @@ class PixelModel(Model):
 
     @abstractmethod
     def network(self) -> PixelNetwork:
-        """As the contract says; BatchNorm is fused where that pays."""
+        """The network on the CPU, with BatchNorm fused where that pays."""
 
     @abstractmethod
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
@@ -266,7 +266,7 @@ class PixelModel(Model):
 
     @property
     def image_model(self) -> PixelModel:
-        """Itself: what is made of outputs is asked of it, also where another form of it computed them."""
+        """The image model that postprocesses these outputs."""
         return self
 
     @property

@@ -38,7 +38,7 @@ class NormalisedNetwork(nn.Module):
         self.input_shape = (item_bytes(self.inputs),)
 
     def cast(self, dtype: torch.dtype) -> NormalisedNetwork:
-        """As of the image network; the input stays float32."""
+        """Cast the image network; the input stays float32."""
         self.core.network.cast(dtype)
         return self
 
@@ -90,24 +90,24 @@ class NormalisedModel(Model):
 
     @property
     def task(self) -> Task:
-        """As of the image model."""
+        """The image model's task."""
         return self.image_model.task
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """As of the image model."""
+        """The names of the image model's outputs."""
         return self.image_model.outputs
 
     def network(self) -> NormalisedNetwork:
-        """As of the image model. Raises WeightsError."""
+        """The image model's network behind this input. Raises WeightsError."""
         return NormalisedNetwork(self.image_model.network()).eval().requires_grad_(False)
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """As of the image model."""
+        """Reduce as the image model does."""
         return self.image_model.reduce(outputs, index, options)
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """As of the image model."""
+        """Reduce a batch as the image model does."""
         return self.image_model.reduce_all(outputs, options)
 
     def items(self, pixels: Array) -> Array:

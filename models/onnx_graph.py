@@ -38,7 +38,7 @@ class _Call:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
-    frees: tuple[str, ...]  # Values that nobody needs afterwards.
+    frees: tuple[str, ...]  # Values that no later node needs.
 
 
 class OnnxPart(nn.Module):

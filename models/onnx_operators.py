@@ -2,7 +2,7 @@
 
 Owns: one function an operator, opset 9 to 22, of those that networks of images are exported with. Must not know graphs
 or files. Two kinds of values go in and out: tensors, and numbers of the host (an int or a list of ints), which are what
-becomes of shapes: these stay Python's, so that whoever traces the network sees them as shapes.
+becomes of shapes: these stay Python's, so that a tracer sees them as shapes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     best.json {"task": "gaze"} ─► the entry point `gaze` ─► TaskAdapter ─► AdaptedModel
 
-Owns: that contract and finding the class. Somebody else's code runs in the server (what it makes of outputs) and in
+Owns: that contract and finding the class. The adapter's code runs in the server (what it makes of outputs) and in
 decoder processes (how an image is placed); it must import no vendor's package.
 """
 
@@ -76,7 +76,7 @@ def made(name: str, file: AdaptedFile) -> TaskAdapter:
         adapter = found[0].load()(file)
         if not isinstance(adapter, TaskAdapter):
             raise TypeError(f"{found[0].value} makes no models.task_adapter.TaskAdapter")
-    except Exception as error:  # Somebody else's code: it must not end ours.
+    except Exception as error:  # The code of another package must not end the service.
         line = next((each for each in str(error).splitlines() if each.strip()), type(error).__name__)
         raise WeightsError(f"the task {name!r} cannot use this file: {line.rstrip('.')}.") from error
     return adapter

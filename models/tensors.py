@@ -67,7 +67,7 @@ class TensorSpec:
         return self.dimensions or ("",) * len(self.shape)
 
     def wire_shape(self, batched: bool) -> tuple[int, ...]:
-        """As metadata shows it: -1 where a request chooses, the batch first."""
+        """The shape that metadata shows: -1 where a request chooses, the batch first."""
         lengths = tuple(-1 if name else length for length, name in zip(self.shape, self.named, strict=True))
         return (-1, *lengths) if batched else lengths
 
@@ -247,7 +247,7 @@ def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> di
             low, high = spec.limits or (0, 255 if spec.datatype == "UINT8" else 1)
             numbers = generator.integers(low, high, shape, dtype=np.int64, endpoint=True)
             if spec.limits in (None, (0, 1)):
-                numbers[..., 0] = 1  # To a mask that hides everything nobody has an answer.
+                numbers[..., 0] = 1  # A mask that hides everything leaves a network nothing to answer.
             arrays[spec.name] = numbers.astype(spec.dtype)
     return arrays
 

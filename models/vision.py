@@ -2,7 +2,7 @@
 
 Owns: that import; everything else in anychip says `from models.vision import torchvision`. torchvision 0.29 imports
 torch._dynamo, 1.5 s of a process's start, for one question that only `roi_align` under `torch.compile` asks. Here it
-finds that question alone, answered by the real module once somebody asks.
+finds that question alone, answered by the real module once code asks it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
     source = official_source(architecture, mirror)
     path = cache_directory / source.file_name
     if path.is_file():
-        _check(path, source)  # Whoever may write to the cache may have changed it since it came.
+        _check(path, source)  # Other users who may write to the cache may have changed it since.
         return path
     if not allow_download:
         raise WeightsNotFoundError(f"{path} is not there and downloads are off; {_remedy(source, cache_directory)}")

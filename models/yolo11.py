@@ -153,7 +153,7 @@ class YOLO11(YOLOv8):
         return layers, (c3, c4, c5)
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """As of YOLOv8."""
+        """The features that YOLOv8's head takes, of three strides."""
         layer = self.model
         p3 = layer["4"](layer["3"](layer["2"](layer["1"](layer["0"](x)))))
         p4 = layer["6"](layer["5"](p3))

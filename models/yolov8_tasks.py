@@ -77,7 +77,7 @@ class InstanceYOLOv8(YOLOv8):
         return (*found, head.proto(features[0]).float()) if isinstance(head, SegmentHead) else found
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """As `instances`."""
+        """Return `instances`."""
         return self.instances(x)
 
     def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class SegmentYOLOv8(InstanceYOLOv8):
     """Masks."""
 
     def __init__(self, size: Size, class_count: int) -> None:
-        # As the published files have it: rounded up to a multiple of 8.
+        # The published files have it rounded up to a multiple of 8.
         hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
         super().__init__(size, class_count, partial(SegmentHead, hidden=hidden))
 

@@ -33,7 +33,7 @@ def imported(package: str, remedy: str) -> Any:
 
 
 def is_installed(package: str) -> bool:
-    """Without importing it. Where it is not, its engine refuses at once, and nobody need wait for more."""
+    """Look for the package without importing it: an engine whose package is missing refuses at once."""
     try:
         return importlib.util.find_spec(package) is not None
     except Exception:  # torch_npu's stand-in for torchair is loaded by the question, and may fail.

@@ -59,8 +59,8 @@ class Engine(ABC):
     """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache).
 
     `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the first
-    time, all batch sizes together. Whoever starts the service may serve with an engine of seconds while one of minutes
-    still compiles. `only_reads`: it leaves the network as it was, and takes one that is Unbuilt.
+    time, all batch sizes together: a service may answer with an engine of seconds while one of minutes still compiles.
+    `only_reads`: it leaves the network as it was, and takes one that is Unbuilt.
     """
 
     name: str
@@ -154,7 +154,7 @@ class _Finished:
 
 
 def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
-    """Who brings images for int8. Raises EngineRefusedError where nobody does."""
+    """Return what brings images to calibrate int8 on. Raises EngineRefusedError where the options have none."""
     if options.calibration is None:
         raise EngineRefusedError("int8 needs images to calibrate on: --calibrate DIR")
     return options.calibration

@@ -38,7 +38,7 @@ from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
 from backends.faults import translated_errors
 
-# As PyTorch's documentation of CUDA graphs does it: libraries choose kernels and take workspaces in the first runs.
+# PyTorch's documentation of CUDA graphs takes so many: libraries choose kernels and take workspaces in the first runs.
 _WARM_UP_RUNS = 3
 _AGREEMENT = 0.99  # Share of a graph's numbers that must be the network's; kernels need not add in the same order.
 

@@ -182,7 +182,7 @@ def _compile(program: Any, package: Path) -> None:
     from torch._inductor.utils import fresh_inductor_cache
 
     log.info("compiling %s", package.name)
-    # Inductor's intermediate files are as large as the weights and serve nobody once the package is written.
+    # Inductor's intermediate files are as large as the weights and of no use once the package is written.
     # It reads its directory from the environment whenever it writes, and this sets and restores that.
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=package.parent) as directory:
         finished = Path(directory) / "finished.pt2"

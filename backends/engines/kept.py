@@ -1,7 +1,7 @@
 """Folders of compilers that keep what they make in their own way: one a network, precision, device and version.
 
 Owns: their names, their size together, and a second try when what is in one cannot be used. What is read from them are
-programs, so they are below a folder that nobody else may write to (engine_cache.private_folder).
+programs, so they lie below a folder that only this user may write to (engine_cache.private_folder).
 """
 
 from __future__ import annotations

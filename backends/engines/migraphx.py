@@ -17,7 +17,7 @@ from backends.engines.streamed import StreamedExecutable
 
 
 class MIGraphXEngine(Engine):
-    """A program a batch size. Not bf16: of its types that one is the youngest, and nobody has seen it answer here."""
+    """Compile one program for each batch size. Not in bf16, MIGraphX's youngest type, which was never tried here."""
 
     name = "migraphx"
     takes = "minutes"

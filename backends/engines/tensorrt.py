@@ -12,7 +12,7 @@ of its own, and engines that cannot be used are built anew, once.
 Operators that TensorRT lacks run in PyTorch, in between. int8 is what NVIDIA's ModelOpt has put quantisers into (its
 sources: 0.47.0), the rest of the network then runs in fp16. Unverified on hardware.
 
-The cache is read by unpickling: whoever can write to `--cache-dir` can run code here.
+The cache is read by unpickling: a user who can write to `--cache-dir` can run code here.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class TorchairEngine(Engine):
         return StreamedExecutable(device, batch_sizes, compiled)
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Only in refusing. What is kept is read meanwhile, too: how long that takes on a card nobody has measured."""
+        """Whether the engine refuses at once. Reading what is kept counts as slow: it was never timed on a card."""
         return not is_installed("torchair")
 
 

@@ -2,7 +2,7 @@
 
 Owns: when they exist (`ANYCHIP_SIMULATE`, docs/simulation.md), and the stand-ins for the vendors' packages, which a
 process finds only then. They prove what the host does (placement, copies, order, memory, faults), never speed or
-numerics of a chip. Must not be taken for hardware: whoever reports them says so.
+numerics of a chip. Must not be taken for hardware: doctor, answers and reports say so.
 
     configure ─► compiles csrc/ once per torch ─► a stand-in on sys.path ─► import torch_npu ─► device.install
 """

@@ -29,7 +29,7 @@ class SimulatedDecoder(ImageDecoder):
         self._simulation = simulation
 
     def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
-        """As nvJPEG: one bad file, and none of them is decoded."""
+        """Decode all files or, like nvJPEG, none where one is bad."""
         with translated_errors(str(self.device)):
             return [self._decoded(file) for file in files]
 

@@ -1,7 +1,7 @@
 """Captured graphs of a simulated device: the operators of a capture, run again on the tensors that they had.
 
-Owns: the graph's class and its context, under the names of torch.cuda's. Whoever forgets to copy a batch into the
-tensors of the capture, or its answers out, gets those of another batch, as on a chip. Must not know engines.
+Owns: the graph's class and its context, under the names of torch.cuda's. An engine that forgets to copy a batch into
+the tensors of the capture, or its answers out, gets those of another batch, as on a chip. Must not know engines.
 """
 
 from __future__ import annotations

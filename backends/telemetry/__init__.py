@@ -17,7 +17,7 @@ from backends.telemetry.tool import Tool, ToolError
 
 
 def reader(name: str) -> Callable[..., Mapping[int, Telemetry]]:
-    """`read(tool)` of the module that a vendor's row names: one of this package, or a dotted name of somebody else's.
+    """`read(tool)` of the module that a vendor's row names: one of this package, or a dotted name of another's.
 
     It may have a parameter `wanted`: the numbers of the devices to ask for, none for all.
 
@@ -34,7 +34,7 @@ def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sample
     `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
     """
     read, tool = reader(name), Tool(limit_s)
-    asked: set[int] = set()  # The devices of which somebody has wanted to know.
+    asked: set[int] = set()  # The devices that callers have asked for.
     takes_wanted = "wanted" in inspect.signature(read).parameters
     return Sampler(
         (lambda: read(tool, wanted=tuple(asked))) if takes_wanted else (lambda: read(tool)),

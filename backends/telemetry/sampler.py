@@ -57,7 +57,7 @@ class Sampler:
         cancel: Callable[[], None] = lambda: None,
         asked: set[int] | None = None,
     ) -> None:
-        """`asked`: where to note of which devices somebody has wanted to know."""
+        """`asked`: where to note the devices that callers have asked for."""
         self._asked = set() if asked is None else asked
         self._read = read
         self._interval_s = interval_s

@@ -2,8 +2,9 @@
 
     python -m tests.support.export_comparison --side 640 --images 50 v8-detect v8-segment
 
-prints a row of docs/reports/ultralytics-exports.md for each of the networks (all without a name; one takes about a minute). Owns: the
-images, what counts as the same instance, and the row. Ultralytics runs in a process of its own, from the same file.
+prints a row of docs/reports/ultralytics-exports.md for each of the networks (all without a name; one takes about a
+minute). Owns: the images, what counts as the same instance, and the row. Ultralytics runs in a process of its own,
+from the same file.
 """
 
 from __future__ import annotations
