@@ -39,7 +39,7 @@ log = logging.getLogger("anychip")
 
 _OTHER_DESCRIPTORS = 256
 """For processes, files and the administration's connections: clients leave them alone."""
-_ADMIN_CONNECTIONS = 64
+_ADMIN_CONNECTIONS = 512
 _NEW_OBJECTS = 20_000
 """So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
 way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
@@ -226,6 +226,8 @@ async def _listening(
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+        for listener in getattr(server, "servers", ()):
+            await listener.wait_closed()
 
 
 async def _sharing(server: Server, settings: Settings) -> Listener | None:

@@ -67,11 +67,11 @@ class Listener:
             self._loop.remove_reader(each)
             each.close()
         self.sockets.clear()
-        for task in self._beginning:
-            task.cancel()
 
     async def wait_closed(self) -> None:
-        """Until no connection is at its beginning any more."""
+        """End what is still at its beginning: handshakes."""
+        for task in self._beginning:
+            task.cancel()
         await asyncio.gather(*self._beginning, return_exceptions=True)
 
     def _accept(self, listening: socket.socket) -> None:
