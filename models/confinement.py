@@ -130,6 +130,7 @@ def confine_decoder(memory_bytes: int) -> None:
     `memory_bytes`: how much address space it may take beyond what it has.
     """
     _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
     _limit_memory(memory_bytes)
     libc = _ready()
     if libc is None:

@@ -3,16 +3,25 @@
     {"time":…,"logger":"anychip.audit","message":"load","key":"ops","address":"127.0.0.1","model":"dogs",
      "weights_sha256":"…","outcome":"OK","ms":812.4}
 
-Owns: what such a line says. Must not decide who may call.
+What strangers ask for in vain is not worth a disk: long values are cut, and of their calls beyond a rate only the
+number is written, as `left_out` of the next line. Calls that did something, or came with a key that may, are always
+there.
+
+Owns: what such a line says, and which are left out. Must not decide who may call.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 
+from app.access.pace import Pace
 from app.logs import AUDIT
+
+_MOST_CHARACTERS = 200
+_REFUSED_PER_MINUTE, _REFUSED_AT_ONCE = 60, 1000
 
 log = logging.getLogger(AUDIT)
 
@@ -34,4 +43,27 @@ def record(
     fields: dict[str, object] = {"key": key, "address": address, **subject}
     if weights_sha256:
         fields["weights_sha256"] = weights_sha256
-    log.info(action, extra={"fields": {**fields, "outcome": outcome, "ms": round(seconds * 1e3, 3)}})
+    _refused.write(action, {**fields, "outcome": outcome, "ms": round(seconds * 1e3, 3)})
+
+
+class _Refused:
+    """What was refused to strangers, within a rate."""
+
+    def __init__(self) -> None:
+        self._pace = Pace(_REFUSED_PER_MINUTE, _REFUSED_AT_ONCE)
+        self._left_out = 0
+
+    def write(self, action: str, fields: Mapping[str, object]) -> None:
+        """Write a line, or count one that is left out."""
+        if fields["outcome"] == "FORBIDDEN" or (fields["outcome"] != "OK" and not fields["key"]):
+            if self._pace.wait_s(time.monotonic()):
+                self._left_out += 1
+                return
+            self._pace.take()
+        line = {name: each[:_MOST_CHARACTERS] if isinstance(each, str) else each for name, each in fields.items()}
+        if self._left_out:
+            line["left_out"], self._left_out = self._left_out, 0
+        log.info(action[:_MOST_CHARACTERS], extra={"fields": line})
+
+
+_refused = _Refused()

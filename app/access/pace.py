@@ -7,15 +7,13 @@ from __future__ import annotations
 
 
 class Pace:
-    """So many a minute, and `burst` at once after a rest; without it, a minute's."""
+    """So many a minute in the long run, and `burst` at once after a rest."""
 
-    __slots__ = ("_left", "_most", "_rate", "_seen_s", "per_minute")
+    __slots__ = ("_left", "_most", "_rate", "_seen_s")
 
-    def __init__(self, per_minute: float, burst: float = 0.0) -> None:
-        self.per_minute = per_minute
+    def __init__(self, per_minute: float, burst: float) -> None:
         self._rate = per_minute / 60
-        self._most = burst or max(1.0, per_minute)
-        self._left = self._most
+        self._left = self._most = burst
         self._seen_s = 0.0
 
     def wait_s(self, now_s: float, size: float = 1) -> float:

@@ -6,6 +6,7 @@ page which job it works on, so that the server knows the culprit should it die. 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -20,10 +21,8 @@ class Inbox:
         """`descriptor`: of an inbox that another process has made; it stays the caller's."""
         self.lane_bytes = -(-lane_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._own = descriptor is None
-        self.descriptor = os.memfd_create("anychip-inbox", os.MFD_CLOEXEC) if descriptor is None else descriptor
         size = _STATE_BYTES + lanes * self.lane_bytes
-        if self._own:
-            os.ftruncate(self.descriptor, size)
+        self.descriptor = _sealed(size) if descriptor is None else descriptor
         self._memory = mmap.mmap(self.descriptor, size)
         self._view = memoryview(self._memory)
         self._working_on = self._view[:4].cast("I")
@@ -69,3 +68,13 @@ class Inbox:
             self._view.release()
             self._memory.close()
             os.close(self.descriptor)
+
+
+def _sealed(size: int) -> int:
+    """A descriptor of new memory. It never grows: what is written behind its end no limit of the decoder would count.
+    Nor does it shrink, which would end the server when it writes.
+    """
+    descriptor = os.memfd_create("anychip-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor

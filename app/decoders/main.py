@@ -1,8 +1,9 @@
 """The processes that decode, from inside.
 
 Owns: what their nursery loads before it forks them (app/workers/forking.py), and the main loop of a decoder. Must not
-import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox and the arena, can
-open nothing else (models.confinement), and ends when the server's end closes.
+import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena and
+/dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It has no part in the
+streams of the service: what it has to say it says to the server, which writes it down as a decoder's words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoders.messages import PACKET_BYTES, DecodePlan, jobs_in, pack_answer
+from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, Status, jobs_in, pack_answer
 from app.workers.forking import die_with, fork_on_request, name_process, received, settle
 from app.workers.plain import unpacked
 
@@ -84,13 +85,35 @@ def prepare_to_decode() -> None:
     jpeg.library()
 
 
-def _keep_stderr_for_logs(plan: DecodePlan) -> None:
-    """libjpeg and others write a line to stderr for each strange image, in no form and with no request: dropped."""
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+class _ToServer(logging.Handler):
+    """Lines of the log, to the server, beside the answers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging.Handler.emit`."""
+        with contextlib.suppress(OSError):  # The server is gone.
+            self._connection.send(pack_answer(Decoded(0, Status.SAID, text=self.format(record))))
+
+
+def _close_all_but(*kept: int) -> None:
+    """And the streams: who started the service may have left others open."""
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
+        with contextlib.suppress(OSError):  # The one that listed them is closed already.
+            os.close(descriptor)
+
+
+def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
+    """What libjpeg and others write to stderr for a strange image, in no form and with no request, is dropped."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
     os.close(nowhere)
-    logs.configure(*plan.log_style)
+    level, _ = plan.log_style
+    logging.basicConfig(level=level.upper(), handlers=[_ToServer(connection)], force=True)
 
 
 def _decoder(
@@ -105,10 +128,11 @@ def _decoder(
     from app.workers.arena import Arena
     from models.confinement import confine_decoder
 
+    _close_all_but(arena_descriptor, connection_descriptor, inbox_descriptor)
     connection = socket.socket(fileno=connection_descriptor)
     arena = Arena.opened(plan.pools, arena_descriptor)
     inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
-    _keep_stderr_for_logs(plan)
+    _leave_streams(plan, connection)
     # From here on it reads what strangers have sent, and needs nothing that it does not have.
     confine_decoder(plan.memory_bytes)
     try:

@@ -21,6 +21,7 @@ PACKET_BYTES = 1 << 16
 """More than all answers that a decoder can owe."""
 
 MAX_TEXT_BYTES = 300
+_MAX_LINE_BYTES = 4096
 
 
 class Kind(IntEnum):
@@ -60,6 +61,8 @@ class Status(IntEnum):
     """The decoder's own fault; the text is for the log."""
     PASSED = 5
     """The file itself lies in the slot, for a device to decode."""
+    SAID = 6
+    """No answer: the text is for the log."""
 
 
 class Job(NamedTuple):
@@ -129,9 +132,13 @@ class Decoded:
 
 def pack_answer(answer: Decoded) -> bytes:
     """An answer as bytes; joined with others they make a packet."""
-    text = answer.text.encode()[:MAX_TEXT_BYTES]
+    text = answer.text.encode()[: _most_bytes(answer.status)]
     numbers = answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y
     return _ANSWER.pack(answer.token, answer.status, *numbers, len(text)) + text
+
+
+def _most_bytes(status: int) -> int:
+    return _MAX_LINE_BYTES if status == Status.SAID else MAX_TEXT_BYTES
 
 
 def answers_in(packet: bytes) -> Iterator[Decoded]:
@@ -144,7 +151,7 @@ def answers_in(packet: bytes) -> Iterator[Decoded]:
             raise ValueError(f"an answer is cut short: {error}") from None
         at += _ANSWER.size
         text = packet[at : at + length]
-        if len(text) < length or length > MAX_TEXT_BYTES:
+        if len(text) < length or length > _most_bytes(status):
             raise ValueError("an answer's text is longer than it may be")
         at += length
         yield Decoded(token, Status(status), width, height, scale, pad_x, pad_y, text.decode(errors="replace"))

@@ -14,16 +14,21 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from app.access.pace import Pace
 from app.decoders import main
 from app.decoders.inbox import Inbox
-from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, answers_in
+from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
 from app.workers.arena import Arena
 from app.workers.forking import forked
 from app.workers.nursery import Nursery, reap
 from app.workers.plain import packed
+
+_LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
+"""In the log, of one decoder: who writes more was taken over."""
 
 log = logging.getLogger("anychip.decoders")
 
@@ -119,6 +124,7 @@ class DecoderProcess:
         self.free_lanes = list(range(plan.lanes - 1, -1, -1))
         self.inbox = Inbox(plan.lanes, plan.lane_bytes)
         self._answered = answered
+        self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
         self._loop = asyncio.get_running_loop()
         self._connection: socket.socket | None = None
         self.ended: asyncio.Future[str] = self._loop.create_future()
@@ -172,10 +178,20 @@ class DecoderProcess:
             return
         try:
             for answer in answers_in(packet):
-                self._answered(answer)
+                if answer.status == Status.SAID:
+                    self._log(answer.text)
+                else:
+                    self._answered(answer)
         except Exception as error:  # Nothing this decoder says can be trusted any more.
             log.exception("decoder %d: unreadable answer", self.number)
             self.kill(f"unreadable answer: {error}")
+
+    def _log(self, text: str) -> None:
+        """Write what the decoder says, as its own words. Raises ValueError when it says too much."""
+        if self._lines.wait_s(time.monotonic()):
+            raise ValueError(f"it says more than {_LINES_PER_MINUTE} lines a minute")
+        self._lines.take()
+        log.warning("decoder %d says: %s", self.number, text)
 
     def _end(self, reason: str) -> None:
         connection, self._connection = self._connection, None

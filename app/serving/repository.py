@@ -14,11 +14,11 @@ import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from app.access.pace import Pace
 from app.errors import ServiceError, invalid_request
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
@@ -35,7 +35,8 @@ class Repository:
         """`Settings.changes_per_minute` limits how often anything is changed."""
         self._service = service
         self._lock = asyncio.Lock()
-        self._pace = Pace(service.settings.changes_per_minute)
+        self._begun_s = deque[float](maxlen=service.settings.changes_per_minute)
+        """When the last changes were begun."""
         self._changes: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str) -> None:
@@ -66,11 +67,11 @@ class Repository:
         if self._lock.locked():
             raise ServiceError("QUEUE_FULL", "another model is being loaded or unloaded; try again", retry_after_s=5)
         now_s = time.monotonic()
-        wait_s = self._pace.wait_s(now_s)
-        if wait_s > 0:
-            message = f"models are loaded and unloaded {self._pace.per_minute} times a minute at most; try again"
+        most = self._begun_s.maxlen
+        if len(self._begun_s) == most and (wait_s := self._begun_s[0] + 60 - now_s) > 0:
+            message = f"models are loaded and unloaded {most} times a minute at most; try again"
             raise ServiceError("QUEUE_FULL", message, retry_after_s=math.ceil(wait_s))
-        self._pace.take()
+        self._begun_s.append(now_s)
         async with self._lock:
             yield
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import Settings
+from app.logs import printable
 from app.protocols.options import OPTIONS
 from app.tools.arguments import CommandError, add_settings, read_settings
 from app.tools.image_sources import ImageSource, find_images
@@ -254,11 +255,11 @@ class _Drawings:
                 print(f"anychip: cannot draw: {error}", file=sys.stderr)
             else:
                 if self._announced:
-                    print(f"drawn: {path}", file=sys.stderr)
+                    print(printable(f"drawn: {path}"), file=sys.stderr)
 
 
 def _complain(outcome: FileOutcome) -> None:
-    print(f"anychip: {outcome.source.path}: {outcome.error}", file=sys.stderr)
+    print(printable(f"anychip: {outcome.source.path}: {outcome.error}"), file=sys.stderr)
 
 
 def _summarise(failed: int, count: int | None) -> int:
@@ -268,13 +269,13 @@ def _summarise(failed: int, count: int | None) -> int:
 
 
 def _print_prediction(path: str, prediction: Any) -> None:
-    print(f"{path} ({prediction['width']} x {prediction['height']})")
+    print(f"{printable(path)} ({prediction['width']} x {prediction['height']})")
     if not prediction.keys() & {"classes", "detections"}:  # Of a task that another package brings.
         print(f"  {json.dumps(prediction)}")
         return
     findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
     for found in findings:
         where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
-        print(f"  {found['score']:.3f}  {found['label']}{where}")
+        print(f"  {found['score']:.3f}  {printable(found['label'])}{where}")
     if not findings:
         print("  nothing found")

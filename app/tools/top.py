@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from app.logs import printable
+
 Stats = Mapping[str, Any]
 """A part of the JSON of `GET /v1/stats`, as it came from the network."""
 _TIMEOUT_S = 5.0
@@ -33,9 +35,19 @@ def fetch_stats(client: httpx.Client) -> Stats:
     except httpx.HTTPError as error:
         raise TopError(f"nothing answers at {client.base_url}: {error}") from None
     if answer.status_code != 200:
-        raise TopError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {answer.text[:200]}")
-    stats: Stats = answer.json()
+        said = printable(answer.text[:200])
+        raise TopError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {said}")
+    stats: Stats = _without_controls(answer.json())
     return stats
+
+
+def _without_controls(value: Any) -> Any:
+    """JSON with what would move the terminal's cursor written out: names are the service's, whosever that is."""
+    if isinstance(value, dict):
+        return {printable(name): _without_controls(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_controls(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def connected(url: str, key: str = "") -> httpx.Client:

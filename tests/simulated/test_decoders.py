@@ -28,7 +28,8 @@ from app.images.header import ImageTooLargeError, InvalidImageError, read_header
 from app.workers.arena import Arena, FreeSlots
 from models import open_model, parse_spec
 from models.confinement import what_there_is
-from tests.support.faulty_geometry import CRASHES, ESCAPES, HANGS, SLOW, FaultyGeometry
+from tests.support.escapes import FORGED
+from tests.support.faulty_geometry import CRASHES, ESCAPES, FLOODS, FORGES, HANGS, SLOW, FaultyGeometry
 from tests.support.photographs import FILES
 from tests.support.stall import running_loop
 
@@ -321,3 +322,26 @@ async def test_a_decoder_that_is_taken_over_gets_nowhere(made):
         pytest.skip("this kernel has no seccomp or no Landlock")
     placement, _ = await made.decode(image(ESCAPES), FAULTY)
     assert placement.width == ESCAPES
+
+
+async def test_a_decoder_has_no_part_in_the_services_streams(made):
+    """What it says the server writes down, as a decoder's words: no line of another logger, such as the audit's."""
+    await until(lambda: made.decoders.up == 2)
+    for pid in made.decoders.pids:
+        links = {os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0] for name in os.listdir(f"/proc/{pid}/fd")}
+        assert links == {"/dev/null", "/memfd", "socket"}
+
+
+async def test_a_line_that_a_decoder_forges_is_a_decoders_words(made, caplog, capfd):
+    await made.decode(image(FORGES), FAULTY)
+    said = [record for record in caplog.records if FORGED in record.getMessage()]
+    assert [record.name for record in said] == ["anychip.decoders"]
+    assert said[0].getMessage().startswith("decoder ")
+    assert FORGED not in "".join(capfd.readouterr())
+
+
+async def test_a_decoder_that_floods_the_log_is_ended(made, caplog):
+    async with made.limited():
+        with pytest.raises(InvalidImageError):
+            await made.decode(image(FLOODS), FAULTY)
+    assert sum(FORGED in record.getMessage() for record in caplog.records) < 100

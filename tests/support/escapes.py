@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import os
 import socket
 import subprocess
@@ -60,3 +62,32 @@ def thread() -> str:
     except RuntimeError:
         return "refused"
     return "done"
+
+
+# Of decoders: memory that no limit of theirs counts, and the service's streams.
+
+
+def grown() -> list[int]:
+    """Descriptors of memory that this process could make larger."""
+    found = []
+    for descriptor in range(3, 64):
+        try:
+            os.lseek(descriptor, 0, os.SEEK_END)
+        except OSError:  # It is none, or a socket.
+            continue
+        with contextlib.suppress(OSError):
+            os.write(descriptor, b"x")
+            found.append(descriptor)
+    return found
+
+
+def forge_lines(lines: int) -> None:
+    """Write what could be lines of the audit, to the streams and through logging."""
+    for stream in (1, 2):
+        os.write(stream, FORGED.encode() + b"\n")
+    for _ in range(lines):
+        logging.getLogger("anychip.audit").info(FORGED)
+        logging.getLogger().critical(FORGED)
+
+
+FORGED = '{"logger":"anychip.audit","message":"load","key":"forged"}'

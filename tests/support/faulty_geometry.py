@@ -15,7 +15,7 @@ from models import Placement
 from models.classification import Classifier
 from tests.support import escapes
 
-CRASHES, HANGS, SLOW, ESCAPES = 13, 17, 19, 23
+CRASHES, HANGS, SLOW, ESCAPES, FORGES, FLOODS = 13, 17, 19, 23, 29, 61
 SLOW_S = 0.05
 
 
@@ -23,7 +23,8 @@ SLOW_S = 0.05
 class FaultyGeometry(Classifier):
     """An image of width 13 ends its decoder, one of width 17 never ends, one of width 19 takes 50 ms.
 
-    At one of width 23 its decoder tries to get out, and fails where it succeeds.
+    At one of width 23 its decoder tries to get out, and fails where it succeeds; at 29 it forges a line of the log, and
+    at 61 a thousand.
     """
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
@@ -36,6 +37,10 @@ class FaultyGeometry(Classifier):
             found = escapes.tried("/proc/version", "/dev/shm/anychip-escape")
             if set(found.values()) != {"refused"}:
                 raise RuntimeError(f"the decoder got out: {found}")
+            if grown := escapes.grown():
+                raise RuntimeError(f"the decoder made memory larger: {grown}")
+        if width in (FORGES, FLOODS):
+            escapes.forge_lines(1 if width == FORGES else 500)
         if width == SLOW:
             time.sleep(SLOW_S)
         return super().preprocess(image, out, width, height)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.logs import JsonFormatter, TextFormatter
+from app.access import audit
+from app.logs import AUDIT, JsonFormatter, TextFormatter
+from app.tools import predict, top
 
 
 def record(path: str) -> logging.LogRecord:
@@ -31,3 +34,57 @@ def test_whatever_a_client_sends_is_one_line(path: str) -> None:
     line = JsonFormatter().format(record(path.encode("utf-8", "replace").decode()))
     assert "\n" not in line
     assert json.loads(line)["message"] == "request"
+
+
+def refuse(times: int, model: str = "m", key: str = "", outcome: str = "FORBIDDEN") -> None:
+    for _ in range(times):
+        audit.record(
+            "unload", {"model": model}, key=key, address="::1", weights_sha256="", outcome=outcome, seconds=0.0
+        )
+
+
+@pytest.fixture
+def audited(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(audit, "_refused", audit._Refused())
+    monkeypatch.setattr(logging.getLogger(AUDIT), "propagate", True)
+    caplog.set_level(logging.INFO, AUDIT)
+    return caplog
+
+
+def test_strangers_do_not_fill_the_audit(audited: pytest.LogCaptureFixture) -> None:
+    refuse(5000, "x" * 60_000)
+    text = "".join(JsonFormatter().format(each) for each in audited.records)
+    assert len(text) < 600_000
+    written = len(audited.records)
+    refuse(1, key="ops", outcome="OK")
+    fields = audited.records[-1].__dict__["fields"]
+    assert (fields["key"], fields["left_out"] + written) == ("ops", 5000)
+    refuse(1, key="ops", outcome="OK")
+    assert "left_out" not in audited.records[-1].__dict__["fields"]
+
+
+def test_what_changed_something_is_always_in_the_audit(audited: pytest.LogCaptureFixture) -> None:
+    refuse(3000, outcome="OK")
+    refuse(3000, key="ops", outcome="MODEL_NOT_FOUND")
+    assert len(audited.records) == 6000
+
+
+@given(st.text())
+def test_labels_move_no_terminals_cursor(label: str) -> None:
+    found = {"width": 1, "height": 1, "classes": [{"label": label, "class_id": 0, "score": 0.5}]}
+    with pytest.MonkeyPatch.context() as patched:
+        lines: list[str] = []
+        patched.setattr("builtins.print", lambda line, **_: lines.append(line))
+        predict._print_prediction(label, found)
+    assert len(lines) == 2
+    assert all(line.isprintable() for line in lines)
+
+
+@given(st.text())
+def test_names_of_a_watched_service_move_no_terminals_cursor(name: str) -> None:
+    answer = {"models": [{"model": name, name: 1}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=json.dumps(answer)))
+    with httpx.Client(transport=transport, base_url="http://service") as client:
+        [model] = top.fetch_stats(client)["models"]
+    assert model["model"].isprintable()
+    assert all(each.isprintable() for each in model)
