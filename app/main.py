@@ -31,8 +31,10 @@ from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.protocols.budget import Budget
 from app.protocols.ingress import Ingress, connections
+from app.protocols.interrupt import ended_before
 from app.serving.service import Service
 from app.workers.process import WorkerStartError
+from app.workers.spawn import stop_forking
 from models import Model
 
 log = logging.getLogger("anychip")
@@ -40,6 +42,8 @@ log = logging.getLogger("anychip")
 _OTHER_DESCRIPTORS = 256
 """For processes, files and the administration's connections: clients leave them alone."""
 _ADMIN_CONNECTIONS = 512
+_HURRY_S = 0.25
+"""For each thing that still goes on after a second signal."""
 _NEW_OBJECTS = 20_000
 """So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
 way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
@@ -101,9 +105,9 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         app = create_app(service)
         app.state.ingress.connections = connections(min(settings.max_connections, room))
         async with (
-            _listening(app, app.state.ingress, settings.host, settings.port, tls=tls) as server,
-            _listening_for_rpc(app, settings, tls),
-            _listening_for_administration(app, settings, port_of(server)),
+            _listening(app, app.state.ingress, settings.host, settings.port, hurry=stop, tls=tls) as server,
+            _listening_for_rpc(app, settings, stop, tls),
+            _listening_for_administration(app, settings, stop, port_of(server)) as admin_server,
         ):
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
@@ -135,8 +139,14 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             if shared is not None:
                 shared.close()  # From now on the others get all new connections.
             await drain(service, settings, stop)
+            app.state.ingress.refuse_what_is_under_way()
+            # While there are listeners: what comes now, or waits for a worker, is told why it gets no other answer.
+            await _stopped(service, stop)
+            for each in filter(None, (server, admin_server)):
+                each.should_exit = True  # Both at once.
     finally:
-        await service.stop()
+        await _stopped(service, stop)
+        await stop_forking()
         watchdog.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
@@ -182,6 +192,16 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
         log.warning("%d images were cut off by the shutdown", cut)
 
 
+async def _stopped(service: Service, hurry: asyncio.Event) -> None:
+    """Stop the service; after a second signal without waiting for workers that hang. Idempotent."""
+    stopping = asyncio.create_task(service.stop(), name="stop of the service")
+    if not await ended_before(stopping, hurry):
+        service.dispatcher.kill()
+        await asyncio.wait((stopping,), timeout=_HURRY_S)
+    if stopping.done():
+        await stopping
+
+
 def port_of(server: Server) -> int:
     """The port that a server listens on."""
     port: int = server.servers[0].sockets[0].getsockname()[1]
@@ -190,9 +210,16 @@ def port_of(server: Server) -> int:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    app: ASGIApp, ingress: Ingress, host: str, port: int, bind: Bind = "public", *, tls: Tls | None = None
+    app: ASGIApp,
+    ingress: Ingress,
+    host: str,
+    port: int,
+    bind: Bind = "public",
+    *,
+    hurry: asyncio.Event,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Server]:
-    """A server that listens; ends with its connections closed."""
+    """A server that listens; ends with its connections closed: in a `hurry` those, too, that read no answer."""
     settings = ingress.service.settings
     limits = ConnectionLimits(head_bytes=settings.max_header_bytes, head_timeout_s=settings.header_timeout_s)
     # The administration has its own: whatever the public ports have taken, it can be asked, also whether this lives.
@@ -225,6 +252,11 @@ async def _listening(
         yield server
     finally:
         server.should_exit = True
+        if not await ended_before(serving, hurry):
+            server.force_exit = True
+            await asyncio.wait((serving,), timeout=_HURRY_S)
+            for connection in list(server.server_state.connections):
+                cast(Any, connection).transport.abort()
         await asyncio.gather(serving, return_exceptions=True)
         for listener in getattr(server, "servers", ()):
             await listener.wait_closed()
@@ -247,7 +279,9 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
 
 
 @contextlib.asynccontextmanager
-async def _listening_for_rpc(app: FastAPI, settings: Settings, tls: Tls | None) -> AsyncIterator[None]:
+async def _listening_for_rpc(
+    app: FastAPI, settings: Settings, hurry: asyncio.Event, tls: Tls | None
+) -> AsyncIterator[None]:
     """gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
     if not settings.grpc_port:
         yield
@@ -260,13 +294,13 @@ async def _listening_for_rpc(app: FastAPI, settings: Settings, tls: Tls | None) 
     served = methods.Methods(state.ingress, state.repository)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(
-            server.listening(served, state.ingress, settings.host, settings.grpc_port, tls=tls)
+            server.listening(served, state.ingress, settings.host, settings.grpc_port, hurry=hurry, tls=tls)
         )
         log.info("gRPC at %s", address)
         if settings.admin == "loopback":
             port = settings.admin_grpc_port or settings.grpc_port + ADMIN_PORT_DISTANCE
             try:
-                listening = server.listening(served, state.ingress, LOOPBACK, port, "admin")
+                listening = server.listening(served, state.ingress, LOOPBACK, port, "admin", hurry=hurry)
                 log.info("administration by gRPC at %s", await stack.enter_async_context(listening))
             except OSError as error:
                 if settings.admin_grpc_port:
@@ -276,16 +310,19 @@ async def _listening_for_rpc(app: FastAPI, settings: Settings, tls: Tls | None) 
 
 
 @contextlib.asynccontextmanager
-async def _listening_for_administration(app: FastAPI, settings: Settings, public_port: int) -> AsyncIterator[None]:
+async def _listening_for_administration(
+    app: FastAPI, settings: Settings, hurry: asyncio.Event, public_port: int
+) -> AsyncIterator[Server | None]:
     """On this machine alone, where that is wanted. Raises OSError when a port that was asked for is taken."""
     if settings.admin != "loopback":
-        yield
+        yield None
         return
     port = settings.admin_port or (settings.port and public_port + ADMIN_PORT_DISTANCE)
+    server = None
     async with contextlib.AsyncExitStack() as stack:
         try:
             server = await stack.enter_async_context(
-                _listening(AdminFront(app), app.state.ingress, LOOPBACK, port, "admin")
+                _listening(AdminFront(app), app.state.ingress, LOOPBACK, port, "admin", hurry=hurry)
             )
         except OSError as error:
             if settings.admin_port:
@@ -294,7 +331,7 @@ async def _listening_for_administration(app: FastAPI, settings: Settings, public
             log.warning("%s; administration is off here until --admin-port names a port", error)
         else:
             log.info("administration at http://%s:%d", LOOPBACK, port_of(server))
-        yield
+        yield server
 
 
 async def _serve_or_raise(server: Server) -> None:

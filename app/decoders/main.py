@@ -13,13 +13,12 @@ import gc
 import logging
 import os
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from app import logs
 from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, Status, jobs_in, pack_answer
-from app.workers.forking import die_with, fork_on_request, name_process, received, settle
+from app.workers.forking import fork_on_request, name_process, received, settle
 from app.workers.plain import unpacked
 
 if TYPE_CHECKING:
@@ -31,9 +30,9 @@ _LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the pack
 log = logging.getLogger("anychip.decoders")
 
 
-def main(control: socket.socket, parent: int) -> None:
-    """The nursery. The first packet brings the descriptors of the plan and of the arena. `parent`: the server."""
-    settle(parent, "decoder-nursery")
+def main(control: socket.socket, server: int) -> None:
+    """The nursery. The first packet brings the descriptors of the plan and of the arena. `server`: its process id."""
+    settle(server, "decoder-nursery")
     import_libraries()
     prepare_to_decode()
     packet, descriptors = received(control)
@@ -45,7 +44,7 @@ def main(control: socket.socket, parent: int) -> None:
     logs.configure(*plan.log_style)
     warm_up(plan)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
-    fork_on_request(control, lambda here, theirs: _decoder(plan, here, arena_descriptor, *theirs))
+    fork_on_request(control, server, lambda _, theirs: _decoder(plan, arena_descriptor, *theirs))
 
 
 def warm_up(plan: DecodePlan) -> None:
@@ -116,12 +115,9 @@ def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
     logging.basicConfig(level=level.upper(), handlers=[_ToServer(connection)], force=True)
 
 
-def _decoder(
-    plan: DecodePlan, parent: int, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int
-) -> None:
+def _decoder(plan: DecodePlan, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int) -> None:
     """The process of one decoder."""
     name_process("anychip-decoder")
-    die_with(parent)
     import torch
 
     from app.decoders.inbox import Inbox
@@ -160,8 +156,3 @@ def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, ar
                 began_s = now_s
         if answers:
             connection.send(b"".join(answers))
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(ConnectionError):  # The server is gone.
-        main(socket.socket(fileno=int(sys.argv[1])), os.getppid())

@@ -7,16 +7,12 @@ a decoder is owed at most a few small jobs, and owes at most as many answers, so
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from app.access.pace import Pace
 from app.decoders import main
@@ -24,7 +20,7 @@ from app.decoders.inbox import Inbox
 from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
 from app.workers.arena import Arena
 from app.workers.forking import forked
-from app.workers.nursery import Nursery, reap
+from app.workers.nursery import Begun, Child, Nursery, reap, spawned
 from app.workers.plain import packed
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
@@ -33,35 +29,36 @@ _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
 log = logging.getLogger("anychip.decoders")
 
 
+_STATUS_TIMEOUT_S = 2.0
+
+
 class DecoderStartError(Exception):
     """The processes that decode could not be started; the message is one sentence."""
 
 
-class DecoderNursery(Nursery):
-    """The process from which decoders are forked; a dead one is replaced by its owner."""
-
-    def __init__(self, plan: DecodePlan, arena: Arena, ended: Callable[[], None]) -> None:
-        """`ended`: called once when its socket closes. Raises OSError."""
-        process, control = _taken() or _spawned()
-        written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
+def begin_nursery(plan: DecodePlan, arena: Arena) -> Begun:
+    """Start the process from which decoders of this plan are forked. Raises OSError."""
+    process, control = _prepared.pop() if _prepared else spawned("app.decoders.main:main")
+    written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
+    try:
+        with open(written, "wb", closefd=False) as file:
+            file.write(packed(plan)[0])
+        os.lseek(written, 0, os.SEEK_SET)
+        shared = arena.descriptor()
         try:
-            with open(written, "wb", closefd=False) as file:
-                file.write(packed(plan)[0])
-            os.lseek(written, 0, os.SEEK_SET)
-            shared = arena.descriptor()
-            try:
-                socket.send_fds(control, [b"plan"], [written, shared])
-            finally:
-                os.close(shared)
+            socket.send_fds(control, [b"plan"], [written, shared])
         finally:
-            os.close(written)
-        super().__init__(process, control, ended)
+            os.close(shared)
+    except BaseException:
+        control.close()
+        reap(process)
+        raise
+    finally:
+        os.close(written)
+    return process, control
 
 
-_Prepared = tuple[int, socket.socket]
-"""The process id of a nursery and our end of the socket to it."""
-
-_prepared: list[_Prepared] = []
+_prepared: list[Begun] = []
 
 
 def prepare() -> None:
@@ -85,57 +82,33 @@ def discard_prepared() -> None:
         reap(pid)
 
 
-def _taken() -> _Prepared | None:
-    return _prepared.pop() if _prepared else None
-
-
-def _spawned() -> _Prepared:
-    """Raises OSError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.set_inheritable(True)
-    command = [sys.executable, "-m", "app.decoders.main", str(theirs.fileno())]
-    try:
-        pid = os.posix_spawn(
-            sys.executable,
-            command,
-            {**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
-            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
-        )
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return pid, ours
-
-
-def _import_path() -> list[str]:
-    """Where a child finds what this process finds; the current folder may be another there."""
-    return [str(Path(entry or ".").resolve()) for entry in sys.path]
-
-
 class DecoderProcess:
     """One process that decodes, from its fork to its end."""
 
     def __init__(self, number: int, plan: DecodePlan, answered: Callable[[Decoded], None]) -> None:
         """`answered`: hears each answer. Nothing runs before `start`."""
         self.number = number
-        self.pid: int | None = None
         self.free_lanes = list(range(plan.lanes - 1, -1, -1))
         self.inbox = Inbox(plan.lanes, plan.lane_bytes)
         self._answered = answered
         self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
         self._loop = asyncio.get_running_loop()
+        self._child: Child | None = None
         self._connection: socket.socket | None = None
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """The reason, once its socket has closed or what it says cannot be read."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, None before its start."""
+        return None if self._child is None else self._child.pid
 
     async def start(self, nursery: Nursery) -> None:
         """Fork it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            forked = nursery.fork(self.number, theirs.fileno(), self.inbox.descriptor)
+            self._child = await nursery.fork(theirs.fileno(), self.inbox.descriptor)
         except BaseException:
             ours.close()
             raise
@@ -143,7 +116,6 @@ class DecoderProcess:
             theirs.close()
         self._connection = ours
         self._loop.add_reader(ours.fileno(), self._readable)
-        self.pid = await forked
 
     def send(self, jobs: bytes) -> None:
         """A packet of jobs; a decoder that is just dying is reported through `ended`, not here."""
@@ -156,9 +128,20 @@ class DecoderProcess:
     def kill(self, reason: str) -> None:
         """End the process now."""
         self._end(reason)
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if self._child is not None:
+            self._child.kill()
+
+    async def status(self) -> int | None:
+        """How the process has ended, whose socket is closed: its exit status, minus the signal that ended it; None when
+        that is not to be had. It is killed should it go on.
+        """
+        if self._child is None:
+            return None
+        await asyncio.wait((self._child.exited,), timeout=_STATUS_TIMEOUT_S)
+        if not self._child.exited.done():
+            self._child.kill()
+            return None
+        return self._child.exited.result()
 
     def close(self) -> None:
         """Give its socket and its inbox back; the process ends by itself. Idempotent."""

@@ -10,26 +10,21 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from app.decoders.image import PendingImage
 from app.decoders.messages import Decoded, DecodePlan
-from app.decoders.process import DecoderNursery, DecoderProcess, DecoderStartError
+from app.decoders.process import DecoderProcess, DecoderStartError, begin_nursery
 from app.decoders.waiting import Entry
 from app.workers.arena import Arena
+from app.workers.nursery import BACKOFF_S, Nursery
 from app.workers.stopped import is_stopped
 
 log = logging.getLogger("anychip.decoders")
 
 _WATCH_INTERVAL_S = 0.25
 _STOOD_STILL_S = 1.0
-_START_TIMEOUT_S = 120.0
-_FORK_WAITS_S = (1.0,) * 5
-"""How long the nursery may take to fork, which takes it milliseconds: several short waits, because of time in which
-this process itself stood still only one of them passes."""
-_BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +46,7 @@ class Seat:
     @property
     def ready(self) -> bool:
         """Whether its decoder takes jobs."""
-        return self.decoder is not None and self.decoder.pid is not None
+        return self.decoder is not None and not self.decoder.ended.done()
 
     def add(self, token: int, entry: Entry[PendingImage], lane: int) -> None:
         """Its decoder has this image from now on."""
@@ -104,19 +99,18 @@ class Seats:
         then killed. `ready`: a decoder takes jobs.
         """
         self.all = [Seat() for _ in range(count)]
-        self.nursery: DecoderNursery | None = None
+        self.nursery: Nursery | None = None
         self._plan, self._arena, self._timeout_s = plan, arena, timeout_s
         self._answered, self._lost, self._ready = answered, lost, ready
         self._numbers = 0
-        self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._ending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Returns when every decoder is ready. Raises DecoderStartError."""
+        nursery = self.nursery = Nursery(lambda: begin_nursery(self._plan, self._arena))
         first = [asyncio.get_running_loop().create_future() for _ in self.all]
         self._tasks = [
-            asyncio.create_task(self._keep(seat, ready), name=f"decoder {number}")
+            asyncio.create_task(self._keep(seat, nursery, ready), name=f"decoder {number}")
             for number, (seat, ready) in enumerate(zip(self.all, first, strict=True))
         ]
         self._tasks.append(asyncio.create_task(self._watch(), name="decoders' watch"))
@@ -124,26 +118,26 @@ class Seats:
 
     async def stop(self) -> list[Entry[PendingImage]]:
         """End every process; returns what they had. Idempotent."""
-        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.nursery is not None:
             await self.nursery.stop()
-        await asyncio.gather(*self._ending)
         left = [entry for seat in self.all for entry in seat.clear()]
-        for seat in self.all:
-            if seat.decoder is not None:
-                seat.decoder.close()
+        decoders = [seat.decoder for seat in self.all if seat.decoder is not None]
+        for decoder in decoders:
+            decoder.kill("it was stopped")
+            decoder.close()
+        await asyncio.gather(*(decoder.status() for decoder in decoders))
         return left
 
-    async def _keep(self, seat: Seat, first: asyncio.Future[None]) -> None:
+    async def _keep(self, seat: Seat, nursery: Nursery, first: asyncio.Future[None]) -> None:
         """A decoder in this seat, and another whenever it ends."""
         while True:
             started = True
             try:
-                decoder = await self._started(seat)
-            except (OSError, asyncio.TimeoutError) as error:
+                decoder = await self._started(seat, nursery)
+            except OSError as error:
                 if not first.done():
                     first.set_exception(DecoderStartError(f"no process that decodes could be started: {error}"))
                     first.exception()  # Whoever waits hears it; nobody need wait.
@@ -156,48 +150,31 @@ class Seats:
                 self._ready()
                 await self._ended(seat, decoder, await asyncio.shield(decoder.ended))
             if seat.deaths > 1 or not started:
-                await asyncio.sleep(_BACKOFF_S[min(max(seat.deaths, 1), len(_BACKOFF_S) - 1)])
+                await asyncio.sleep(BACKOFF_S[min(max(seat.deaths, 1), len(BACKOFF_S) - 1)])
 
-    async def _started(self, seat: Seat) -> DecoderProcess:
-        """Raises OSError, asyncio.TimeoutError."""
-        if self.nursery is None:
-            self.nursery = DecoderNursery(self._plan, self._arena, self._nursery_ended)
-        nursery = self.nursery
-        try:
-            await asyncio.wait_for(asyncio.shield(nursery.ready), _START_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            nursery.kill()
-            raise
+    async def _started(self, seat: Seat, nursery: Nursery) -> DecoderProcess:
+        """Raises OSError."""
         self._numbers += 1
         decoder = DecoderProcess(self._numbers, self._plan, lambda answer: self._answered(seat, answer))
         try:
-            await _answered(decoder.start(nursery), nursery)
+            await decoder.start(nursery)
         except BaseException:
             decoder.close()
             raise
         seat.decoder = decoder
         return decoder
 
-    def _nursery_ended(self) -> None:
-        # Its decoders end with it; whoever wants the next one starts another.
-        if not self._stopping:
-            log.error("the process that forks decoders has ended; another one is started")
-        if self.nursery is not None:
-            ending = asyncio.create_task(self.nursery.stop(), name="end of a nursery")
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-        self.nursery = None
-
     async def _ended(self, seat: Seat, decoder: DecoderProcess, reason: str) -> None:
         """A decoder has ended: what it had is given back, with the image that is to blame."""
-        nursery = self.nursery
-        status = await nursery.status(decoder.number) if nursery is not None else None
-        seat.decoder = None
+        seat.decoder = None  # At once: it takes no more images.
         seat.deaths += 1
-        working_on = decoder.inbox.working_on
+        try:
+            status = await decoder.status()
+            working_on = decoder.inbox.working_on
+        finally:
+            decoder.close()
         begun = None if working_on is None or working_on not in seat.sent else seat.sent[working_on][0]
         had = seat.clear()
-        decoder.close()
         hung = reason.startswith("it hung")
         # Killed from outside, as by a person or for want of memory: its image may well be innocent.
         outside = not hung and status in (None, -signal.SIGKILL, -signal.SIGTERM)
@@ -221,19 +198,3 @@ class Seats:
                     # One that somebody has stopped (SIGSTOP, a debugger) blames no image.
                     kind = "was stopped from outside" if is_stopped(seat.decoder.pid) else "hung"
                     seat.decoder.kill(f"it {kind}: no answer for {now_s - seat.heard_s:.1f} s")
-
-
-async def _answered(starting: Coroutine[Any, Any, None], nursery: DecoderNursery) -> None:
-    """Until the nursery has forked a decoder; one that does not answer is ended. Raises OSError."""
-    task = asyncio.ensure_future(starting)
-    try:
-        for wait_s in _FORK_WAITS_S:
-            await asyncio.wait((task,), timeout=wait_s)
-            if task.done():
-                break
-        else:
-            log.error("the process that forks decoders does not answer: it is ended")
-            nursery.kill()
-        await task
-    finally:
-        task.cancel()

@@ -24,20 +24,32 @@ from app.grpc.messages import METHODS, POOL, SERVICE, message_of
 from app.grpc.methods import Methods, refuse
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
 from app.protocols.ingress import Ingress
+from app.protocols.interrupt import ended_before
 from app.serving.service import Service
 
 log = logging.getLogger("anychip.rpc")
 
 _GRACE_S = 5.0
+_HURRY_S = 0.1
 _WATCH_INTERVAL_S = 0.5
 _STREAMS_A_CONNECTION = 256
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    methods: Methods, ingress: Ingress, host: str, port: int, bind: Bind = "public", *, tls: Tls | None = None
+    methods: Methods,
+    ingress: Ingress,
+    host: str,
+    port: int,
+    bind: Bind = "public",
+    *,
+    hurry: asyncio.Event,
+    tls: Tls | None = None,
 ) -> AsyncIterator[str]:
-    """A server on a port; yields its address. `bind`: which of the two it is. Raises OSError when the port is taken."""
+    """A server on a port; yields its address. `bind`: which of the two it is. In a `hurry` it waits for no client.
+
+    Raises OSError when the port is taken.
+    """
     settings = ingress.service.settings
     largest = settings.max_body_bytes + OVERHEAD_BYTES
     server = grpc.aio.server(
@@ -69,7 +81,9 @@ async def listening(
     try:
         yield address
     finally:
-        await server.stop(_GRACE_S)
+        stopping = asyncio.ensure_future(server.stop(_GRACE_S))
+        if not await ended_before(stopping, hurry):
+            await server.stop(_HURRY_S)
 
 
 def _handlers(methods: Methods, receiver: Receiver, entrance: Entrance) -> Any:

@@ -22,7 +22,7 @@ from app.protocols.budget import Budget, Share
 from app.protocols.context import RequestContext
 from app.protocols.converter import Converter
 from app.protocols.heap import Heap
-from app.protocols.interrupt import interrupted_at
+from app.protocols.interrupt import Ending, interrupted_at
 from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
 from app.serving.terms import Terms
@@ -80,14 +80,24 @@ class Ingress:
         self.shares = Shares()
         self.calls = Budget(service.settings.max_connections, "calls")
         self.connections = connections(service.settings.max_connections)
+        self._under_way: set[Ending] = set()
 
     async def close(self) -> None:
         """End what the ingress has started. Idempotent."""
         await self._heap.close()
         await self.converter.close()
 
+    def refuse_what_is_under_way(self) -> None:
+        """Each call that has no answer yet gets DRAINING now: it was waited for long enough."""
+        for each in list(self._under_way):
+            each.end(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
+
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
+        with Ending(self._under_way):
+            return await self._answer(call)
+
+    async def _answer(self, call: Call[Answer]) -> Answer:
         context, recorder = call.context, call.context.recorder
         served = signatures.find(self.service, call.model, call.version)
         context.model = call.model

@@ -1,4 +1,4 @@
-"""What ends a request from outside while it is being read: its deadline, or that it comes too slowly.
+"""What ends a request from outside: while it is being read its deadline, or that it comes too slowly; then a shutdown.
 
 Owns: cancelling the request's task for one of these reasons, and saying afterwards which it was. Must not know what the
 request is about.
@@ -80,6 +80,43 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
         if self._fired is not None and kind is asyncio.CancelledError:
             uncancel(self._task)
             raise self._fired from None
+
+
+class Ending:
+    """A request that may be ended while the context lasts; as long, it is one of `under_way`."""
+
+    __slots__ = ("_error", "_task", "_under_way")
+
+    def __init__(self, under_way: set[Ending]) -> None:
+        self._under_way = under_way
+        self._error: ServiceError | None = None
+
+    def __enter__(self) -> None:
+        self._task = current_task()
+        self._under_way.add(self)
+
+    def end(self, error: ServiceError) -> None:
+        """Cancel what runs inside, which then raises `error`."""
+        self._error = error
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._under_way.discard(self)
+        if self._error is not None and kind is asyncio.CancelledError:
+            uncancel(self._task)
+            raise self._error from None
+
+
+async def ended_before(task: asyncio.Future[Any], hurry: asyncio.Event) -> bool:
+    """Wait for a task to end, until there is a hurry; returns whether it has ended. It is not cancelled."""
+    hurried = asyncio.ensure_future(hurry.wait())
+    try:
+        await asyncio.wait((task, hurried), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        hurried.cancel()
+    return task.done()
 
 
 def current_task() -> asyncio.Task[Any]:

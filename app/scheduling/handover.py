@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from app.config import Settings
+from app.errors import ServiceError
 from app.observability.metrics import Metrics
 from app.workers.guard import HAND_OVER
 from app.workers.process import WorkerPlan, WorkerProcess, WorkerStartError
@@ -51,17 +52,31 @@ class Handovers:
         self._compiling: dict[Replica, asyncio.Task[None]] = {}
         self._compilations: dict[Replica, tuple[int, float]] = {}  # How many in a row, and when the last was begun.
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
 
     async def stop(self) -> None:
-        """End every task. Idempotent."""
+        """End every task, and begin no other. Idempotent."""
+        self._stopped = True
         background = [*self._relieved.values(), *self._tasks]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
 
     async def run(self, hand_over: Coroutine[Any, Any, None]) -> None:
-        """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`."""
-        await asyncio.shield(self._task(hand_over, "hand-over"))
+        """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
+
+        Raises DRAINING then.
+        """
+        if self._stopped:
+            hand_over.close()
+            raise _shutting_down()
+        task = self._task(hand_over, "hand-over")
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _shutting_down() from None
+            raise
 
     async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
         """Replace every worker by one that serves `models`, all at the same moment.
@@ -116,7 +131,7 @@ class Handovers:
     def relieve(self, worker: WorkerProcess, trigger: str) -> None:
         """Replace a worker that leaks, as soon as that is allowed."""
         replica = self._of(worker)
-        if replica is None or replica in self._relieved:
+        if self._stopped or replica is None or replica in self._relieved:
             return
         log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
         task = asyncio.create_task(self._relieve(replica, worker, trigger), name=f"relieve {worker.id}")
@@ -126,7 +141,7 @@ class Handovers:
     def compile(self, worker: WorkerProcess) -> None:
         """Replace a worker that serves with what was ready in seconds by one that takes its time."""
         replica = self._of(worker)
-        if replica is None or replica in self._compiling:
+        if self._stopped or replica is None or replica in self._compiling:
             return
         task = self._task(self._compile(replica, worker), f"compile for {worker.id}")
         self._compiling[replica] = task
@@ -228,3 +243,7 @@ class Handovers:
             for index, how in enumerate(plan.load.tuned)
         )
         return replace(plan, load=replace(plan.load, tuned=tuned))
+
+
+def _shutting_down() -> ServiceError:
+    return ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)

@@ -19,6 +19,7 @@ from app.config import Settings, split
 from app.decoders.image import ImageLimits
 from app.decoders.messages import REGIONS_BYTES, DecodePlan
 from app.decoders.pool import CREDITS, Decoders
+from app.decoders.process import discard_prepared
 from app.errors import ServiceError
 from app.observability.metrics import Exemplar, Metrics
 from app.observability.surroundings import show_surroundings
@@ -103,6 +104,8 @@ class Service:
         """
         torch.set_num_threads(1)  # This process computes nothing that threads would help.
         decoding = [] if self.decoders is None else [self.decoders.start()]
+        if not decoding:
+            discard_prepared()  # Nothing will be decoded.
         await asyncio.gather(self.dispatcher.start(), *decoding)
 
     async def stop(self) -> None:

@@ -1,12 +1,13 @@
 """The inside of a nursery: a process from which others are forked.
 
-    server ─► nursery: imports the libraries once ─► fork ─► child
-                 ▲                                             │
-                 └──── its number, later how it ended ◄────────┘
+    server ─► nursery: imports the libraries once ─► fork ─► fork ─► child, which is the server's own
+      ▲                                                                │
+      └──── its process id ◄───────────────────────────────────────────┘
 
 Owns: what the two say to each other, and the loop that forks. Must not know what a child does. A nursery has one
 thread, touches no device and never sees a client's byte, so that a child is there within milliseconds and shares its
-memory.
+memory. It forks twice, as daemons do, and the process in between ends at once: the child's parent is the server then
+(app/workers/nursery.py asks the system for that), so that it lives on without the nursery, and not without the server.
 """
 
 from __future__ import annotations
@@ -14,30 +15,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
+import pkgutil
 import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
-_EVENT = struct.Struct("<BIi")
+_EVENT = struct.Struct("<BIii")
 _REQUEST = struct.Struct("<I?")
-READY, FORKED, ENDED = 1, 2, 3
+READY, FORKED, NOT_FORKED = 1, 2, 3
+_LOOK_S = 0.0002
 
 
 class Event(NamedTuple):
-    """What a nursery says: READY once its libraries are there; FORKED with a child's process id; ENDED with its exit
-    status, which is minus the signal that ended it.
+    """What a nursery says: READY once its libraries are there, and whenever it is asked for the number 0; FORKED with a
+    child's process id; NOT_FORKED with the system's error number. `between`: the process between nursery and child.
     """
 
     kind: int
     number: int
     value: int
+    between: int
 
 
 def event_in(packet: bytes) -> Event:
@@ -45,7 +49,7 @@ def event_in(packet: bytes) -> Event:
     return Event._make(_EVENT.unpack(packet))
 
 
-def pack_request(number: int, *, fresh: bool) -> bytes:
+def pack_request(number: int, *, fresh: bool = False) -> bytes:
     """Asks a nursery for a child, or for a `fresh` interpreter; its descriptors go beside it."""
     return _REQUEST.pack(number, fresh)
 
@@ -111,48 +115,74 @@ def name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
-Child: TypeAlias = Callable[[int, Sequence[int]], None]
-"""What a forked process does, with its parent's process id and the descriptors that came with its number."""
+def run_spawned() -> None:
+    """Be a nursery that is a fresh interpreter: sys.argv has its main function, its descriptor and the server's id."""
+    main, descriptor, server = sys.argv[1:4]
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    with contextlib.suppress(ConnectionError):  # The server is gone.
+        pkgutil.resolve_name(main)(socket.socket(fileno=int(descriptor)), int(server))
 
 
-def fork_on_request(control: socket.socket, child: Child, fresh: Child | None = None) -> None:
+Main: TypeAlias = Callable[[int, Sequence[int]], None]
+"""What a forked process does, with the server's process id and the descriptors that came with its number."""
+
+
+def fork_on_request(control: socket.socket, server: int, child: Main, fresh: Main | None = None) -> None:
     """Fork a process for each number that is sent, until the server's end closes.
 
-    `child`: what it does; `fresh`: what it does where a fresh interpreter is asked for.
+    `server`: its process id. `child`: what a process does; `fresh`: what, where a fresh interpreter is asked for.
     """
-    wake, woken = socket.socketpair()
-    for end in (wake, woken):
-        end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    control.send(_EVENT.pack(READY, 0, 0))
-    children: dict[int, int] = {}  # The number of each child by its process.
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    poll.register(wake, select.POLLIN)
+    _say(control, READY)
     while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == control.fileno():
-                packet, descriptors = received(control)
-                if not packet:
-                    return
-                number, is_fresh = _REQUEST.unpack(packet)
-                main = fresh if is_fresh and fresh is not None else child
-                here, pid = os.getpid(), os.fork()
-                if pid == 0:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for each in (control, wake, woken):
-                        each.close()
-                    end_with(lambda: main(here, descriptors))  # noqa: B023
-                for theirs in descriptors:
-                    os.close(theirs)
-                children[pid] = number
-                control.send(_EVENT.pack(FORKED, number, pid))
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    wake.recv(4096)
-                _reap(control, children)
+        packet, descriptors = received(control)
+        if not packet:
+            return
+        number, is_fresh = _REQUEST.unpack(packet)
+        if not number:
+            _say(control, READY)
+            continue
+        main = fresh if is_fresh and fresh is not None else child
+        _fork(control, number, server, lambda: main(server, descriptors))  # noqa: B023
+        for theirs in descriptors:
+            os.close(theirs)
+
+
+def _fork(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
+    """Fork a child of the server. One that cannot be forked is told of, and costs nothing else."""
+    try:
+        between = os.fork()
+    except OSError as error:
+        _say(control, NOT_FORKED, number, error.errno or 0)
+    else:
+        if between == 0:
+            end_with(lambda: _fork_again(control, number, server, run))
+        os.waitpid(between, 0)
+
+
+def _fork_again(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
+    """The process between nursery and child, and then the child."""
+    between = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _say(control, NOT_FORKED, number, error.errno or 0, between)
+        return
+    if pid:
+        return
+    while os.getppid() == between:  # It has nothing left to do but to end.
+        time.sleep(_LOOK_S)
+    die_with(server)
+    with contextlib.suppress(ConnectionError):  # The server does not want it any more; it will find that out.
+        _say(control, FORKED, number, os.getpid(), between)
+    control.close()
+    run()
+
+
+def _say(control: socket.socket, kind: int, number: int = 0, value: int = 0, between: int = 0) -> None:
+    """Raises ConnectionError."""
+    control.send(_EVENT.pack(kind, number, value, between))
 
 
 def received(control: socket.socket) -> tuple[bytes, list[int]]:
@@ -163,14 +193,3 @@ def received(control: socket.socket) -> tuple[bytes, list[int]]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
     return data, descriptors.tolist()
-
-
-def _reap(control: socket.socket, children: dict[int, int]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            number = children.pop(pid, None)
-            if number is not None:
-                control.send(_EVENT.pack(ENDED, number, os.waitstatus_to_exitcode(status)))

@@ -25,18 +25,17 @@ from app.workers.messages import Begin, from_server
 from app.workers.worker import run
 
 
-def nursery(control: socket.socket, parent: int) -> None:
+def nursery(control: socket.socket, server: int) -> None:
     """The process from which workers come. Those of devices without a driver share all that every worker imports; in
     the others it is replaced by a fresh interpreter.
     """
-    settle(parent, "worker-nursery")
+    settle(server, "worker-nursery")
     _import_libraries()
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
-    fork_on_request(control, _forked, _fresh)
+    fork_on_request(control, server, _forked, _fresh)
 
 
-def _forked(parent: int, descriptors: Sequence[int]) -> None:
-    die_with(parent)
+def _forked(server: int, descriptors: Sequence[int]) -> None:
     [descriptor] = descriptors
     main(socket.socket(fileno=descriptor))
 
@@ -45,8 +44,7 @@ def _forked(parent: int, descriptors: Sequence[int]) -> None:
 _FRESH = "import sys; sys.path[:] = sys.argv[2:]; from app.workers.main import fresh; fresh(int(sys.argv[1]))"
 
 
-def _fresh(parent: int, descriptors: Sequence[int]) -> None:
-    die_with(parent)
+def _fresh(server: int, descriptors: Sequence[int]) -> None:
     [descriptor] = descriptors
     os.set_inheritable(descriptor, True)
     command = multiprocessing.spawn.get_command_line()  # With the options of this interpreter.

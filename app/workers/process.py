@@ -233,7 +233,8 @@ class WorkerProcess:
         if self._spawned is not None:
             process = self._spawned
             if await process.reap(0.0 if self._killed else STOP_TIMEOUT_S):
-                reason += f", exit code {process.exit_code}" if process.exit_code else ""
+                code = process.exited.result()
+                reason += f", exit code {code}" if code else ""
             else:
                 self.abandoned = True
                 reason += f"; its process {process.pid} cannot be killed and is left behind, with what it holds"
@@ -247,9 +248,21 @@ class WorkerProcess:
         if self._closed.done():
             os.close(descriptor)
             return
+        spawning = asyncio.create_task(spawn(self.id, forks=self.plan.forks), name=f"spawn {self.id}")
         try:
-            spawned = self._spawned = await spawn(self.id, forks=self.plan.forks)
+            await asyncio.wait(
+                (spawning, self._closed),
+                timeout=self.plan.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not spawning.done():
+                spawning.cancel()  # Should there be a process after all, it finds its socket closed, and ends.
+                self._close(f"it had no process within {self.plan.start_timeout_s:g} s")
+                os.close(descriptor)
+                return
+            spawned = self._spawned = spawning.result()
         except BaseException:
+            spawning.cancel()
             os.close(descriptor)
             raise
         if self._closed.done():  # It was killed meanwhile.
@@ -284,7 +297,7 @@ class WorkerProcess:
         self.end = "hung"
         self.kill(f"it hung: {reason}")
 
-    def _process_exited(self, _: asyncio.Future[None]) -> None:
+    def _process_exited(self, _: asyncio.Future[int | None]) -> None:
         self._read_all()  # Its last words.
         self._close("it ended")
         self.exited.set_result(None)

@@ -4,26 +4,23 @@ Owns: when a worker is started, replaced and given up. Must not know how a proce
 Everything here runs in the event loop's thread: workers also die with the thread that started them (see main).
 
 One way of replacing a worker serves every need: start another, let it load and warm, swap, drain the old one, stop it.
-After a crash there is no old one left to drain. A worker that dies before it has answered anything counts against its
-replica: the pauses before the next start grow, and after some such deaths in a row the replica is broken and tries
-again only once a minute. One whose process cannot be killed leaves its replica quarantined until that process is gone:
-it still holds the device.
+After a crash there is no old one left to drain. When the next worker is started after deaths, and when a replica is
+broken, is the breaker's to say. A worker whose process cannot be killed leaves its replica quarantined until that
+process is gone: it still holds the device.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from app.workers.arena import Arena
+from app.workers.breaker import Breaker
 from app.workers.process import Events, WorkerPlan, WorkerProcess, WorkerStartError
 
 log = logging.getLogger("anychip.workers")
-
-_BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
-_BREAKER_DEATHS = 5
-_BREAKER_S = 60.0
 
 
 class Replica:
@@ -43,7 +40,9 @@ class Replica:
         self._events = events
         self._current: WorkerProcess | None = None
         self._old: set[WorkerProcess] = set()
-        self._deaths = 0  # In a row, of workers that had answered nothing.
+        self._breaker = Breaker()
+        self._pause_s = 0.0
+        self._ready_s = 0.0
         self._replacing = asyncio.Lock()
         self._draining: set[asyncio.Task[None]] = set()
         self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -124,6 +123,11 @@ class Replica:
         if not self._first_ready.done():
             self._first_ready.cancel()
 
+    def kill(self) -> None:
+        """End every worker now, whatever it does: for a service that has no time left to stop."""
+        for worker in self._workers():
+            worker.kill("the service has no time left")
+
     def _workers(self) -> list[WorkerProcess]:
         return [*self._old, *([self._current] if self._current else [])]
 
@@ -140,7 +144,7 @@ class Replica:
                     self._first_ready.exception()  # Whoever waits hears it; nobody need wait.
                     self.state, self.reason = "broken", str(error)
                     return
-                self._died(str(error), "start")
+                self._died(str(error), error.worker)
                 if error.worker.abandoned:
                     await self._quarantine(error.worker)
             else:
@@ -149,15 +153,17 @@ class Replica:
                     reason = await asyncio.shield(worker.ended)
                     if worker is self._current:
                         self._current = None
-                        if worker.answered:
-                            self._deaths = 0
-                        self._died(reason, worker.end)
+                        self._died(reason, worker)
                         if worker.abandoned:
                             await self._quarantine(worker)
             await self._pause()
 
-    def _died(self, reason: str, kind: str) -> None:
-        self._deaths += 1
+    def _died(self, reason: str, worker: WorkerProcess) -> None:
+        kind = "start" if worker.ready is None else worker.end
+        if kind != "leaked" or not worker.answered:  # That one ended to give memory back, as it is meant to.
+            now_s = time.monotonic()
+            served_s = 0.0 if worker.ready is None else now_s - self._ready_s
+            self._pause_s = self._breaker.died(now_s, answered=worker.answered, served_s=served_s)
         self.restarts += 1
         self.state, self.reason = "restarting", reason
         log.error("%s: the worker is gone: %s", self.device, reason)
@@ -173,14 +179,12 @@ class Replica:
         self.state = "restarting"
 
     async def _pause(self) -> None:
-        if self._deaths >= _BREAKER_DEATHS:
-            pause_s = _BREAKER_S
+        pause_s, self._pause_s = self._pause_s, 0.0
+        if pause_s and self._breaker.reason:
             self.state = "broken"
-            self.reason = f"{self._deaths} workers died in a row, the last one so: {self.reason}"
+            self.reason = f"{self._breaker.reason}, the last one so: {self.reason}"
             log.error("%s is broken, the next try is in %g s: %s", self.device, pause_s, self.reason)
             self._events.broken(self, self.reason)
-        else:
-            pause_s = _BACKOFF_S[min(self._deaths, len(_BACKOFF_S)) - 1]
         await asyncio.sleep(pause_s)
 
     async def _start(self, plan: WorkerPlan) -> WorkerProcess:
@@ -202,6 +206,7 @@ class Replica:
         if old is not None:
             self._old.add(old)
         self.state, self.reason = "ready", ""
+        self._ready_s = time.monotonic()
         self._events.ready(worker)
         if old is not None:
             old.retiring = True

@@ -11,30 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import multiprocessing
 import multiprocessing.process
 import os
-import signal
 import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from app.workers import main as worker_main
 from app.workers.channel import socket_pair
 from app.workers.forking import forked
-from app.workers.nursery import Nursery, reap
+from app.workers.nursery import Begun, Child, Nursery, reap, spawned
 
 log = logging.getLogger("anychip.workers")
 
 KILL_TIMEOUT_S = 10.0
 """A process that has been killed and is still there after so long is inside a driver call that cannot be ended."""
-
-_IMPORT_TIMEOUT_S = 60.0
-_FORK_TIMEOUT_S = 5.0
 
 
 class ChildProcess(ABC):
@@ -44,39 +38,18 @@ class ChildProcess(ABC):
         """`surroundings`: the environment it was started in."""
         self.socket = end
         self.pid = pid
-        self.exit_code: int | None = None
-        """Once it is reaped: its exit status, minus the signal that ended it; None where nobody knows."""
         self._surroundings = surroundings
-        self._exited: asyncio.Future[None] | None = None
-        self._pidfd = -1
 
     def environment(self, wanted: Mapping[str, str]) -> dict[str, str]:
         """What the process has to be told: what is wanted, and what has been set here since it was started."""
         return {**dict(os.environ.items() - self._surroundings.items()), **wanted}
 
     @property
-    def exited(self) -> asyncio.Future[None]:
-        """Done once the process is gone; to be asked for in a running event loop."""
-        if self._exited is None:
-            loop = asyncio.get_running_loop()
-            self._exited = loop.create_future()
-            self._pidfd = self._watched()
-            loop.add_reader(self._pidfd, self._gone)
-        return self._exited
-
     @abstractmethod
-    def _watched(self) -> int:
-        """A descriptor of ours that can be read once the process is gone."""
-
-    def _gone(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        self._ended()
-        if self._exited is not None and not self._exited.done():
-            self._exited.set_result(None)
-
-    @abstractmethod
-    def _ended(self) -> None:
-        """The process is gone, and its descriptor is no longer needed."""
+    def exited(self) -> asyncio.Future[int | None]:
+        """Its exit status, minus the signal that ended it, once it is reaped; None where that is not known. To be asked
+        for in a running event loop.
+        """
 
     @abstractmethod
     def kill(self) -> None:
@@ -112,8 +85,21 @@ class SpawnedProcess(ChildProcess):
         finally:
             theirs.close()  # Ours would keep the socket open after the process's death.
         super().__init__(ours, self._process.pid or 0, surroundings)
+        self._exited: asyncio.Future[int | None] | None = None
+        self._pidfd = -1
+
+    @property
+    def exited(self) -> asyncio.Future[int | None]:
+        """As ChildProcess.exited."""
+        if self._exited is None:
+            loop = asyncio.get_running_loop()
+            self._exited = loop.create_future()
+            self._pidfd = self._watched()
+            loop.add_reader(self._pidfd, self._gone)
+        return self._exited
 
     def _watched(self) -> int:
+        """A descriptor of ours that can be read once the process is gone."""
         # Not the end of the socket: a process that a worker has started may still hold that, and uvloop hears late
         # of one that ends with unread messages. multiprocessing's sentinel is a pipe, and has the same faults.
         try:
@@ -121,10 +107,12 @@ class SpawnedProcess(ChildProcess):
         except OSError:  # A kernel or sandbox that has none.
             return os.dup(self._process.sentinel)
 
-    def _ended(self) -> None:
+    def _gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._process.join()
-        self.exit_code = self._process.exitcode
+        if self._exited is not None and not self._exited.done():
+            self._exited.set_result(self._process.exitcode)
 
     def kill(self) -> None:
         """End the process now, if the system can."""
@@ -141,102 +129,102 @@ class SpawnedProcess(ChildProcess):
 
 
 class ForkedProcess(ChildProcess):
-    """A child of the nursery, which says how it ended."""
+    """A child that the nursery has forked."""
 
-    def __init__(self, end: socket.socket, pid: int, number: int, source: _Source, nursery: Nursery) -> None:
-        """Raises OSError when it is gone already."""
-        super().__init__(end, pid, source.surroundings)
-        self._number, self._nursery = number, nursery
-        self._handle = os.pidfd_open(pid)
+    def __init__(self, end: socket.socket, child: Child, surroundings: Mapping[str, str]) -> None:
+        super().__init__(end, child.pid, surroundings)
+        self._child = child
 
-    def _watched(self) -> int:
-        return self._handle
-
-    def _ended(self) -> None:
-        os.close(self._handle)
-        self._handle = -1
+    @property
+    def exited(self) -> asyncio.Future[int | None]:
+        """As ChildProcess.exited."""
+        return self._child.exited
 
     def kill(self) -> None:
-        """End the process now, if the system can. By its handle: its number may be another process's by now."""
-        if self._handle >= 0:
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-
-    async def reap(self, linger_s: float) -> bool:
-        """As ChildProcess.reap."""
-        if not await super().reap(linger_s):
-            return False
-        self.exit_code = await self._nursery.status(self._number)
-        return True
+        """End the process now, if the system can."""
+        self._child.kill()
 
 
-@dataclass
 class _Source:
-    """The nursery of this process, from its fork on."""
+    """Where this process's workers are forked from."""
 
-    pid: int
-    control: socket.socket
-    surroundings: Mapping[str, str]
-    nursery: Nursery | None = None
-    """Once an event loop has asked for a worker."""
+    def __init__(self, process: int, control: socket.socket) -> None:
+        """`process`, `control`: of the first nursery, before an event loop has it."""
+        self._begun: Begun | None = (process, control)
+        self._nursery: Nursery | None = None
+        self._surroundings: Mapping[str, str] = dict(os.environ)
+
+    async def fork(self, *, fresh: bool) -> ForkedProcess:
+        """Raises OSError."""
+        if self._nursery is None:
+            self._nursery = Nursery(self._begin)
+        ours, theirs = socket_pair()
+        try:
+            # Should it fork one later, that finds the socket closed, and ends.
+            child = await self._nursery.fork(theirs.fileno(), fresh=fresh)
+            return ForkedProcess(ours, child, self._surroundings)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def _begin(self) -> Begun:
+        """The process that was forked from this one, and later fresh ones. Raises OSError."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            self._surroundings = dict(os.environ)
+            begun = spawned("app.workers.main:nursery")
+        return begun
+
+    async def stop(self) -> None:
+        """End the nursery that an event loop has."""
+        if self._nursery is not None:
+            await self._nursery.stop()
+
+    def discard(self) -> None:
+        """End the one that none has had."""
+        if self._begun is not None:
+            process, control = self._begun
+            control.close()
+            reap(process)
 
 
 _sources: list[_Source] = []
-_numbers = itertools.count(1)
 
 
 def prepare() -> None:
     """Fork the nursery from this process, whose imports it shares.
 
     For a process that has one thread and is about to make a service; elsewhere every worker is spawned. Whoever calls
-    it calls `discard_prepared` in the end.
+    it calls `stop_forking` in the event loop, and `discard_prepared` in the end.
     """
     if threading.active_count() > 1 or not hasattr(os, "fork"):
         return
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # A kernel or sandbox in which the end of a child's child is not to be heard of.
-        return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    _sources.append(_Source(forked(theirs, worker_main.nursery), ours, dict(os.environ)))
+    _sources.append(_Source(forked(theirs, worker_main.nursery), ours))
     theirs.close()
 
 
-def discard_prepared() -> None:
-    """End the nursery, if there is one, once no event loop runs."""
+async def stop_forking() -> None:
+    """End the nursery, if there is one: no worker is wanted any more. Idempotent."""
     while _sources:
         source = _sources.pop()
-        source.control.close()
-        reap(source.pid)
+        await source.stop()
+        source.discard()
+
+
+def discard_prepared() -> None:
+    """End the nursery that no event loop has had, if there is one."""
+    while _sources:
+        _sources.pop().discard()
 
 
 async def spawn(name: str, *, forks: bool) -> ChildProcess:
     """A process; `forks`: it may go on with the nursery's libraries, where there is one. Raises OSError."""
     if _sources:
         try:
-            return await _fork(_sources[-1], fresh=not forks)
-        except (OSError, asyncio.TimeoutError) as error:
-            log.warning("%s: no process could be forked (%s); one is spawned", name, error or "it took too long")
+            return await _sources[-1].fork(fresh=not forks)
+        except OSError as error:
+            log.warning("%s: no process could be forked (%s); one is spawned", name, error)
     return SpawnedProcess(name)
-
-
-async def _fork(source: _Source, *, fresh: bool) -> ForkedProcess:
-    """Raises OSError, asyncio.TimeoutError."""
-    if source.nursery is None:
-        source.nursery = Nursery(source.pid, source.control, lambda: log.error(_ENDED))
-    nursery = source.nursery
-    await asyncio.wait_for(asyncio.shield(nursery.ready), _IMPORT_TIMEOUT_S)
-    number = next(_numbers)
-    ours, theirs = socket_pair()
-    try:
-        # Should it fork one later, that finds the socket closed, and ends.
-        pid = await asyncio.wait_for(nursery.fork(number, theirs.fileno(), fresh=fresh), _FORK_TIMEOUT_S)
-        return ForkedProcess(ours, pid, number, source, nursery)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-
-
-_ENDED = "the process that workers are forked from has ended; from now on they are spawned"

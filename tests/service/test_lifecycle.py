@@ -81,17 +81,6 @@ def test_a_killed_worker_is_replaced_and_requests_wait_for_the_next(tmp_path):
         assert 'anychip_worker_restarts_total{device="cpu:0",reason="died"} 1.0' in metrics
 
 
-def test_a_forked_worker_dies_with_its_parent_and_the_next_is_spawned(tmp_path):
-    with running(tmp_path, *OPTIONS, "--timeout-ms", "100000") as service:
-        first = service.worker()
-        assert first.parent().name() == "worker-nursery"
-        first.parent().kill()
-        psutil.wait_procs([first], timeout=WAIT_S)
-        assert ask(service.url) == (200, "OK")
-        assert service.worker().ppid() == service.process.pid
-        assert "the process that workers are forked from has ended" in service.log.read_text()
-
-
 def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
     with running(tmp_path, *OPTIONS, "--grace-s", "60") as service:
         service.process.send_signal(signal.SIGTERM)

@@ -282,13 +282,19 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
         assert len(made.reasons) == 1
 
 
-async def test_another_nursery_takes_the_place_of_a_dead_one(made):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_another_nursery_takes_the_place_of_a_dead_one_and_costs_no_decoder(made, number):
     async with made.limited():
         await made.decode(image(20))
-        os.kill(made.decoders._seats.nursery.pid, signal.SIGKILL)
-        await until(lambda: len(made.reasons) == 2)
+        first, pids = made.decoders._seats.nursery.pid, made.decoders.pids
+        os.kill(first, number)
+        await until(lambda: made.decoders._seats.nursery.pid != first, 60)
+        await until(lambda: not psutil.pid_exists(first))
         await made.decode(image(20))
-        await until(lambda: made.decoders.up == 2, 60)
+        assert (made.decoders.pids, made.reasons) == (pids, [])
+        os.kill(pids[0], signal.SIGKILL)
+        await until(lambda: made.decoders.up == 2 and made.decoders.pids != pids, 60)
+        assert {psutil.Process(pid).ppid() for pid in made.decoders.pids} == {os.getpid()}
 
 
 async def test_a_nursery_that_is_stopped_does_not_leave_the_seats_empty(made):
@@ -300,6 +306,7 @@ async def test_a_nursery_that_is_stopped_does_not_leave_the_seats_empty(made):
         # It is given five seconds to fork; then there is another one.
         await asyncio.wait_for(asyncio.gather(*tasks), 60)
         await until(lambda: made.decoders.up == 2, 60)
+        assert len(made.reasons) == 2, "a seat without a decoder takes no image"
 
 
 async def test_decoders_hold_none_of_each_others_descriptors(made):

@@ -1,0 +1,112 @@
+"""Processes from which others are forked are nobody's life: kill one, stop one, or let it fork nothing, under load.
+
+What is forked is the server's own child. The fixture `serve` asserts after each test that the service answered all the
+while.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.support.images import GREY
+from tests.support.load import WAIT_S, Load, until
+from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric
+
+pytestmark = pytest.mark.paired
+
+FOUR = ("devices=4,delay_ms=5,fail=*1000000", "--decoders", "2")
+"""Devices. With a fault that does not come the null device looks at images, so there are decoders."""
+NURSERIES = ("worker-nursery", "decoder-nursery")
+
+
+def named(service, name):
+    """The processes of the service of this name that live, by their number."""
+    found = {}
+    for child in service.children():
+        try:
+            if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                found[child.pid] = child
+        except psutil.Error:  # It has just ended.
+            pass
+    return found
+
+
+def zombies(service):
+    return [child for child in service.children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_nurseries_end_alone_and_others_take_their_place(serve, number):
+    with serve(*FOUR) as service:
+        workers, decoders = named(service, "anychip-worker"), named(service, "anychip-decoder")
+        assert (len(workers), len(decoders)) == (4, 2)
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            first = {pid for name in NURSERIES for pid in named(service, name)}
+            for pid in first:
+                os.kill(pid, number)
+
+            def replaced():
+                assert is_ready(service)
+                assert set(named(service, "anychip-worker")) == set(workers)
+                assert set(named(service, "anychip-decoder")) == set(decoders)
+                now = {pid for name in NURSERIES for pid in named(service, name)}
+                return len(now) == 2 and not now & first and not zombies(service)
+
+            await until(replaced)
+            await load.answers(50)
+            # The new ones fork as the old ones did.
+            next(iter(workers.values())).kill()
+            next(iter(decoders.values())).kill()
+            await until(lambda: set(named(service, "anychip-worker")).difference(workers))
+            await until(lambda: set(named(service, "anychip-decoder")).difference(decoders))
+            await load.answers(50)
+        assert set(load.outcomes) == {(200, "OK")}
+        # Those that were killed here, and no other.
+        assert metric(service, "anychip_worker_restarts_total") == 1
+        assert metric(service, "anychip_decoder_restarts_total") == 1
+        await until(lambda: not zombies(service))
+        children = service.children()
+        assert {child.ppid() for child in children} == {service.process.pid}
+        assert_nothing_left(service)
+
+
+async def test_a_nursery_that_is_stopped_while_workers_die_holds_nobody_up_for_long(serve):
+    with serve(*FOUR) as service:
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(20)
+            for name in NURSERIES:
+                for process in named(service, name).values():
+                    process.suspend()
+            [worker, *_], [decoder, *_] = service.workers(), named(service, "anychip-decoder").values()
+            worker.kill()
+            decoder.kill()
+            await until(
+                lambda: (
+                    len(named(service, "anychip-worker")) == 4 and worker.pid not in named(service, "anychip-worker")
+                )
+            )
+            await until(lambda: len(named(service, "anychip-decoder")) == 2)
+            await load.answers(50)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert metric(service, "anychip_worker_restarts_total") == 1
+        assert metric(service, "anychip_decoder_restarts_total") == 1
+        await until(lambda: not zombies(service))
+
+
+async def test_nothing_is_left_of_a_killed_server_whose_nurseries_were_replaced(serve):
+    with serve(*FOUR, ends=True) as service:
+        first = {pid for name in NURSERIES for pid in named(service, name)}
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: sum(len(named(service, name)) for name in NURSERIES) == 2)
+        service.workers()[0].kill()
+        await until(lambda: len(named(service, "anychip-worker")) == 4 and is_ready(service))
+        children = service.children()
+        assert not first & {child.pid for child in children}
+        service.process.kill()
+        service.process.wait(WAIT_S)
+        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
