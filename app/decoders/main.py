@@ -38,13 +38,13 @@ def main(control: socket.socket, parent: int) -> None:
     packet, descriptors = received(control)
     if not packet:
         return
-    plan_descriptor, arena_descriptor = descriptors
+    plan_descriptor, *arena_descriptors = descriptors
     with open(plan_descriptor, "rb") as file:
         plan: DecodePlan = unpacked(file.read(), ())
     logs.configure(*plan.log_style)
     warm_up(plan)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
-    fork_on_request(control, lambda here, theirs: _decoder(plan, here, arena_descriptor, *theirs))
+    fork_on_request(control, lambda here, theirs: _decoder(plan, here, arena_descriptors, *theirs))
 
 
 def warm_up(plan: DecodePlan) -> None:
@@ -94,7 +94,7 @@ def _keep_stderr_for_logs(plan: DecodePlan) -> None:
 
 
 def _decoder(
-    plan: DecodePlan, parent: int, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int
+    plan: DecodePlan, parent: int, arena_descriptors: list[int], connection_descriptor: int, inbox_descriptor: int
 ) -> None:
     """The process of one decoder."""
     name_process("anychip-decoder")
@@ -106,7 +106,7 @@ def _decoder(
     from models.confinement import confine_decoder
 
     connection = socket.socket(fileno=connection_descriptor)
-    arena = Arena.opened(plan.pools, arena_descriptor)
+    arena = Arena.opened(plan.pools, *arena_descriptors)
     inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
     _keep_stderr_for_logs(plan)
     # From here on it reads what strangers have sent, and needs nothing that it does not have.

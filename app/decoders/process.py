@@ -43,11 +43,12 @@ class DecoderNursery(Nursery):
             with open(written, "wb", closefd=False) as file:
                 file.write(packed(plan)[0])
             os.lseek(written, 0, os.SEEK_SET)
-            shared = arena.descriptor()
+            shared = arena.descriptors()
             try:
-                socket.send_fds(control, [b"plan"], [written, shared])
+                socket.send_fds(control, [b"plan"], [written, *shared])
             finally:
-                os.close(shared)
+                for each in shared:
+                    os.close(each)
         finally:
             os.close(written)
         super().__init__(process, control, ended)

@@ -28,6 +28,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _EVENT = struct.Struct("<BIi")
 _REQUEST = struct.Struct("<I?")
 READY, FORKED, ENDED = 1, 2, 3
+_MOST_DESCRIPTORS = 253  # SCM_MAX_FD: so many go with one packet.
 
 
 class Event(NamedTuple):
@@ -158,7 +159,7 @@ def fork_on_request(control: socket.socket, child: Child, fresh: Child | None = 
 def received(control: socket.socket) -> tuple[bytes, list[int]]:
     """A packet and the descriptors that came with it."""
     descriptors = array("i")
-    data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(2 * descriptors.itemsize))
+    data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize))
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])

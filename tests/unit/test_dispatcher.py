@@ -16,7 +16,7 @@ from app.scheduling.readiness import ModelState
 from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 from app.workers.process import Computed
 
-MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random")
+MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random", is_program=False)
 SLOTS = 64
 
 
