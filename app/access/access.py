@@ -8,6 +8,7 @@ for its `Need`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ from app.errors import ServiceError
 
 if TYPE_CHECKING:
     from app.config import Settings
+
+
+log = logging.getLogger("anychip.access")
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +70,19 @@ def check_exposure(settings: Settings) -> None:
             f"with --host {settings.host}, keys would cross the network in plain text; use --tls-cert and --tls-key, "
             "or listen on loopback behind a proxy that has TLS, or say --insecure-keys true behind a proxy that has it"
         )
+
+
+def check_secrets(settings: Settings, *, programs: bool) -> None:
+    """Whether keys lie in the cache, which workers may write to: an error where files that are `programs` are served,
+    else a warning. Raises KeysError.
+    """
+    cache = settings.cache_dir.expanduser().resolve()
+    for option, name in (("--api-keys-file", settings.api_keys_file), ("--tls-key", settings.tls_key)):
+        if name and Path(name).expanduser().resolve().is_relative_to(cache):
+            reason = f"{option} lies in --cache-dir ({cache}), where workers write: keep it where they need not"
+            if programs:
+                raise KeysError(f"{reason}; no .pt2 or .ts file is served beside it")
+            log.warning("%s", reason)
 
 
 class Access:
