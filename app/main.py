@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from app.access.access import check_exposure
+from app.access.access import check_exposure, check_secrets
 from app.access.rules import Bind
 from app.access.tls import Tls
 from app.config import Settings
@@ -101,6 +101,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         check_exposure(settings)
+        check_secrets(settings, programs=any(model.is_program for model in models))
         tls = Tls.of(settings)
         app = create_app(service)
         app.state.ingress.connections = connections(min(settings.max_connections, room))

@@ -19,6 +19,8 @@ import os
 import platform
 import resource
 import struct
+import sys
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +61,18 @@ _NUMBERS = _table(
     chroot 161 51, unshare 272 97, setns 308 268, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282,
     io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, keyctl 250 219, add_key 248 217,
     request_key 249 218, init_module 175 105, finit_module 313 273, kexec_load 246 104, reboot 169 142,
-    swapon 167 224, setuid 105 146, setgid 106 144, setresuid 117 147, setresgid 119 149, memfd_create 319 279
+    swapon 167 224, setuid 105 146, setgid 106 144, setresuid 117 147, setresgid 119 149, memfd_create 319 279,
+    prlimit64 302 261, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, setpriority 141 140,
+    sched_setaffinity 203 122, sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274,
+    ioprio_set 251 30, process_madvise 440 440, process_mrelease 448 448, kcmp 312 272, move_pages 279 239,
+    migrate_pages 256 238, name_to_handle_at 303 264, open_by_handle_at 304 265, chmod 90 -, fchmod 91 52,
+    fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54, truncate 76 45,
+    utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7,
+    removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, shmget 29 194, shmat 30 196, shmctl 31 195,
+    semget 64 190, semop 65 193, semctl 66 191, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187,
+    mq_open 240 180, mq_unlink 241 181, inotify_init 253 -, inotify_init1 294 26, fanotify_init 300 262,
+    fsopen 430 430, fspick 433 433, open_tree 428 428, move_mount 429 429, mount_setattr 442 442, fcntl 72 25,
+    ioctl 16 29
     """
 )
 """Of each call on x86-64 and on AArch64; None where there is no such call."""
@@ -78,12 +91,28 @@ _DECODING = _words(
 _NEVER = _words(
     """
     fork vfork execve execveat socket socketpair connect bind listen accept accept4 ptrace process_vm_readv
-    process_vm_writev pidfd_open pidfd_getfd pidfd_send_signal kill tkill mount umount2 pivot_root chroot
-    unshare setns bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register keyctl add_key
-    request_key init_module finit_module kexec_load reboot swapon setuid setgid setresuid setresgid
+    process_vm_writev pidfd_open pidfd_getfd pidfd_send_signal mount umount2 pivot_root chroot fsopen fspick
+    open_tree move_mount mount_setattr unshare setns bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
+    io_uring_register keyctl add_key request_key init_module finit_module kexec_load reboot swapon setuid setgid
+    setresuid setresgid rt_sigqueueinfo rt_tgsigqueueinfo setpriority sched_setaffinity sched_setparam
+    sched_setscheduler sched_setattr ioprio_set process_madvise process_mrelease kcmp move_pages migrate_pages
+    name_to_handle_at open_by_handle_at chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat truncate utime
+    utimes futimesat utimensat setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr shmget shmat shmctl
+    semget semop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_init inotify_init1 fanotify_init
     """
 )
-"""What no network of a file needs: other programs, other processes, the network, the system."""
+"""What no network of a file needs: other programs, other processes, the network, the system; of files what Landlock
+does not ask about (modes, owners, times, opening by handle), and memory and queues that have names.
+"""
+
+_OF_ITSELF = _words("kill tkill tgkill prlimit64")
+"""Their first argument is a process, and must be this one: libraries end and limit their own."""
+
+_NO_COMMANDS = {
+    "fcntl": (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send the signal.
+    "ioctl": (0x8901, 0x8902, 0x5412, 0x541C, 0x5423),  # FIOSETOWN, SIOCSPGRP, TIOCSTI, TIOCLINUX, TIOCSETD
+}
+"""By name: what its second argument must not be. Who may write to a terminal could type there."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 38, 4
 _SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = {"x86_64": 317}.get(_MACHINE, 277), 1, 1
@@ -95,6 +124,7 @@ _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _RET_ALLOW, _RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _CLONE_THREAD = 0x00010000
+_FIRST_ARGUMENT, _SECOND_ARGUMENT = 16, 24  # Their lower halves.
 
 # linux/landlock.h: rights over files, by the version that brought them.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -104,6 +134,26 @@ _RIGHTS_NEWEST = _RIGHTS_V1 | 7 << 13  # From version 5 on: ioctl on devices, to
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
 _NET_TCP = 3  # bind, connect; from version 4 on
 _SCOPES = 3  # abstract sockets, signals; from version 6 on
+
+
+_OWN_PROCESS = Path("/proc/self")
+_SYSTEM = (
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/share",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    str(_OWN_PROCESS),
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/sys/devices/system",
+    "/sys/fs/cgroup",
+    "/dev/urandom",
+)
+_MODULES = (".py", ".so", ".dist-info", ".egg-info", ".libs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +209,24 @@ def confine_program(
     _drop_capabilities(libc, _READ_ANY_FILE)
     _restrict_files(libc, readable, writable)
     _filter(libc, _refusing(_NEVER))
+
+
+def python_files() -> list[Path]:
+    """Where modules and libraries lie that are imported when they are first used, and what Linux says of the machine.
+
+    Of a folder on the path that is no installation's (the folder somebody works in), packages and modules only.
+    """
+    paths = sysconfig.get_paths()
+    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed += [os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    found = [Path(each) for each in (*installed, *libraries, *_SYSTEM) if each]
+    for entry in map(Path, sys.path):
+        if any(entry.is_relative_to(each) for each in found):
+            continue
+        with contextlib.suppress(OSError):
+            found += [each for each in entry.iterdir() if each.suffix in _MODULES or (each / "__init__.py").is_file()]
+    return found
 
 
 def _libc() -> ctypes.CDLL | None:
@@ -229,7 +297,9 @@ def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> No
         if libc.syscall(_LANDLOCK_ADD, rules, 1, rule, 0) != 0:
             raise OSError(ctypes.get_errno(), f"landlock refuses {path}")
     finally:
-        os.close(beneath)
+        # What Linux makes up, it may make up anew: the rule is of this entry, which stays while it is open.
+        if path != _OWN_PROCESS:
+            os.close(beneath)
 
 
 Instruction = tuple[int, int, int, int]
@@ -259,7 +329,7 @@ def _clones() -> list[Instruction]:
         (_EQUAL, 0, 1, clone3),
         (_RETURN, 0, 0, _RET_ERRNO | errno.ENOSYS),
         (_EQUAL, 0, 4, clone),
-        (_LOAD, 0, 0, 16),  # The lower half of the first argument.
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_ANY_BIT, 1, 0, _CLONE_THREAD),
         (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
         (_RETURN, 0, 0, _RET_ALLOW),
@@ -271,17 +341,7 @@ def _allowing(names: Sequence[str]) -> list[Instruction]:
     for name in names:
         if (number := _number(name)) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ALLOW)]
-    for name in ("kill", "tkill", "tgkill"):  # A library that ends its own process may; nobody else is signalled.
-        number = _number(name)
-        assert number is not None
-        program += [
-            (_EQUAL, 0, 4, number),
-            (_LOAD, 0, 0, 16),  # The lower half of the first argument.
-            (_EQUAL, 0, 1, os.getpid()),
-            (_RETURN, 0, 0, _RET_ALLOW),
-            (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
-        ]
-    return [*program, (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+    return [*program, *_of_itself(), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
 
 
 def _refusing(names: Sequence[str]) -> list[Instruction]:
@@ -289,7 +349,29 @@ def _refusing(names: Sequence[str]) -> list[Instruction]:
     for name in names:
         if (number := _number(name)) is not None:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
-    return [*program, *_clones(), (_RETURN, 0, 0, _RET_ALLOW)]
+    for name, commands in _NO_COMMANDS.items():
+        number = _number(name)
+        assert number is not None
+        refused = [(_EQUAL, 0, 1, command) for command in commands]
+        refuse = (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)
+        after = [each for command in refused for each in (command, refuse)]
+        program += [(_EQUAL, 0, len(after) + 2, number), (_LOAD, 0, 0, _SECOND_ARGUMENT), *after]
+        program += [(_RETURN, 0, 0, _RET_ALLOW)]
+    return [*program, *_of_itself(), *_clones(), (_RETURN, 0, 0, _RET_ALLOW)]
+
+
+def _of_itself() -> list[Instruction]:
+    """Signals and limits for this process alone. 0 is this process to prlimit64, and its whole group to kill."""
+    program: list[Instruction] = []
+    for name in _OF_ITSELF:
+        number = _number(name)
+        assert number is not None
+        itself: list[Instruction] = [(_EQUAL, 0, 1, os.getpid()), (_RETURN, 0, 0, _RET_ALLOW)]
+        if name == "prlimit64":
+            itself = [(_EQUAL, 1, 0, 0), *itself]
+        program += [(_EQUAL, 0, len(itself) + 2, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), *itself]
+        program += [(_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+    return program
 
 
 class _Program(ctypes.Structure):

@@ -108,6 +108,16 @@ class ExportedModel(TensorModel):
         return items
 
 
+def bare_environment(folder: str = os.sep) -> dict[str, str]:
+    """The environment of a process that runs what a file says: nothing of ours but where libraries are, as what it
+    holds may be secret. `folder`: where it may write, if anywhere.
+    """
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
+    }
+
+
 def open_exported(name: str, file: Path) -> Model:
     """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
 
@@ -240,12 +250,7 @@ def _spec(found: Mapping[str, Any]) -> TensorSpec:
 def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
     """What models.exported_trial says of a file. Raises WeightsError."""
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
-        # Nothing of ours but where libraries are: what the environment holds may be secret.
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), folder),
-        }
+        environment = bare_environment(folder) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         answer = Path(folder) / "answer.json"
         form = "openvino" if file.suffix == ".xml" else _form(str(file))
         given = str(file.absolute()), form, json.dumps(declared), str(answer)

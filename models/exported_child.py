@@ -16,8 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_MEMORY_BYTES = 64 << 30
-_SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc", "/sys/devices/system", "/dev/urandom")
+# Of address space, of which libraries take more than they use; a thread reserves as much for its allocations.
+_MEMORY_BYTES = 4 << 30
+_THREAD_BYTES = 256 << 20
+_COPIES = 16  # Of a file's weights, with what a network computes from them.
+# Of processor time, which threads use up together.
+_SECONDS = 300
+_BYTES_A_SECOND = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -34,11 +39,10 @@ def _tried(file: str, form: str, declared: dict[str, Any]) -> Any:
     return exported_trial.tried(file, form, declared)
 
 
-def _of_python() -> list[Path]:
-    """Where modules and libraries lie that are imported when they are first used."""
-    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    places = (*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, *libraries, *_SYSTEM)
-    return [Path(each) for each in places if each]
+def own_files(file: Path) -> list[Path]:
+    """The files of one network: its own, and what lies beside it under its name."""
+    own = f"{file.stem}."
+    return [each for each in file.parent.iterdir() if each.name.startswith(own) or each.name == "metadata.yaml"]
 
 
 def _main(file: str, form: str, declared: str, answer: str) -> None:
@@ -48,15 +52,19 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     from models import exported_image_trial, exported_trial  # noqa: F401 - before it may read little more
 
     gc.enable()
-    from models.confinement import confine_program
+    from models.confinement import confine_program, python_files
     from models.model import ModelError
 
     given = json.loads(declared)
     folder = Path(answer).parent
-    beside = Path(file).absolute()
-    names = (beside.stem, "metadata.yaml")
-    of_the_file = [each for each in beside.parent.iterdir() if each.name.startswith(names)]
-    confine_program([*_of_python(), *of_the_file], [folder, Path(os.devnull)], memory_bytes=_MEMORY_BYTES)
+    own = own_files(Path(file).absolute())
+    size = sum(each.stat().st_size for each in own)
+    confine_program(
+        [*python_files(), *own],
+        [folder, Path(os.devnull)],
+        memory_bytes=_MEMORY_BYTES + (os.cpu_count() or 1) * _THREAD_BYTES + _COPIES * size,
+        seconds=_SECONDS + size // _BYTES_A_SECOND,
+    )
     try:
         found = _tried(file, form, given)
     except ModelError as error:

@@ -73,6 +73,19 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
+def check_secrets(settings: Settings, *, programs: bool) -> None:
+    """Whether keys lie in the cache, which workers may write to: an error where files that are `programs` are served,
+    else a warning. Raises KeysError.
+    """
+    cache = settings.cache_dir.expanduser().resolve()
+    for option, name in (("--api-keys-file", settings.api_keys_file), ("--tls-key", settings.tls_key)):
+        if name and Path(name).expanduser().resolve().is_relative_to(cache):
+            reason = f"{option} lies in --cache-dir ({cache}), where workers write: keep it where they need not"
+            if programs:
+                raise KeysError(f"{reason}; no .pt2 or .ts file is served beside it")
+            log.warning("%s", reason)
+
+
 class Access:
     """To one service."""
 

@@ -38,13 +38,13 @@ def main(control: socket.socket, server: int) -> None:
     packet, descriptors = received(control)
     if not packet:
         return
-    plan_descriptor, arena_descriptor = descriptors
+    plan_descriptor, *arena_descriptors = descriptors
     with open(plan_descriptor, "rb") as file:
         plan: DecodePlan = unpacked(file.read(), ())
     logs.configure(*plan.log_style)
     warm_up(plan)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
-    fork_on_request(control, server, lambda _, theirs: _decoder(plan, arena_descriptor, *theirs))
+    fork_on_request(control, server, lambda _, theirs: _decoder(plan, arena_descriptors, *theirs))
 
 
 def warm_up(plan: DecodePlan) -> None:
@@ -115,7 +115,7 @@ def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
     logging.basicConfig(level=level.upper(), handlers=[_ToServer(connection)], force=True)
 
 
-def _decoder(plan: DecodePlan, arena_descriptor: int, connection_descriptor: int, inbox_descriptor: int) -> None:
+def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descriptor: int, inbox_descriptor: int) -> None:
     """The process of one decoder."""
     name_process("anychip-decoder")
     import torch
@@ -124,9 +124,9 @@ def _decoder(plan: DecodePlan, arena_descriptor: int, connection_descriptor: int
     from app.workers.arena import Arena
     from models.confinement import confine_decoder
 
-    _close_all_but(arena_descriptor, connection_descriptor, inbox_descriptor)
+    _close_all_but(*arena_descriptors, connection_descriptor, inbox_descriptor)
     connection = socket.socket(fileno=connection_descriptor)
-    arena = Arena.opened(plan.pools, arena_descriptor)
+    arena = Arena.opened(plan.pools, *arena_descriptors)
     inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
     _leave_streams(plan, connection)
     # From here on it reads what strangers have sent, and needs nothing that it does not have.

@@ -44,11 +44,12 @@ def begin_nursery(plan: DecodePlan, arena: Arena) -> Begun:
         with open(written, "wb", closefd=False) as file:
             file.write(packed(plan)[0])
         os.lseek(written, 0, os.SEEK_SET)
-        shared = arena.descriptor()
+        shared = arena.descriptors()
         try:
-            socket.send_fds(control, [b"plan"], [written, shared])
+            socket.send_fds(control, [b"plan"], [written, *shared])
         finally:
-            os.close(shared)
+            for each in shared:
+                os.close(each)
     except BaseException:
         control.close()
         reap(process)

@@ -96,10 +96,15 @@ class Handovers:
 
     async def _to(self, models: tuple[Model | None, ...], reason: str) -> None:
         async with self._lock:
-            plans = {each: replace(each.plan, load=replace(each.plan.load, models=models)) for each in self._replicas}
+            plans = {each: each.plan.with_models(models) for each in self._replicas}
             # A replica whose workers keep dying would stop every hand-over; it follows the new plan when it is back.
-            out_of_order = [each for each in plans if each.state in ("broken", "quarantined")]
-            needed = [each for each in plans if each not in out_of_order] or list(plans)
+            in_order = [each for each in plans if each.state not in ("broken", "quarantined")]
+            served = {each.plan.serves for each in in_order}
+            needed = [
+                each
+                for each, plan in plans.items()
+                if each in in_order or (plan.serves not in served and plan.load.models != each.plan.load.models)
+            ] or list(plans)
             starts = {
                 each: self._task(each.prepare(plan, start=each in needed), f"prepare {each.device}")
                 for each, plan in plans.items()
@@ -172,7 +177,8 @@ class Handovers:
             async with self._lock:
                 ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
                 allowed = ago_s >= self._settings.guard_handover_interval_s
-                if allowed and replica.current is worker and all(each.state == "ready" for each in self._replicas):
+                others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
+                if allowed and replica.current is worker and all(each.state == "ready" for each in others):
                     try:
                         # As this worker: with compiled engines, where it has them.
                         load = replace(worker.plan.load, models=replica.plan.load.models)

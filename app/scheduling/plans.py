@@ -16,6 +16,7 @@ from app.workers.messages import Load, Tuned
 from app.workers.process import WorkerPlan
 from backends import Choice
 from models import Model, NormalisedModel
+from models.exported import bare_environment
 
 
 def worker_devices(settings: Settings, choice: Choice) -> list[str]:
@@ -27,6 +28,19 @@ def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model
     """What a model is served with. The form of a model that takes floats is as its images' are, and never grows."""
     how = Tuned(**of_model(settings, profiles.get(model.name)))
     return replace(how, grows=False) if isinstance(model, NormalisedModel) else how
+
+
+def sharing_workers(choice: Choice, models: Sequence[Model]) -> list[tuple[int, ...]]:
+    """The numbers of the models that share workers.
+
+    On the CPU a model that is a program, and may do what its writer liked, has its workers for itself and its forms.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, model in enumerate(models):
+        apart = model.is_program and choice.backend.facts.device_type == "cpu"
+        own = model.image_model.name if isinstance(model, NormalisedModel) else model.name
+        groups.setdefault(own if apart else "", []).append(index)
+    return [tuple(group) for group in groups.values()]
 
 
 def worker_plans(
@@ -45,9 +59,12 @@ def worker_plans(
         for model, how in zip(models, tuned, strict=True)
     )
 
-    def plan(device: str) -> WorkerPlan:
+    def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
+        # Of the others a worker gets nothing: what runs in a program may look at all that is there.
+        own = [index in serves for index in range(len(models))]
+        bare = facts.device_type == "cpu" and models[serves[0]].is_program
         load = Load(
-            models=tuple(models),
+            models=tuple(model if is_own else None for model, is_own in zip(models, own, strict=True)),
             device=choice.device(device),
             engine=settings.engine,
             precision=settings.precision,
@@ -55,9 +72,9 @@ def worker_plans(
             guard=settings.guard_limits,
             plugins=split(settings.plugins),
             operator_libraries=split(settings.operator_libraries),
-            probes=tried,
-            calibrations=calibrations,
-            cache_dir=cache_dir,
+            probes=tuple(items if is_own else items[:0] for items, is_own in zip(tried, own, strict=bool(tried))),
+            calibrations=tuple(each if is_own else None for each, is_own in zip(calibrations, own, strict=True)),
+            cache_dir=None if bare else cache_dir,
             quick=True,
             ballast=bytes(facts.ballast_bytes),
             tuned=tuned,
@@ -65,12 +82,19 @@ def worker_plans(
         )
         return WorkerPlan(
             load,
-            facts.variables(os.environ, cache_dir),
+            bare_environment() if bare else facts.variables(os.environ, cache_dir),
             forks=facts.late_environment,
+            serves=serves,
+            memory=memory,
+            bare=bare,
             start_timeout_s=settings.start_timeout_s,
             batch_timeout_s=settings.batch_timeout_s,
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
             log_style=(settings.log_level, settings.log_format),
         )
 
-    return [(device, plan(device)) for device in worker_devices(settings, choice)]
+    return [
+        (device, plan(device, memory, serves))
+        for memory, serves in enumerate(sharing_workers(choice, models))
+        for device in worker_devices(settings, choice)
+    ]

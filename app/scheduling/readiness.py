@@ -53,7 +53,7 @@ class Readiness:
         if self._scheduler.serves(name):
             return ModelState.READY
         # Between a worker's death and the next start a replica's state is still "ready".
-        starting = any(replica.state not in ("broken", "quarantined", "stopped") for replica in self._replicas)
+        starting = any(each.state not in ("broken", "quarantined", "stopped") for each in self._replicas_of(name))
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
     def is_ready(self, name: str) -> bool:
@@ -68,8 +68,16 @@ class Readiness:
         if state is ModelState.UNLOADED:
             shown = self._loaded_with[name].model.name
             return f"{shown} is unloaded; POST /v2/repository/models/{shown}/load loads it"
-        return f"no worker is ready for {name}: {self.replica_reasons()}"
+        return f"no worker is ready for {name}: {_reasons(self._replicas_of(name))}"
 
     def replica_reasons(self) -> str:
         """What is wrong with the replicas that have no worker; empty when nothing is known."""
-        return "; ".join(f"{each.device} is {each.state}: {each.reason}" for each in self._replicas if each.reason)
+        return _reasons(self._replicas)
+
+    def _replicas_of(self, name: str) -> list[Replica]:
+        index = self._loaded_with[name].index
+        return [each for each in self._replicas if each.plan.has(index)]
+
+
+def _reasons(replicas: Sequence[Replica]) -> str:
+    return "; ".join(f"{each.device} is {each.state}: {each.reason}" for each in replicas if each.reason)

@@ -1,10 +1,10 @@
-"""The arena: one piece of shared memory in which pixels travel to the workers, and results come back.
+"""The arena: shared memory in which pixels travel to the workers, and results come back.
 
     slot: │ input, as many bytes as the pool says │ place for results, RESULT_BYTES │
 
-Owns: the memory (a memfd, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and which
+Owns: the memory (memfds, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and which
 slots are free. Must not know what is in a slot. The server writes inputs, workers write results; a slot number is all
-that is sent.
+that is sent. Pools lie in one memfd or in several: who has one sees nothing of the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or 
 class Pool:
     """`count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last.
 
-    The place for results is `result_offset_bytes` after the slot's begin.
+    The place for results is `result_offset_bytes` after the slot's begin. `memory`: which of the arena's it lies in.
     """
 
     slot_bytes: int
@@ -36,53 +36,64 @@ class Pool:
     offset_bytes: int
     stride_bytes: int
     result_offset_bytes: int
+    memory: int = 0
 
 
 class Arena:
-    """Shared memory in pools of slots. A child process gets the descriptor, and maps the same memory."""
+    """Shared memory in pools of slots. A child process gets descriptors, and maps the same memory."""
 
-    def __init__(self, pools: Sequence[tuple[int, int]]) -> None:
-        """`pools`: (bytes a slot, slots) of each pool. The system gives memory when a slot is first used."""
+    def __init__(self, pools: Sequence[tuple[int, int]], memories: Sequence[int] | None = None) -> None:
+        """`pools`: (bytes a slot, slots) of each pool. The system gives memory when a slot is first used.
+
+        `memories`: which memory each pool lies in, counted from 0: who has one sees nothing of the others. None: all
+        in one.
+        """
         layout: list[Pool] = []
-        offset = 0
-        for slot_bytes, count in pools:
+        sizes: dict[int, int] = {}
+        for (slot_bytes, count), memory in zip(pools, memories or [0] * len(pools), strict=True):
             if slot_bytes < 1 or count < 1:
                 raise ValueError(f"a pool needs slots of at least one byte, not {count} of {slot_bytes}")
             result_offset = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             stride = result_offset + RESULT_BYTES
-            layout.append(Pool(slot_bytes, count, offset, stride, result_offset))
-            offset += stride * count
-        fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, offset)
-        # Whoever looks behind the end of a file that has shrunk is ended: no worker may do that to the server.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._map(tuple(layout), fd)
+            layout.append(Pool(slot_bytes, count, sizes.get(memory, 0), stride, result_offset, memory))
+            sizes[memory] = sizes.get(memory, 0) + stride * count
+        self._map(tuple(layout), [_sealed(sizes[memory]) for memory in range(len(sizes))])
 
     @classmethod
-    def opened(cls, pools: tuple[Pool, ...], descriptor: int) -> Arena:
-        """The arena behind a descriptor that the server has sent, which is the arena's from now on."""
+    def opened(cls, pools: tuple[Pool, ...], *descriptors: int) -> Arena:
+        """The arena behind descriptors that the server has sent, which are the arena's from now on."""
         arena = cls.__new__(cls)
-        arena._map(pools, descriptor)
+        arena._map(pools, descriptors)
         return arena
 
-    def descriptor(self) -> int:
-        """A new descriptor of the memory, the caller's to close."""
-        return os.dup(self._fd)
+    def descriptor(self, memory: int = 0) -> int:
+        """A new descriptor of a memory, the caller's to close."""
+        return os.dup(self._descriptors[memory])
 
-    def _map(self, pools: tuple[Pool, ...], fd: int) -> None:
+    def descriptors(self) -> list[int]:
+        """New descriptors of all memories, the caller's to close."""
+        return [os.dup(each) for each in self._descriptors]
+
+    def pools_in(self, memory: int) -> tuple[Pool, ...]:
+        """The pools as one sees them who has this memory alone: those that lie elsewhere have no slots."""
+        return tuple(replace(each, memory=0, count=each.count if each.memory == memory else 0) for each in self.pools)
+
+    def _map(self, pools: tuple[Pool, ...], descriptors: Sequence[int]) -> None:
         self.pools = pools
-        self._fd = fd
-        self._memory: npt.NDArray[np.uint8] | None = np.frombuffer(mmap.mmap(fd, 0), dtype=np.uint8)
+        self._descriptors = descriptors
+        self._memories: Sequence[npt.NDArray[np.uint8]] | None = [
+            np.frombuffer(mmap.mmap(each, 0), dtype=np.uint8) for each in descriptors
+        ]
 
     def slot(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""
         start = self._start(pool, index)
-        return self._bytes(start, start + self.pools[pool].slot_bytes)
+        return self._bytes(pool, start, start + self.pools[pool].slot_bytes)
 
     def result(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """The place for results of slot `index` of pool `pool`: uint8 [RESULT_BYTES]. Raises IndexError."""
         start = self._start(pool, index) + self.pools[pool].result_offset_bytes
-        return self._bytes(start, start + RESULT_BYTES)
+        return self._bytes(pool, start, start + RESULT_BYTES)
 
     def _start(self, pool: int, index: int) -> int:
         layout = self.pools[pool]
@@ -90,17 +101,27 @@ class Arena:
             raise IndexError(f"pool {pool} has no slot {index}")
         return layout.offset_bytes + index * layout.stride_bytes
 
-    def _bytes(self, start: int, end: int) -> npt.NDArray[np.uint8]:
-        if self._memory is None:
+    def _bytes(self, pool: int, start: int, end: int) -> npt.NDArray[np.uint8]:
+        if self._memories is None:
             raise ValueError("the arena is closed")
-        return self._memory[start:end]
+        return self._memories[self.pools[pool].memory][start:end]
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes with the last array that still looks at it. Idempotent."""
-        if self._memory is not None:
-            self._memory = None
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
+        """Give the descriptors back; the memory goes with the last array that still looks at it. Idempotent."""
+        if self._memories is not None:
+            self._memories = None
+            for each in self._descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(each)
+
+
+def _sealed(size: int) -> int:
+    """A descriptor of new memory."""
+    fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    # Whoever looks behind the end of a file that has shrunk is ended: no worker may do that to the server.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 Refill = Callable[[int], Awaitable[None]]

@@ -31,6 +31,7 @@ _EVENT = struct.Struct("<BIii")
 _REQUEST = struct.Struct("<I?")
 READY, FORKED, NOT_FORKED = 1, 2, 3
 _LOOK_S = 0.0002
+_MOST_DESCRIPTORS = 253  # SCM_MAX_FD: so many go with one packet.
 
 
 class Event(NamedTuple):
@@ -188,7 +189,7 @@ def _say(control: socket.socket, kind: int, number: int = 0, value: int = 0, bet
 def received(control: socket.socket) -> tuple[bytes, list[int]]:
     """A packet and the descriptors that came with it."""
     descriptors = array("i")
-    data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(2 * descriptors.itemsize))
+    data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize))
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])

@@ -97,17 +97,18 @@ def load_device(load: Load) -> LoadedDevice:
 
 
 def _confine(load: Load) -> None:
-    """Before a file that is a program is read: no other program, no connection; files are read, and the cache written.
+    """Before a file that is a program is read: no other program or process, no connection, nothing is written, and
+    nothing read but Python and this network's own files.
 
     On the CPU alone: what drivers and compilers of other devices need, nobody can list for every vendor.
     """
-    from models.confinement import confine_program
+    from models.confinement import confine_program, python_files
+    from models.exported_child import own_files
 
-    writable = [Path(tempfile.gettempdir()), Path("/dev/shm"), Path(os.devnull)]
-    if load.cache_dir is not None:
-        load.cache_dir.mkdir(parents=True, exist_ok=True)
-        writable.append(load.cache_dir)
-    confine_program([Path("/")], writable, memory_bytes=None)
+    files = [model.weights_file for model in load.models if model is not None]
+    own = [each for file in files if file is not None for each in own_files(Path(file))]
+    tempfile.tempdir = os.sep  # torch asks for its name when it is imported, and keeps nothing there.
+    confine_program([*python_files(), *own], [Path(os.devnull)], memory_bytes=None)
 
 
 def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:

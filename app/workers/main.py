@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from app import logs
 from app.workers.arena import Arena
 from app.workers.channel import Channel
 from app.workers.forking import die_with, fork_on_request, name_process, settle
 from app.workers.load_file import read_load
-from app.workers.messages import Begin, from_server
+from app.workers.messages import Begin, from_server, to_worker
 from app.workers.worker import run
 
 
@@ -41,15 +42,21 @@ def _forked(server: int, descriptors: Sequence[int]) -> None:
 
 
 # Nothing is imported before the path is set: the current folder, which comes first with -c, may hold anything.
-_FRESH = "import sys; sys.path[:] = sys.argv[2:]; from app.workers.main import fresh; fresh(int(sys.argv[1]))"
+_PATH = "import sys; sys.path[:] = sys.argv[2:]; from app.workers import main; "
+_FRESH = _PATH + "main.fresh(int(sys.argv[1]))"
+_BARE = _PATH + "main.bare(*map(int, sys.argv[1].split(',')))"
 
 
 def _fresh(server: int, descriptors: Sequence[int]) -> None:
     [descriptor] = descriptors
     os.set_inheritable(descriptor, True)
+    command = _command(_FRESH, descriptor, path=sys.path)
+    os.execv(command[0], command)
+
+
+def _command(program: str, *descriptors: int, path: Sequence[str]) -> list[str]:
     command = multiprocessing.spawn.get_command_line()  # With the options of this interpreter.
-    options = command[: command.index("-c")]
-    os.execv(options[0], [*options, "-c", _FRESH, str(descriptor), *sys.path])
+    return [*command[: command.index("-c")], "-c", program, ",".join(map(str, descriptors)), *path]
 
 
 def fresh(descriptor: int) -> None:
@@ -76,13 +83,50 @@ def main(end: socket.socket) -> None:
         return
     begin = from_server(messages[0])
     assert isinstance(begin, Begin)
-    arena = Arena.opened(begin.pools, channel.take_descriptor())
+    descriptors = channel.take_descriptor(), channel.take_descriptor()
+    if begin.bare:
+        _become_bare(begin, end, descriptors)
+    _serve(begin, channel, *descriptors)
+
+
+def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -> NoReturn:
+    """Replace this process by a fresh interpreter: what was the server's goes, memory and environment, and every
+    descriptor but those it needs. It can write to a terminal, and not read from it.
+    """
+    written = os.memfd_create("anychip-begin", 0)
+    os.write(written, to_worker(begin))
+    os.lseek(written, 0, os.SEEK_SET)
+    kept = (end.fileno(), *descriptors, written)
+    for each in {int(name) for name in os.listdir("/proc/self/fd")}:
+        with contextlib.suppress(OSError):  # The one that listed them is closed already.
+            os.set_inheritable(each, each in (1, 2, *kept))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for each in (1, 2):
+        if os.isatty(each):
+            os.dup2(os.open(os.ttyname(each), os.O_WRONLY | os.O_NOCTTY), each)
+    command = _command(_BARE, *kept, path=begin.path)
+    os.execve(command[0], command, begin.environment)
+
+
+def bare(end: int, arena: int, load: int, begin: int) -> None:
+    """The process, in an interpreter that has nothing else of the server's: descriptors."""
+    name_process("anychip-worker")
+    with open(begin, "rb") as file:
+        message = from_server(file.read())
+    assert isinstance(message, Begin)
+    for each in (end, arena, load):
+        os.set_inheritable(each, False)
+    _serve(message, Channel(socket.socket(fileno=end)), arena, load)
+
+
+def _serve(begin: Begin, channel: Channel, arena_descriptor: int, load_descriptor: int) -> None:
+    arena = Arena.opened(begin.pools, arena_descriptor)
     os.environ.update(begin.environment)
     sys.path[:] = begin.path
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
     _import_libraries()
-    run(channel, arena, read_load(channel.take_descriptor()))
+    run(channel, arena, read_load(load_descriptor))
 
 
 def _import_libraries() -> None:

@@ -44,6 +44,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pools: tuple[Pool, ...]
     path: list[str]
     """Where it finds modules, as the server does now."""
+    bare: bool = False
+    """It has no other environment, nor anything else of the server's: it runs a file that is a program."""
 
 
 @dataclass(frozen=True, slots=True)

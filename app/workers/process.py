@@ -17,8 +17,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from app import logs
@@ -68,16 +68,30 @@ _LEAST_BYTES = 256
 class WorkerPlan:
     """What a worker is to serve, the environment of its process, and its limits.
 
-    `forks`: the process may be forked, as the environment may come when the libraries are loaded already.
+    `forks`: the process may be forked, as the environment may come when the libraries are loaded already. `serves`:
+    the numbers of the models that it may have, None: of all; `memory`: the arena's that they lie in. `bare`: of the
+    service's own environment the process gets nothing.
     """
 
     load: Load
     environment: Mapping[str, str] = field(default_factory=dict)
     forks: bool = False
+    serves: tuple[int, ...] | None = None
+    memory: int = 0
+    bare: bool = False
     start_timeout_s: float = 600.0
     batch_timeout_s: float = 30.0
     heartbeat_timeout_s: float = 10.0
     log_style: logs.Style = ("info", "auto")
+
+    def has(self, index: int) -> bool:
+        """Whether the model of this number is its to serve."""
+        return self.serves is None or index in self.serves
+
+    def with_models(self, models: Sequence[Model | None]) -> WorkerPlan:
+        """The same for other models, of which it takes its own."""
+        own = tuple(model if self.has(index) else None for index, model in enumerate(models))
+        return replace(self, load=replace(self.load, models=own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +284,10 @@ class WorkerProcess:
             spawned.kill()
         channel = self._channel = Channel(spawned.socket)
         spawned.exited.add_done_callback(self._process_exited)
-        environment = spawned.environment(self.plan.environment)
-        begin = Begin(self.id, environment, self.plan.log_style, self._arena.pools, sys.path)
-        self._write(begin, (self._arena.descriptor(), descriptor))
+        plan, memory = self.plan, self.plan.memory
+        environment = dict(plan.environment) if plan.bare else spawned.environment(plan.environment)
+        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), sys.path, plan.bare)
+        self._write(begin, (self._arena.descriptor(memory), descriptor))
         loop.add_reader(channel.fileno(), self._readable)
 
     async def _watched(self) -> str:

@@ -6,12 +6,21 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from app.workers.arena import RESULT_BYTES
 from models.confinement import what_there_is
-from tests.support.escapes import attempts
+from tests.support import escapes
+from tests.support.escapes import MARK, attempts
+from tests.support.exported_files import frozen
+from tests.support.images import png
+from tests.support.service_process import ServiceProcess, running
 
 ROOT = Path(__file__).parents[2]
 there = what_there_is()
@@ -31,9 +40,36 @@ from pathlib import Path
 """
 
 
-def run(script: str, *arguments: str) -> dict[str, str]:
+HARMLESS = [
+    "read a file",
+    "write a file",
+    "list a folder",
+    "change a file's mode",
+    "change a file's owner",
+    "change a file's time",
+    "open a socket",
+    "run a shell",
+    "fork",
+    "signal its parent",
+    "read its parent's environment",
+    "read its parent's command line",
+    "list its parent's files",
+    "limit its parent",
+    "pidfd_open of its parent",
+    "inotify_init1",
+]
+PASSWORD = MARK + "hunter2"
+BARE = {
+    *("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
+    *("LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
+    *("ATEN_CPU_CAPABILITY", "TORCH_FORCE_WEIGHTS_ONLY_LOAD"),
+}
+"""What a program that serves may find in its environment: what was given on, and what torch has set itself."""
+
+
+def run(script: str, *arguments: str, **variables: str) -> dict[str, Any]:
     """What a process found that runs it from the repository's folder."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
     ended = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         cwd=ROOT,
@@ -44,7 +80,7 @@ def run(script: str, *arguments: str) -> dict[str, str]:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, str] = json.loads(ended.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
 
 
@@ -59,9 +95,10 @@ def secret(tmp_path: Path) -> Path:
 def test_without_bounds_every_attempt_succeeds_or_fails_for_another_reason(secret: Path) -> None:
     """Else the tests below would show nothing."""
     script = _LOAD + "escapes_ = escapes.attempts(*sys.argv[1:])\n"
-    script += "[escapes_[name]() for name in ('read a file', 'write a file', 'open a socket', 'run a shell', 'fork')]\n"
-    script += "print(json.dumps({'thread': escapes.thread()}))"
-    assert run(script, str(secret), str(secret.with_name("new"))) == {"thread": "done"}
+    script += f"[escapes_[name]() for name in {HARMLESS}]\n"
+    script += "print(json.dumps({'thread': escapes.thread(), 'marks': escapes.marks()}))"
+    found = run(script, str(secret), str(secret.with_name("new")), DATABASE_PASSWORD=PASSWORD)
+    assert found == {"thread": "done", "marks": [PASSWORD]}
 
 
 def test_a_decoder_gets_nowhere(secret: Path) -> None:
@@ -113,3 +150,112 @@ def test_the_environment_of_the_process_that_tries_a_file_holds_no_secret(
         exported.open_exported("a", file)
     assert "PYTHONPATH" in str(refused.value)
     assert "AWS" not in str(refused.value)
+
+
+class Doubled(torch.nn.Module):
+    """Four numbers, and the first one twice."""
+
+    def forward(self, x):
+        return torch.cat([x, x[:, :1] * 2], 1)
+
+
+class Opens(torch.nn.Module):
+    """TorchScript runs no Python, and has an operator that opens files: it reads one for a million, and makes one for
+    minus a million.
+    """
+
+    def __init__(self, read: str, made: str):
+        super().__init__()
+        self.read, self.made = read, made
+
+    def forward(self, x):
+        if bool((x > 1e6).any()):
+            return torch.from_file(self.read, False, 6, dtype=torch.uint8).float().expand(x.shape[0], 6)
+        if bool((x < -1e6).any()):
+            return torch.from_file(self.made, True, 6, dtype=torch.uint8).float().expand(x.shape[0], 6)
+        return x.new_zeros(x.shape[0], 6)
+
+
+@pytest.fixture(scope="module")
+def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path]]:
+    """A service with a .pt2 and a .ts that try to get out, beside a model of ours; and its folder."""
+    folder = tmp_path_factory.mktemp("escaping")
+    for name in ("models", "cache", "elsewhere"):
+        (folder / name).mkdir()
+    secret, new = folder / "elsewhere" / "secret.txt", folder / "elsewhere" / "new.txt"
+    files = {
+        "read the keys": folder / "elsewhere" / "keys.txt",
+        "read the key of TLS": folder / "elsewhere" / "server.key",
+        "read the engines' key": folder / "cache" / "engines" / ".key",
+        "read another model's weights": folder / "models" / "other.pt2",
+        "read a file of the same beginning": folder / "models" / "evilkeys.txt",
+        "read the users": Path("/etc/passwd"),
+    }
+    for file in (secret, *files.values()):
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("secret")
+    (folder / "cache" / "engines" / ".key").chmod(0o600)
+    plain = frozen(Doubled(), (torch.randn(3, 4),), folder / "plain.pt2")
+    evil, opens = folder / "models" / "evil.pt2", folder / "models" / "opens.ts"
+    escapes.program(plain, evil, secret, new, {name: str(file) for name, file in files.items()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of TorchScript's end.
+        torch.jit.save(torch.jit.script(Opens(str(secret), str(new))), str(opens))
+    described = {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 4]}}, "outputs": ["y"]}
+    opens.with_suffix(".tensors.json").write_text(json.dumps(described))
+    models = f"resnet18:random,evil={evil},opens={opens}"
+    options = ("--models", models, "--trust-exported", "true", "--cache-dir", str(folder / "cache"))
+    environment = {"DATABASE_PASSWORD": PASSWORD, "ANYCHIP_API_KEYS_FILE": ""}
+    with running(folder, *options, environment=environment, fresh=True) as service:
+        yield service, folder
+
+
+def infer(service: ServiceProcess, model: str, numbers: list[float]) -> Any:
+    """The answer to four numbers."""
+    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": numbers}
+    with service.client() as client:
+        return client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor]})
+
+
+def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path]) -> None:
+    """Through a real .pt2, in the worker that serves it."""
+    service, folder = escaping
+    assert infer(service, "evil", [1, 2, 3, 4]).json()["outputs"][0]["data"] == [1, 2, 3, 4, 2]
+    [line] = [line for line in service.log.read_text().splitlines() if line.startswith("ESCAPED ")]
+    found = json.loads(line.removeprefix("ESCAPED "))
+    assert {name: how for name, how in found["tried"].items() if how != "refused"} == {}
+    assert len(found["tried"]) == len(attempts("", "")) + 6
+    assert found["marks"] == []
+    assert set(found["environment"]) <= BARE
+    # Of the arena it has its own model's images: four numbers, and a place for results each.
+    [size] = found["memories"]
+    assert size % (4096 + RESULT_BYTES) == 0
+    files = {str(folder / "models" / "evil.pt2"), str(service.log)}  # Which it reads, and where its own log goes.
+    left = [each for each in found["descriptors"] if not each.startswith(("socket:", "pipe:", "/memfd:anychip-"))]
+    assert set(left) <= {"/dev/null", f"/proc/{found['process']}", *files}
+    assert (folder / "elsewhere" / "secret.txt").read_text() == "secret"
+    assert not (folder / "elsewhere" / "new.txt").exists()
+
+
+def test_torchscript_opens_no_file(escaping: tuple[ServiceProcess, Path]) -> None:
+    service, folder = escaping
+    assert infer(service, "opens", [0, 0, 0, 0]).json()["outputs"][0]["data"] == [0] * 6
+    for wish in (2e6, -2e6):
+        answer = infer(service, "opens", [wish, 0, 0, 0])
+        assert answer.status_code == 500, answer.text
+    assert service.log.read_text().count("unable to open file") >= 2
+    assert not (folder / "elsewhere" / "new.txt").exists()
+
+
+def test_each_program_has_a_worker_of_its_own(escaping: tuple[ServiceProcess, Path]) -> None:
+    """The others serve on while one is gone."""
+    service, _ = escaping
+    bare = [each for each in service.workers() if "main.bare" in " ".join(each.cmdline())]
+    assert len(bare) >= 2
+    for each in bare:
+        each.kill()
+    with service.client() as client:
+        answer = client.post("/v1/models/resnet18:predict", content=png(), headers={"Content-Type": "image/png"})
+        assert answer.status_code == 200, answer.text
+    assert infer(service, "evil", [1, 2, 3, 4]).status_code == 200  # It waits for the next worker.

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access import keys
-from app.access.access import Access, KeyForbiddenError, check_exposure
+from app.access.access import Access, KeyForbiddenError, check_exposure, check_secrets
 from app.access.hosts import Hosts, is_loopback
 from app.access.pace import Pace
 from app.access.rules import ROUTES, RPCS, administered, check_spelling, need_of
@@ -295,6 +295,22 @@ def test_keys_do_not_cross_a_network_in_the_clear(file: Path) -> None:
     check_exposure(settings(**given, insecure_keys=True))
     check_exposure(settings(**{**given, "host": "127.0.0.1"}))
     check_exposure(settings(host="0.0.0.0"))
+
+
+@pytest.mark.parametrize("option", ["api_keys_file", "tls_key"])
+def test_keys_in_the_cache_are_named_and_no_program_is_served_beside_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    inside = {"cache_dir": tmp_path / "link", option: str(tmp_path / "cache" / "secret.txt"), "tls_cert": "a.pem"}
+    check_secrets(settings(**inside), programs=False)
+    assert "lies in --cache-dir" in caplog.text
+    with pytest.raises(keys.KeysError, match=r"no \.pt2"):
+        check_secrets(settings(**inside), programs=True)
+    caplog.clear()
+    check_secrets(settings(**{**inside, option: str(tmp_path / "secret.txt")}), programs=True)
+    assert not caplog.text
 
 
 def test_who_asks_and_how_it_is_counted(file: Path) -> None:

@@ -16,7 +16,8 @@ from app.scheduling.readiness import ModelState
 from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 from app.workers.process import Computed
 
-MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random")
+PLAN = SimpleNamespace(has=lambda index: True)
+MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random", is_program=False)
 SLOTS = 64
 
 
@@ -45,7 +46,7 @@ async def dispatching(*workers, replicas=("ready",)):
     choice = SimpleNamespace(devices=("null:0",), vendor="null")
     settings = Settings(models="m", batch_sizes="1,8", queue_size=SLOTS - 32)
     dispatcher = Dispatcher(settings, choice, [MODEL], Metrics(enabled=False), None)
-    dispatcher.replicas += [SimpleNamespace(device="null:0", state=state, reason="") for state in replicas]
+    dispatcher.replicas += [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
     for worker in workers:
         dispatcher._worker_ready(worker)
     yield dispatcher

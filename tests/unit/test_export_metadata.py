@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.export_metadata import TASKS, Sidecar, description, read_sidecar
+from models.export_metadata import TASKS, Sidecar, description, read_sidecar, yaml_metadata
 from models.exported_layouts import interpret
 from models.model import WeightsError
 
@@ -77,3 +77,23 @@ def test_a_sidecar_that_never_ends_is_refused(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text("[" * 100_000)
     with pytest.raises(WeightsError, match="cannot be read as JSON"):
         read_sidecar(tmp_path / "best.onnx")
+
+
+def test_a_bomb_of_yaml_is_refused_before_it_is_unfolded(tmp_path: Path) -> None:
+    """Each line ten times the one before: a kilobyte would be gigabytes of text."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    (tmp_path / "metadata.yaml").write_text("\n".join([*lines, "task: detect", "names: {0: *a11}"]))
+    with pytest.raises(ValueError, match="cannot be read as YAML: it has aliases"):
+        yaml_metadata(tmp_path / "best.xml")
+
+
+def test_a_name_is_no_structure() -> None:
+    for name in ([["x"] * 9], {"a": "b"}, ("x", "y")):
+        with pytest.raises(ValueError, match="no words"):
+            description({"task": "detect", "names": {0: name}}, None, None)
+        with pytest.raises(ValueError, match="no words"):
+            description({"task": "detect", "names": [name]}, None, None)
+    found = description({"task": "detect", "names": {0: "person", 1: 7}}, None, None)
+    assert found is not None
+    assert found.labels == ("person", "7")
