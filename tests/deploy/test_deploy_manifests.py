@@ -473,7 +473,7 @@ def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
     service = services["anychip"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert service["volumes"] == ["cache:/cache"]
+    assert service["volumes"] == ["cache:/cache", "keys:/keys:ro"]
     drain = float(service["environment"]["ANYCHIP_DRAIN_S"])
     assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
     settings = {name.removeprefix("ANYCHIP_").lower() for name in service["environment"]}
