@@ -119,9 +119,9 @@ def _kernel(_: Settings) -> Check:
     if there.landlock and there.seccomp:
         return Check("kernel", "PASS", f"{detail}; decoders can open no file, no socket and no process")
     remedy = (
-        "images of strangers are decoded with fewer bounds here: a kernel from 5.13 on, and a container runtime that "
+        "images of strangers are decoded, and files that are programs run, with fewer bounds here: a kernel from 5.13 "
+        "on, and a container runtime that lets processes confine themselves, have both"
     )
-    remedy += "lets processes confine themselves, have both"
     return Check("kernel", "WARN", detail, remedy)
 
 

@@ -102,9 +102,13 @@ def _confine(load: Load) -> None:
 
     On the CPU alone: what drivers and compilers of other devices need, nobody can list for every vendor.
     """
-    from models.confinement import confine_program, python_files
+    from models.confinement import confine_program, python_files, what_there_is
     from models.exported_child import own_files
 
+    there = what_there_is()
+    if not (there.landlock and there.seccomp):
+        lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
+        log.warning("a file that is a program is served with fewer bounds: this kernel, or container, has %s", lacks)
     files = [model.weights_file for model in load.models if model is not None]
     own = [each for file in files if file is not None for each in own_files(Path(file))]
     tempfile.tempdir = os.sep  # torch asks for its name when it is imported, and keeps nothing there.

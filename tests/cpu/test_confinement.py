@@ -135,6 +135,34 @@ print("{{}}")
     assert found == dict.fromkeys(attempts("", ""), "refused")
 
 
+def test_memory_and_seconds_follow_the_size_of_the_file(tmp_path: Path) -> None:
+    """Of the process that tries it: a file of a kilobyte needs no 64 GiB."""
+    script = """
+import json, resource, sys
+from pathlib import Path
+from models import exported_child
+def limits(file, form, declared):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory, seconds = (resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
+    return {"memory": memory - pages * resource.getpagesize(), "seconds": seconds}
+exported_child._tried = limits
+exported_child._main(sys.argv[1], "onnx", "{}", sys.argv[2])
+print("{}")
+"""
+    found = []
+    for size in (1000, 1 << 30):
+        file, answer = tmp_path / f"net{size}.onnx", tmp_path / f"answer{size}" / "answer.json"
+        answer.parent.mkdir()
+        with file.open("wb") as content:
+            content.truncate(size)
+        run(script, str(file), str(answer))
+        found.append(json.loads(answer.read_text()))
+    small, large = found
+    assert 2 << 30 < small["memory"] < (4 << 30) + (os.cpu_count() or 1) * (256 << 20) + 20_000
+    assert large["memory"] - small["memory"] > 15 << 30
+    assert (small["seconds"], large["seconds"]) == (300, 300 + 1024)
+
+
 def test_the_environment_of_the_process_that_tries_a_file_holds_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -435,7 +435,7 @@ def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
     services = compose()["services"]
     assert set(services) == {"anychip", "prometheus", "grafana"}
     service = services["anychip"]
-    assert service["volumes"] == ["cache:/cache"]
+    assert service["volumes"] == ["cache:/cache", "keys:/keys:ro"]
     drain = float(service["environment"]["ANYCHIP_DRAIN_S"])
     assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
     settings = {name.removeprefix("ANYCHIP_").lower() for name in service["environment"]}

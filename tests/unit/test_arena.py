@@ -101,3 +101,24 @@ class FreeSlotsMachine(RuleBasedStateMachine):
 
 
 TestFreeSlots = FreeSlotsMachine.TestCase
+
+
+def test_who_has_one_memory_sees_nothing_of_the_others() -> None:
+    whole = Arena([(10, 3), (5000, 2), (10, 4)], [0, 1, 0])
+    for pool, layout in enumerate(whole.pools):
+        for index in range(layout.count):
+            whole.slot(pool, index)[:] = 10 * pool + index
+            whole.result(pool, index)[:] = 100 + pool
+    apart = Arena.opened(whole.pools_in(1), whole.descriptor(1))
+    assert [layout.count for layout in apart.pools] == [0, 2, 0]
+    assert [apart.slot(1, index)[-1] for index in range(2)] == [10, 11]
+    apart.result(1, 0)[:] = 7
+    assert whole.result(1, 0)[0] == 7
+    for pool in (0, 2):
+        with pytest.raises(IndexError):
+            apart.slot(pool, 0)
+    assert os.fstat(apart.descriptor()).st_size == 2 * (8192 + RESULT_BYTES)
+    everything = Arena.opened(whole.pools, *whole.descriptors())
+    assert [everything.slot(pool, 1)[0] for pool in range(3)] == [1, 11, 21]
+    shared = Arena.opened(whole.pools_in(0), whole.descriptor(0))
+    assert [shared.slot(pool, 1)[0] for pool in (0, 2)] == [1, 21]

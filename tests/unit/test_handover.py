@@ -313,3 +313,27 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
         await turns(30)
         assert made[-1].device == second.device
         assert made[-1].plan.load.tuned == (found,)
+
+
+async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_others(made):
+    async with Serving() as serving:
+        ours, theirs = serving.replicas
+        ours.plan = replace(ours.plan, serves=(0,)).with_models(("old", "evil"))
+        theirs.plan = replace(theirs.plan, serves=(1,)).with_models(("old", "evil"))
+        theirs.state = "broken"
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new", "evil"), "load")))
+        await turns()
+        assert [worker.plan.load.models for worker in made[2:]] == [("new", None)]
+        made[2].succeed()
+        await turns()
+        assert ours.current is made[2]
+        made[0].drained.set()
+        await task
+        # What is to mend it is tried before anything changes.
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new", "good"), "load")))
+        await turns()
+        assert [worker.plan.load.models for worker in made[3:]] == [("new", None), (None, "good")]
+        made[4].fail()
+        with pytest.raises(WorkerStartError):
+            await task
+        assert ours.current is made[2]

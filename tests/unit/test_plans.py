@@ -1,0 +1,70 @@
+"""Which models share workers, and what follows of a worker that is broken."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from app.config import Settings
+from app.scheduling.plans import sharing_workers, worker_plans
+from app.scheduling.readiness import ModelState, Readiness
+from app.workers.process import WorkerPlan
+from backends import Choice, open_backend
+from backends.backend import Device
+from models import Model
+from models.exported import ExportedModel
+from models.tensors import TensorSpec
+
+INPUT = TensorSpec("x", "FP32", (4,), (4,), None)
+
+
+def model(name: str, file: str) -> Model:
+    weights = f"/models/{file}"
+    return ExportedModel(name, file.split(".")[1], (), file, weights, (16,), (INPUT,), (INPUT,), True, (1, 8), None)
+
+
+MODELS = [model("ours", "a.onnx"), model("first", "b.pt2"), model("other", "c.onnx"), model("second", "d.ts")]
+
+
+def choice(device: str) -> Any:
+    backend = SimpleNamespace(facts=SimpleNamespace(device_type=device))
+    return SimpleNamespace(backend=backend)
+
+
+def test_on_a_cpu_each_program_is_apart() -> None:
+    assert sharing_workers(choice("cpu"), MODELS) == [(0, 2), (1,), (3,)]
+    assert sharing_workers(choice("cpu"), MODELS[1:2]) == [(0,)]
+    assert sharing_workers(choice("cuda"), MODELS) == [(0, 1, 2, 3)]
+
+
+def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    device = Device("cpu:0", "cpu", 0, "fp32")
+    chosen = Choice(open_backend(device), ("cpu:0",), found=(device,))
+    given: dict[str, Any] = {"workers_per_device": 2}
+    plans = [plan for _, plan in worker_plans(Settings(**given), chosen, MODELS, {})]
+    assert [plan.memory for plan in plans] == [0, 0, 1, 1, 2, 2]
+    for plan in plans:
+        served = [each is not None for each in plan.load.models]
+        assert [index for index, each in enumerate(served) if each] == list(plan.serves or ())
+        assert [bool(len(each)) for each in plan.load.probes] == served
+        assert plan.bare == (plan.memory > 0)
+        if plan.bare:
+            assert plan.load.cache_dir is None
+            assert "DATABASE_PASSWORD" not in plan.environment
+
+
+def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() -> None:
+    served: Any = {
+        name: SimpleNamespace(names=(name,), index=index, unloaded=False, model=SimpleNamespace(name=name))
+        for index, name in enumerate(("ours", "evil"))
+    }
+    plans = [WorkerPlan(SimpleNamespace(), serves=(index,)) for index in range(2)]  # type: ignore[arg-type]
+    replicas: Any = [
+        SimpleNamespace(device="cpu:0", state="starting", reason="it is loading", plan=plans[0]),
+        SimpleNamespace(device="cpu:0", state="broken", reason="it died", plan=plans[1]),
+    ]
+    readiness = Readiness(served, SimpleNamespace(serves=lambda name: False), replicas)  # type: ignore[arg-type]
+    assert (readiness.state("ours"), readiness.state("evil")) == (ModelState.STARTING, ModelState.UNAVAILABLE)
+    assert "it died" in readiness.reason("evil")
+    assert "it died" not in readiness.reason("ours")
