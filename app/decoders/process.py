@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.access.pace import Pace
 from app.decoders import main
 from app.decoders.inbox import Inbox
 from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
+from app.pace import Pace
 from app.workers.arena import Arena
 from app.workers.forking import forked
 from app.workers.nursery import Nursery, reap
