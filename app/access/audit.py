@@ -17,8 +17,8 @@ import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 
-from app.access.pace import Pace
 from app.logs import AUDIT
+from app.pace import Pace
 
 _MOST_CHARACTERS = 200
 _REFUSED_PER_MINUTE, _REFUSED_AT_ONCE = 60, 1000

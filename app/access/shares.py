@@ -13,8 +13,8 @@ import time
 from types import TracebackType
 
 from app.access.access import Caller
-from app.access.pace import Pace
 from app.errors import ServiceError
+from app.pace import Pace
 
 
 class Standing:

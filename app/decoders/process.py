@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from app.access.pace import Pace
 from app.decoders import main
 from app.decoders.inbox import Inbox
 from app.decoders.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
+from app.pace import Pace
 from app.workers.arena import Arena
 from app.workers.forking import forked
 from app.workers.nursery import Begun, Child, Nursery, reap, spawned

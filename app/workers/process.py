@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from app import logs
-from app.access.pace import Pace
+from app.pace import Pace
 from app.workers.arena import Arena
 from app.workers.channel import Channel, ChannelError
 from app.workers.load_file import write_load

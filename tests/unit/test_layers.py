@@ -22,6 +22,7 @@ TABLES = {"backends/vendors.py"}
 ORDER = (
     "errors",
     "logs",
+    "pace",
     "images",
     "precision",
     "workers",
