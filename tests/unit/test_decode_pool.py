@@ -26,6 +26,7 @@ class Decoder:
     def __init__(self, lanes):
         self.free_lanes = list(range(lanes))
         self.inbox = self
+        self.ended = asyncio.get_running_loop().create_future()
         self.jobs = []
 
     def write(self, lane, body, tail):
