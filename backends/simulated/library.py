@@ -11,7 +11,10 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -45,20 +48,53 @@ def build(folder: Path) -> Path:
     own = folder / f"{library.name}.{os.getpid()}"
     options = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     paths = [f"-I{home / 'include'}", str(_SOURCE), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [*compiler, *options, *paths, "-o", str(own)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            log.error("%s", done.stderr.strip())
-            raise BackendUnavailableError(
-                f"The simulated device cannot be compiled for torch {torch.__version__}: the log says why."
+    with _signals_end_it_first() as running:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            process = subprocess.Popen(
+                [*compiler, *options, *paths, "-o", str(own)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # It has processes of its own, which are ended with it.
             )
-        own.rename(library)  # Whole or not at all: several processes may build at once.
-    except OSError as error:
-        raise BackendUnavailableError(f"The simulated device cannot be compiled: {error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            own.unlink()
+            running.append(process.pid)
+            errors = process.communicate()[1]
+            if process.returncode:
+                log.error("%s", errors.strip())
+                raise BackendUnavailableError(
+                    f"The simulated device cannot be compiled for torch {torch.__version__}: the log says why."
+                )
+            own.rename(library)  # Whole or not at all: several processes may build at once.
+        except OSError as error:
+            raise BackendUnavailableError(f"The simulated device cannot be compiled: {error}.") from error
+        finally:
+            with contextlib.suppress(OSError):
+                own.unlink()
     return library
+
+
+@contextlib.contextmanager
+def _signals_end_it_first() -> Iterator[list[int]]:
+    """What ends this process meanwhile ends the groups of processes in the list first, and this one afterwards."""
+    running: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield running
+        return
+    heard: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        heard.append(number)
+        for group in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield running
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in heard[:1]:
+            signal.raise_signal(each)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,3 +183,25 @@ async def test_a_batch_without_memory_is_computed_all_the_same(tmp_path):
         assert set(load.outcomes) == {(200, "OK")}
         assert service.worker().pid == first
     assert "is tried again by itself: npu:0 has too little memory: NPU out of memory" in service.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_device_is_compiled_leaves_no_compiler_and_no_file(tmp_path, number):
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        f'#!/bin/sh\nfor own; do :; done\ntouch "$own"\nsleep 600 &\necho $! > {tmp_path}/child\nwait\n'
+    )
+    compiler.chmod(0o755)
+    cache = str(tmp_path / "cache")
+    words = f"import pathlib; from backends.simulated.library import build; build(pathlib.Path({cache!r}))"
+    environment = {**os.environ, "CXX": str(compiler), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", words], env=environment, stderr=subprocess.DEVNULL) as process:
+        for _ in range(WAIT_S * 100):
+            if (tmp_path / "child").exists() and (tmp_path / "child").read_text():
+                break
+            time.sleep(0.01)
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == -number
+    assert not psutil.wait_procs([child], timeout=WAIT_S)[1]
+    assert not list((tmp_path / "cache").iterdir())

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from app.config import Settings
+from app.errors import ServiceError
 from app.observability.metrics import Metrics
 from app.scheduling.handover import Handovers
 from app.workers import replica as replica_module
@@ -337,3 +338,22 @@ async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_other
         with pytest.raises(WorkerStartError):
             await task
         assert ours.current is made[2]
+
+
+async def test_once_stopped_no_hand_over_and_no_compilation_begins(made):
+    async with Serving() as serving:
+        replica = serving.replicas[0]
+        replica.current.ready.staged = True
+        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
+        await turns()
+        stopping = asyncio.create_task(serving.handovers.stop())
+        with pytest.raises(ServiceError) as refused:
+            await task
+        assert refused.value.code == "DRAINING"
+        await stopping
+        await turns()
+        assert not serving.handovers._tasks, "what serves meanwhile would be compiled"
+        serving.handovers.relieve(replica.current, "soft")
+        assert not serving.handovers._relieved
+        with pytest.raises(ServiceError):
+            await serving.handovers.run(serving.handovers.to(("new",), "load"))
