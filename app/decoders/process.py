@@ -44,7 +44,7 @@ def begin_nursery(plan: DecodePlan, arena: Arena) -> Begun:
         with open(written, "wb", closefd=False) as file:
             file.write(packed(plan)[0])
         os.lseek(written, 0, os.SEEK_SET)
-        shared = arena.descriptors()
+        shared = arena.descriptors(results=False)
         try:
             socket.send_fds(control, [b"plan"], [written, *shared])
         finally:

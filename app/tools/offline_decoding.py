@@ -173,7 +173,7 @@ class DecodingProcesses(Decoding):
                 process.start()
                 self._processes.append(process)
                 theirs.close()
-                descriptor = self._arena.descriptor()
+                [descriptor] = self._arena.descriptors(results=False)
                 try:
                     send_handle(ours, descriptor, process.pid)
                 finally:

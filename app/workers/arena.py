@@ -1,10 +1,11 @@
 """The arena: shared memory in which pixels travel to the workers, and results come back.
 
-    slot: │ input, as many bytes as the pool says │ place for results, RESULT_BYTES │
+    a slot's input: as many bytes as the pool says        its place for results: RESULT_BYTES, in memory of its own
 
 Owns: the memory (memfds, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and which
 slots are free. Must not know what is in a slot. The server writes inputs, workers write results; a slot number is all
-that is sent. Pools lie in one memfd or in several: who has one sees nothing of the others.
+that is sent. Pools lie in one memory or in several, each with a second one for results: who has one sees nothing of the
+others. Decoders have none of those for results.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or 
 class Pool:
     """`count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last.
 
-    The place for results is `result_offset_bytes` after the slot's begin. `memory`: which of the arena's it lies in.
+    `memory`: which of the arena's it lies in. In the one for results that belongs to it, the first slot's place is at
+    `result_offset_bytes`, and the others follow.
     """
 
     slot_bytes: int
@@ -50,29 +52,31 @@ class Arena:
         """
         layout: list[Pool] = []
         sizes: dict[int, int] = {}
+        result_sizes: dict[int, int] = {}
         for (slot_bytes, count), memory in zip(pools, memories or [0] * len(pools), strict=True):
             if slot_bytes < 1 or count < 1:
                 raise ValueError(f"a pool needs slots of at least one byte, not {count} of {slot_bytes}")
-            result_offset = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            stride = result_offset + RESULT_BYTES
-            layout.append(Pool(slot_bytes, count, sizes.get(memory, 0), stride, result_offset, memory))
-            sizes[memory] = sizes.get(memory, 0) + stride * count
-        self._map(tuple(layout), [_sealed(sizes[memory]) for memory in range(len(sizes))])
+            stride = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            begin, result_begin = sizes.get(memory, 0), result_sizes.get(memory, 0)
+            layout.append(Pool(slot_bytes, count, begin, stride, result_begin, memory))
+            sizes[memory], result_sizes[memory] = begin + stride * count, result_begin + RESULT_BYTES * count
+        every = range(len(sizes))
+        self._map(
+            tuple(layout), [*(_sealed(sizes[each]) for each in every), *(_sealed(result_sizes[each]) for each in every)]
+        )
 
     @classmethod
     def opened(cls, pools: tuple[Pool, ...], *descriptors: int) -> Arena:
-        """The arena behind descriptors that the server has sent, which are the arena's from now on."""
+        """The arena behind what `descriptors` gave, which is the arena's from now on."""
         arena = cls.__new__(cls)
         arena._map(pools, descriptors)
         return arena
 
-    def descriptor(self, memory: int = 0) -> int:
-        """A new descriptor of a memory, the caller's to close."""
-        return os.dup(self._descriptors[memory])
-
-    def descriptors(self) -> list[int]:
-        """New descriptors of all memories, the caller's to close."""
-        return [os.dup(each) for each in self._descriptors]
+    def descriptors(self, memory: int | None = None, *, results: bool = True) -> list[int]:
+        """New descriptors of a memory, or of all, and of those for results where wanted; the caller's to close."""
+        wanted = range(self._count) if memory is None else [memory]
+        kinds = (0, self._count) if results else (0,)
+        return [os.dup(self._descriptors[kind + each]) for kind in kinds for each in wanted]
 
     def pools_in(self, memory: int) -> tuple[Pool, ...]:
         """The pools as one sees them who has this memory alone: those that lie elsewhere have no slots."""
@@ -80,6 +84,9 @@ class Arena:
 
     def _map(self, pools: tuple[Pool, ...], descriptors: Sequence[int]) -> None:
         self.pools = pools
+        self._count = 1 + max(
+            pool.memory for pool in pools
+        )  # Of memories; as many for results follow, where they are here.
         self._descriptors = descriptors
         self._memories: Sequence[npt.NDArray[np.uint8]] | None = [
             np.frombuffer(mmap.mmap(each, 0), dtype=np.uint8) for each in descriptors
@@ -87,24 +94,26 @@ class Arena:
 
     def slot(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """The bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""
-        start = self._start(pool, index)
-        return self._bytes(pool, start, start + self.pools[pool].slot_bytes)
+        layout = self._layout(pool, index)
+        start = layout.offset_bytes + index * layout.stride_bytes
+        return self._memory(layout.memory)[start : start + layout.slot_bytes]
 
     def result(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """The place for results of slot `index` of pool `pool`: uint8 [RESULT_BYTES]. Raises IndexError."""
-        start = self._start(pool, index) + self.pools[pool].result_offset_bytes
-        return self._bytes(pool, start, start + RESULT_BYTES)
+        layout = self._layout(pool, index)
+        start = layout.result_offset_bytes + index * RESULT_BYTES
+        return self._memory(self._count + layout.memory)[start : start + RESULT_BYTES]
 
-    def _start(self, pool: int, index: int) -> int:
+    def _layout(self, pool: int, index: int) -> Pool:
         layout = self.pools[pool]
         if not 0 <= index < layout.count:
             raise IndexError(f"pool {pool} has no slot {index}")
-        return layout.offset_bytes + index * layout.stride_bytes
+        return layout
 
-    def _bytes(self, pool: int, start: int, end: int) -> npt.NDArray[np.uint8]:
+    def _memory(self, number: int) -> npt.NDArray[np.uint8]:
         if self._memories is None:
             raise ValueError("the arena is closed")
-        return self._memories[self.pools[pool].memory][start:end]
+        return self._memories[number]
 
     def close(self) -> None:
         """Give the descriptors back; the memory goes with the last array that still looks at it. Idempotent."""

@@ -83,7 +83,7 @@ def main(end: socket.socket) -> None:
         return
     begin = from_server(messages[0])
     assert isinstance(begin, Begin)
-    descriptors = channel.take_descriptor(), channel.take_descriptor()
+    descriptors = [channel.take_descriptor() for _ in range(3)]
     if begin.bare:
         _become_bare(begin, end, descriptors)
     _serve(begin, channel, *descriptors)
@@ -108,19 +108,20 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     os.execve(command[0], command, begin.environment)
 
 
-def bare(end: int, arena: int, load: int, begin: int) -> None:
+def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:
     """The process, in an interpreter that has nothing else of the server's: descriptors."""
     name_process("anychip-worker")
     with open(begin, "rb") as file:
         message = from_server(file.read())
     assert isinstance(message, Begin)
-    for each in (end, arena, load):
+    for each in (end, arena, results, load):
         os.set_inheritable(each, False)
-    _serve(message, Channel(socket.socket(fileno=end)), arena, load)
+    _serve(message, Channel(socket.socket(fileno=end)), arena, results, load)
 
 
-def _serve(begin: Begin, channel: Channel, arena_descriptor: int, load_descriptor: int) -> None:
-    arena = Arena.opened(begin.pools, arena_descriptor)
+def _serve(begin: Begin, channel: Channel, *descriptors: int) -> None:
+    *of_arena, load_descriptor = descriptors
+    arena = Arena.opened(begin.pools, *of_arena)
     os.environ.update(begin.environment)
     sys.path[:] = begin.path
     multiprocessing.current_process().name = begin.name  # Its log lines say so.

@@ -3,7 +3,7 @@
 Owns: the messages and how they are written, nothing else. They are small: pixels and results lie in the arena, and what
 is to be loaded comes in memory of its own.
 
-    server ─► Begin (with two descriptors: the arena's and the Load's), Run, Release, Stop
+    server ─► Begin (with the arena's two descriptors and the Load's), Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
 Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or

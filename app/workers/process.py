@@ -287,7 +287,7 @@ class WorkerProcess:
         plan, memory = self.plan, self.plan.memory
         environment = dict(plan.environment) if plan.bare else spawned.environment(plan.environment)
         begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), sys.path, plan.bare)
-        self._write(begin, (self._arena.descriptor(memory), descriptor))
+        self._write(begin, (*self._arena.descriptors(memory), descriptor))
         loop.add_reader(channel.fileno(), self._readable)
 
     async def _watched(self) -> str:

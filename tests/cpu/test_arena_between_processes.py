@@ -13,7 +13,7 @@ def _double(end, pools):
     while not (messages := channel.receive()):
         channel.wait(30)
     assert messages == [b"here it is"]
-    arena = Arena.opened(pools, channel.take_descriptor())
+    arena = Arena.opened(pools, channel.take_descriptor(), channel.take_descriptor())
     arena.slot(0, 1)[:] *= 2
     arena.result(0, 1)[:3] = 5
     assert arena.slot(1, 0).tobytes() == bytes([7]) * 8
@@ -29,7 +29,7 @@ def test_a_spawned_process_sees_the_same_memory():
     process.start()
     theirs.close()
     channel = Channel(ours)
-    channel.send(b"here it is", (arena.descriptor(),))
+    channel.send(b"here it is", arena.descriptors())
     process.join(30)
     assert process.exitcode == 0
     assert (arena.slot(0, 1) == np.arange(16) * 2).all()

@@ -20,7 +20,7 @@ def test_slots_of_all_pools_are_disjoint():
         assert (slot == number).all()
 
 
-def test_places_for_results_lie_beside_their_slots_and_overlap_nothing():
+def test_places_for_results_overlap_nothing():
     arena = Arena([(10, 3), (5000, 2)])
     places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
     for number, (pool, index) in enumerate(places, start=1):
@@ -35,10 +35,10 @@ def test_places_for_results_lie_beside_their_slots_and_overlap_nothing():
 
 def test_the_memory_cannot_be_taken_away_by_whoever_has_its_descriptor():
     arena = Arena([(10, 1)])
-    descriptor = arena.descriptor()
-    with pytest.raises(PermissionError):
-        os.ftruncate(descriptor, 0)
-    os.close(descriptor)
+    for descriptor in arena.descriptors():
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize(("pool", "index"), [(0, 2), (0, -1), (1, 0)])
@@ -109,7 +109,7 @@ def test_who_has_one_memory_sees_nothing_of_the_others() -> None:
         for index in range(layout.count):
             whole.slot(pool, index)[:] = 10 * pool + index
             whole.result(pool, index)[:] = 100 + pool
-    apart = Arena.opened(whole.pools_in(1), whole.descriptor(1))
+    apart = Arena.opened(whole.pools_in(1), *whole.descriptors(1))
     assert [layout.count for layout in apart.pools] == [0, 2, 0]
     assert [apart.slot(1, index)[-1] for index in range(2)] == [10, 11]
     apart.result(1, 0)[:] = 7
@@ -117,8 +117,19 @@ def test_who_has_one_memory_sees_nothing_of_the_others() -> None:
     for pool in (0, 2):
         with pytest.raises(IndexError):
             apart.slot(pool, 0)
-    assert os.fstat(apart.descriptor()).st_size == 2 * (8192 + RESULT_BYTES)
+    assert [os.fstat(each).st_size for each in apart.descriptors()] == [2 * 8192, 2 * RESULT_BYTES]
     everything = Arena.opened(whole.pools, *whole.descriptors())
     assert [everything.slot(pool, 1)[0] for pool in range(3)] == [1, 11, 21]
-    shared = Arena.opened(whole.pools_in(0), whole.descriptor(0))
+    shared = Arena.opened(whole.pools_in(0), *whole.descriptors(0))
     assert [shared.slot(pool, 1)[0] for pool in (0, 2)] == [1, 21]
+
+
+def test_who_has_no_memory_for_results_has_the_slots_alone() -> None:
+    whole = Arena([(10, 3), (20, 2)], [0, 1])
+    for pool in range(2):
+        whole.slot(pool, 1)[:] = pool
+    decoder = Arena.opened(whole.pools, *whole.descriptors(results=False))
+    assert [decoder.slot(pool, 1)[0] for pool in range(2)] == [0, 1]
+    for pool in range(2):
+        with pytest.raises(IndexError):
+            decoder.result(pool, 1)

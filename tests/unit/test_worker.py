@@ -46,7 +46,7 @@ class Talk:
         ours, theirs = socket_pair()
         self.channel = Channel(ours)
         self.said = []
-        theirs_arena = Arena.opened(self.arena.pools, self.arena.descriptor())
+        theirs_arena = Arena.opened(self.arena.pools, *self.arena.descriptors())
         load = Load(self.models, Device(device, "a device", 1 << 30, "fp32"), engine, precision, batch_sizes)
         self.thread = threading.Thread(target=run, args=(Channel(theirs), theirs_arena, load))
         self.thread.start()
