@@ -15,7 +15,7 @@ from models import Model
 from models.exported import ExportedModel
 from models.tensors import TensorSpec
 
-INPUT = TensorSpec("x", "FP32", (4,), (4,), None)
+INPUT = TensorSpec("x", "FP32", (4,))
 
 
 def model(name: str, file: str) -> Model:
