@@ -111,7 +111,7 @@ def yaml_metadata(file: Path) -> dict[str, Any]:
     """
     import yaml  # Here, in the process that tries a file: the server reads none.
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # It has no types.
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Without aliases: a few lines of them stand for more than any memory holds."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:

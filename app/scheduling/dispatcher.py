@@ -27,7 +27,7 @@ from app.scheduling.batch_records import BatchRecords
 from app.scheduling.device_files import DeviceFiles
 from app.scheduling.handover import Handovers
 from app.scheduling.outcome import Outcome, Pending, options_of, too_late
-from app.scheduling.plans import how_served, sharing_workers, worker_devices, worker_plans
+from app.scheduling.plans import how_served, memories, worker_devices, worker_plans
 from app.scheduling.profiles import Profile, store_sizes
 from app.scheduling.quarantine import move_out
 from app.scheduling.queue import Batch, Item, Reservation
@@ -75,9 +75,7 @@ class Dispatcher:
         self.scheduler: Scheduler[Pending] = Scheduler(
             dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3, settings.shared_throughput
         )
-        sharing = sharing_workers(choice, models)
-        memories = [next(n for n, group in enumerate(sharing) if i in group) for i in range(len(models))]
-        self.arena = Arena([(math.prod(model.input_shape), slots) for model in models], memories)
+        self.arena = Arena([(math.prod(model.input_shape), slots) for model in models], memories(choice, models))
         self.replicas: list[Replica] = []
         self.readiness = Readiness(self.models, self.scheduler, self.replicas)
         self._loop = asyncio.get_running_loop()

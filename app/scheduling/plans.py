@@ -43,6 +43,12 @@ def sharing_workers(choice: Choice, models: Sequence[Model]) -> list[tuple[int, 
     return [tuple(group) for group in groups.values()]
 
 
+def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
+    """Which of the arena's memories each model's images lie in: one for all that share workers."""
+    groups = sharing_workers(choice, models)
+    return [next(number for number, group in enumerate(groups) if index in group) for index in range(len(models))]
+
+
 def worker_plans(
     settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
 ) -> list[tuple[str, WorkerPlan]]:

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
+import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
 import signal
@@ -90,20 +91,23 @@ def main(end: socket.socket) -> None:
 
 
 def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -> NoReturn:
-    """Replace this process by a fresh interpreter: what was the server's goes, memory and environment, and every
-    descriptor but those it needs. It can write to a terminal, and not read from it.
+    """Replace this process by a fresh interpreter: what was the server's goes, memory, environment and descriptors but
+    those it needs. It can write to a terminal, and not read from it.
     """
     written = os.memfd_create("anychip-begin", 0)
     os.write(written, to_worker(begin))
     os.lseek(written, 0, os.SEEK_SET)
     kept = (end.fileno(), *descriptors, written)
-    for each in {int(name) for name in os.listdir("/proc/self/fd")}:
-        with contextlib.suppress(OSError):  # The one that listed them is closed already.
-            os.set_inheritable(each, each in (1, 2, *kept))
+    for each in kept:
+        os.set_inheritable(each, True)
+    # Where there was no nursery: its process deletes what it is told to. What tells our end stays open.
+    tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
+    if tracker is not None:
+        os.set_inheritable(tracker, False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for each in (1, 2):
         if os.isatty(each):
-            os.dup2(os.open(os.ttyname(each), os.O_WRONLY | os.O_NOCTTY), each)
+            os.dup2(os.open(f"/proc/self/fd/{each}", os.O_WRONLY | os.O_NOCTTY), each)
     command = _command(_BARE, *kept, path=begin.path)
     os.execve(command[0], command, begin.environment)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.config import Settings
-from app.scheduling.plans import sharing_workers, worker_plans
+from app.scheduling.plans import memories, sharing_workers, worker_plans
 from app.scheduling.readiness import ModelState, Readiness
 from app.workers.process import WorkerPlan
 from backends import Choice, open_backend
@@ -15,7 +15,7 @@ from models import Model
 from models.exported import ExportedModel
 from models.tensors import TensorSpec
 
-INPUT = TensorSpec("x", "FP32", (4,), ("",), None)
+INPUT = TensorSpec("x", "FP32", (4,))
 
 
 def model(name: str, file: str) -> Model:
@@ -35,6 +35,7 @@ def test_on_a_cpu_each_program_is_apart() -> None:
     assert sharing_workers(choice("cpu"), MODELS) == [(0, 2), (1,), (3,)]
     assert sharing_workers(choice("cpu"), MODELS[1:2]) == [(0,)]
     assert sharing_workers(choice("cuda"), MODELS) == [(0, 1, 2, 3)]
+    assert memories(choice("cpu"), MODELS) == [0, 1, 0, 2]
 
 
 def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
