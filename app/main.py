@@ -39,11 +39,14 @@ from models import Model
 
 log = logging.getLogger("anychip")
 
+_RPC_DESCRIPTORS = 3
+"""Of a connection of gRPC: the client's, and both ends of what carries it to gRPC's core (app.grpc.relay)."""
 _OTHER_DESCRIPTORS = 256
 """For processes, files and the administration's connections: clients leave them alone."""
 _ADMIN_CONNECTIONS = 512
 _HURRY_S = 0.25
 """For each thing that still goes on after a second signal."""
+_ADMIN_RPC_CONNECTIONS = 64
 _NEW_OBJECTS = 20_000
 """So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
 way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
@@ -89,7 +92,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
 
     Raises WorkerStartError when a worker cannot start, OSError when the port is taken.
     """
-    room = _make_room(settings.max_connections)
+    room = _make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
     service = Service(settings, models, tracing)
@@ -160,15 +163,18 @@ async def _started(service: Service, app: FastAPI) -> None:
     await asyncio.gather(service.start(), asyncio.to_thread(app.openapi))
 
 
-def _make_room(connections: int) -> int:
-    """Let this process have as many descriptors as it may need; how many of them connections may take."""
-    wanted = 2 * connections + _OTHER_DESCRIPTORS  # gRPC refuses what it has accepted.
+def _make_room(connections: int, descriptors: int = 1) -> int:
+    """Let this process have the descriptors that connections may need; how many connections there may be.
+
+    `descriptors`: the most that one takes.
+    """
+    wanted = (descriptors + 1) * connections + _OTHER_DESCRIPTORS  # Those that end stay open for a moment.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    room = max(allowed // 2, allowed - _OTHER_DESCRIPTORS)
+    room = max(allowed // 2, allowed - _OTHER_DESCRIPTORS) // descriptors
     if room < connections:
         log.warning("only %d files may be open here: %d connections, not %d (ulimit -n)", allowed, room, connections)
     return room
@@ -295,13 +301,24 @@ async def _listening_for_rpc(
     served = methods.Methods(state.ingress, state.repository)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(
-            server.listening(served, state.ingress, settings.host, settings.grpc_port, hurry=hurry, tls=tls)
+            server.listening(
+                served,
+                state.ingress,
+                settings.host,
+                settings.grpc_port,
+                connections=state.ingress.connections,
+                hurry=hurry,
+                tls=tls,
+            )
         )
         log.info("gRPC at %s", address)
         if settings.admin == "loopback":
             port = settings.admin_grpc_port or settings.grpc_port + ADMIN_PORT_DISTANCE
             try:
-                listening = server.listening(served, state.ingress, LOOPBACK, port, "admin", hurry=hurry)
+                counted = Budget(_ADMIN_RPC_CONNECTIONS, "connections", least=_ADMIN_RPC_CONNECTIONS)
+                listening = server.listening(
+                    served, state.ingress, LOOPBACK, port, "admin", connections=counted, hurry=hurry
+                )
                 log.info("administration by gRPC at %s", await stack.enter_async_context(listening))
             except OSError as error:
                 if settings.admin_grpc_port:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from app.config import Settings
 from app.errors import invalid_request
 from app.grpc.contents import RawRequest, field_head
 from app.grpc.messages import message
+from app.grpc.relay import address_in
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
 from app.protocols.budget import Share
@@ -126,18 +127,18 @@ def serialized_stream_response(response: bytes) -> bytes:
 
 
 def peer(call: CallContext) -> str:
-    """The client's address without its port: gRPC says "ipv4:127.0.0.1:1234", "ipv6:%5B::1%5D:1234" or "unix:"."""
-    return str(call.peer()).rpartition(":")[0]
+    """The client's address without its port, as HTTP has it."""
+    return address_in(call.peer())
+
+
+def scope_of(call: CallContext, path: str) -> dict[str, Any]:
+    """A call as app.protocols.context sees a request."""
+    return {"type": "http", "method": "POST", "path": path, "headers": headers(call), "client": (peer(call), 0)}
 
 
 def headers(call: CallContext) -> list[tuple[bytes, bytes]]:
-    """A call's metadata, as HTTP has its headers."""
-    return metadata_headers(call.invocation_metadata())
-
-
-def metadata_headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tuple[bytes, bytes]]:
-    """Metadata in the form of headers, names in lower case as gRPC has them."""
+    """A call's metadata in the form of headers, names in lower case as gRPC has them."""
     return [
         (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
-        for key, value in metadata or ()
+        for key, value in call.invocation_metadata() or ()
     ]

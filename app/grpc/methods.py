@@ -10,26 +10,23 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import grpc
 from google.protobuf import json_format
 
-from app import logs
 from app.access import audit
 from app.access.access import caller
-from app.errors import GRPC_STATUS, ServiceError
+from app.errors import ServiceError
 from app.grpc.call import (
     CallContext,
     GrpcInferCall,
     Message,
-    headers,
-    peer,
+    scope_of,
     serialized_response,
     serialized_stream_response,
 )
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
 from app.protocols import signatures, triton
-from app.protocols.context import begin_request, end_request, request_id
+from app.protocols.context import begin_request, end_request
 from app.protocols.ingress import Ingress
 from app.serving.filling import INLINE_BYTES
 from app.serving.repository import Repository
@@ -98,7 +95,7 @@ class Methods:
 
     async def model_infer(self, request: RawRequest, call: CallContext) -> bytes:
         """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
-        scope = {"type": "http", "method": "POST", "path": _INFER, "headers": headers(call), "client": (peer(call), 0)}
+        scope = scope_of(call, _INFER)
         context = begin_request(self._service, scope)
         context.caller = caller.get()
         context.route = _INFER
@@ -142,14 +139,6 @@ class Methods:
                 answer.error_message = error.message
                 answer.infer_response.id = "" if isinstance(request, ServiceError) else request.message.id
             yield answer
-
-
-async def refuse(call: CallContext, error: ServiceError) -> None:
-    """End a call with an error's status, its sentence, and its code beside it."""
-    trailing = [("x-request-id", logs.request_id.get() or request_id(headers(call))), ("code", error.code)]
-    if error.retry_after_s is not None:
-        trailing.append(("retry-after", str(error.retry_after_s)))
-    await call.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, tuple(trailing))
 
 
 def _filled(name: str, document: Mapping[str, Any]) -> Message:

@@ -25,9 +25,8 @@ from app.errors import ServiceError, invalid_request, without_frames
 from app.grpc.call import Message
 from app.grpc.contents import RawRequest, parsed, split
 from app.protocols import wire
-from app.protocols.budget import Share
-from app.protocols.converter import MESSAGE
-from app.protocols.ingress import Ingress
+from app.protocols.budget import Budget, Share
+from app.protocols.converter import MESSAGE, Converter
 from app.protocols.interrupt import interrupted_at
 
 OVERHEAD_BYTES = 64 * 1024
@@ -43,23 +42,23 @@ _TURN_S = 0.02
 
 
 class Receiver:
-    """Of one server."""
+    """Of one server's methods that draw on the same budgets."""
 
-    def __init__(self, ingress: Ingress) -> None:
-        self._ingress = ingress
-        self._largest_bytes = ingress.service.settings.max_body_bytes + OVERHEAD_BYTES
+    def __init__(self, largest_bytes: int, converter: Converter, calls: Budget, bodies: Budget) -> None:
+        """`largest_bytes`: of a message, as gRPC was told."""
+        self._largest_bytes, self._converter, self._calls, self._bodies = largest_bytes, converter, calls, bodies
         self._turn = asyncio.Semaphore(1)
         self._large_of_late_bytes = float(self._largest_bytes)  # Nobody knows what comes first.
 
     def shares(self, caller: Caller) -> tuple[Share, Share]:
         """What the caller holds of the calls and of the bytes; context managers."""
-        return self._ingress.calls.share(caller.name), self._ingress.bodies.share(caller.name)
+        return self._calls.share(caller.name), self._bodies.share(caller.name)
 
     async def one(self, requests: AsyncIterator[bytes], share: Share, kind: Any) -> Message:
         """The only message of a call. Raises ServiceError."""
         with interrupted_at(time.monotonic() + _RECEIVE_S):
             # gRPC's own buffers, and the message made of them; where that is more than one client may have, all it may.
-            room = min(2 * self._largest_bytes, self._ingress.bodies.most_for_one)
+            room = min(2 * self._largest_bytes, self._bodies.most_for_one)
             await share.wait(room)
             data = await self._in_turn(requests)
             if data is None:
@@ -87,7 +86,7 @@ class Receiver:
         self, requests: AsyncIterator[bytes], share: Share, kind: Any
     ) -> AsyncIterator[Message | ServiceError]:
         """The messages of a stream, or why one is none. Raises QUEUE_FULL at once."""
-        share.take(min(self._largest_bytes, self._ingress.bodies.most_for_one))
+        share.take(min(self._largest_bytes, self._bodies.most_for_one))
         async for data in requests:
             try:
                 request = await self._parsed(data, kind)
@@ -109,7 +108,7 @@ class Receiver:
     async def _infer_request(self, data: wire.Buffer) -> RawRequest:
         rest, raw = split(data)
         if len(rest) > _INLINE_BYTES:
-            rest, raw = split(await self._ingress.converter.convert(MESSAGE, 0, data))
+            rest, raw = split(await self._converter.convert(MESSAGE, 0, data))
         if len(rest) > _INLINE_BYTES:
             raise invalid_request(f"without its tensors the request is larger than {_INLINE_BYTES} bytes")
         return parsed(rest, raw)

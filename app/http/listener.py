@@ -20,7 +20,6 @@ from typing import Any
 from app.access.addresses import client_of
 from app.errors import ServiceError
 from app.http.connection import last_words
-from app.http.hot import HotProtocol
 from app.protocols.budget import Budget
 
 log = logging.getLogger("anychip.http")
@@ -38,15 +37,23 @@ class Listener:
     """Of one server; looks like asyncio's `Server` to uvicorn."""
 
     def __init__(
-        self, connection: Callable[[], HotProtocol], connections: Budget, tls: ssl.SSLContext | None = None
+        self,
+        connection: Callable[[], Any],
+        connections: Budget,
+        tls: ssl.SSLContext | None = None,
+        *,
+        http: bool = True,
     ) -> None:
-        """`connection`: makes a protocol; `connections`: counts them."""
+        """`connection`: makes a protocol, which calls `on_lost` at its end; `connections`: counts them.
+
+        `http`: what is refused hears why.
+        """
         self.sockets: list[socket.socket] = []
         self._connection, self._connections = connection, connections
         self._options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}
-        self._refusal = b"" if tls else _refusal()
+        self._refusal = _refusal() if http and tls is None else b""
         self._loop = asyncio.get_running_loop()
-        self._clients: dict[HotProtocol, str] = {}
+        self._clients: dict[Any, str] = {}
         """Of the connections that are counted."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._said_s = float("-inf")
@@ -126,7 +133,7 @@ class Listener:
         self._beginning.add(task)
         task.add_done_callback(begun)
 
-    def _lost(self, made: HotProtocol) -> None:
+    def _lost(self, made: Any) -> None:
         client = self._clients.pop(made, None)
         if client is not None:
             self._connections.give(client, 1)

@@ -107,6 +107,11 @@ class Share:
         self._budget, self._client, self.held_bytes = budget, client, 0
         self._portion = portion
 
+    @property
+    def most(self) -> int:
+        """What its client can hold when it is alone."""
+        return self._budget.most_for_one
+
     def take(self, size: int) -> None:
         """Hold so many bytes more. Raises QUEUE_FULL."""
         if size:
@@ -122,8 +127,9 @@ class Share:
 
     def give(self, size: int) -> None:
         """Give back some of what is held."""
-        self.held_bytes -= size
-        self._budget.give(self._client, size)
+        if size:
+            self.held_bytes -= size
+            self._budget.give(self._client, size)
 
     def __enter__(self) -> Share:
         return self

@@ -6,10 +6,14 @@ import contextlib
 import weakref
 from types import SimpleNamespace
 
+import grpc
 import pytest
 
 from app.errors import ServiceError
-from app.grpc import server
+from app.grpc import answering
+from app.grpc.answering import Method
+from app.grpc.messages import METHODS
+from app.grpc.relay import address_in
 
 
 class Content:
@@ -21,15 +25,20 @@ class AbortError(Exception):
 
 
 class Call:
-    def __init__(self):
-        self.kept = None
+    """What `abort` raises it keeps."""
+
+    def __init__(self, raises):
+        self.ended, self.raises = False, raises
 
     async def abort(self, *_):
-        self.kept = AbortError()
-        raise self.kept
+        self.ended = True
+        raise self.raises
 
-    def invocation_metadata(self):
-        return ()
+
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    """The refused call has been counted already."""
+    monkeypatch.setattr(answering.logs, "request_id", SimpleNamespace(get=lambda: "its id"))
 
 
 @contextlib.contextmanager
@@ -43,8 +52,7 @@ async def test_what_a_refused_call_held_is_let_go(monkeypatch, mistake):
 
     class Receives:
         def shares(self, _):
-            calls = contextlib.nullcontext()
-            calls.take = lambda _: None
+            calls = contextlib.nullcontext(SimpleNamespace(take=lambda _: None))
             return calls, contextlib.nullcontext()
 
         async def one(self, *_):
@@ -55,10 +63,29 @@ async def test_what_a_refused_call_held_is_let_go(monkeypatch, mistake):
             except KeyError:
                 raise mistake() from None
 
-    monkeypatch.setattr(server.log, "exception", lambda *_: None)  # pytest would keep what is logged.
-    call = Call()
-    answer = server._answering(len, Receives(), SimpleNamespace(recorded=admitted), object)
+    monkeypatch.setattr(answering.log, "exception", lambda *_: None)  # pytest would keep what is logged.
+    call = Call(AbortError())
+    method = Method(len, object, Receives(), SimpleNamespace(recorded=admitted), SimpleNamespace(begin=lambda _: None))
     with contextlib.suppress(AbortError):
-        await answer(None, call)
-    assert call.kept is not None
+        await method.handler(METHODS["ModelInfer"], SimpleNamespace()).stream_unary(None, call)
+    assert call.ended
     assert seen[0]() is None
+
+
+async def test_a_client_that_is_gone_when_it_is_refused_is_no_error_of_ours():
+    call = Call(grpc.aio.InternalError("Failed grpc_call_start_batch"))
+    await answering.refuse(SimpleNamespace(), "/", call, ServiceError("INVALID_REQUEST", "no"))
+    assert call.ended
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("unix-abstract:0a1b/127.0.0.1", "127.0.0.1"),
+        ("unix-abstract:0a1b/2001:db8::1", "2001:db8::1"),
+        ("unix-abstract:0a1b/fe80::1%25eth0", "fe80::1%eth0"),
+        ("unix:", ""),
+    ],
+)
+def test_a_call_says_where_its_client_is(peer, address):
+    assert address_in(peer) == address

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
 from app.grpc import receiving
 from app.grpc.receiving import Receiver
 from app.http import body
+from app.protocols.budget import Budget
+from app.protocols.converter import Converter
 
 MB = 1 << 20
 FILE = b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'
@@ -72,7 +73,7 @@ class Message:
 @pytest.fixture
 def receiver():
     Message.open = 0
-    return Receiver(SimpleNamespace(service=SimpleNamespace(settings=SimpleNamespace(max_body_bytes=20 * MB))))
+    return Receiver(20 * MB, Converter(), Budget(10, "calls"), Budget(100 * MB, "bytes"))
 
 
 async def settled():

@@ -1,0 +1,85 @@
+"""Calls from their first byte to the last of their answer: how many one client has, refused ones included.
+
+Owns: these counts, and what an answer holds until its client has read it. Must not know methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from app.errors import ServiceError
+from app.grpc.call import CallContext
+from app.grpc.relay import Connection, Relay
+from app.protocols.budget import Budget, Share
+
+_FEW = 16
+
+
+class Calls:
+    """Of one server."""
+
+    def __init__(self, relay: Relay, most: int) -> None:
+        """`most`: twice as many may be under way: as many again that are being refused."""
+        self._relay = relay
+        self._budget = Budget(2 * most, "calls", least=min(_FEW, most // 4), spare=most // 8)
+
+    def begin(self, call: CallContext) -> Connection:
+        """Count a call until its task ends, and so its answer has been read. Raises CancelledError: its client is gone.
+
+        A client with more than it may have does not read its refusals either, which is why it loses its connection.
+        """
+        connection = self._relay.of(call)
+        if connection is None:
+            raise asyncio.CancelledError
+        client = connection.client
+        try:
+            self._budget.take(client, 1)
+        except ServiceError:
+            connection.abort()
+            raise asyncio.CancelledError from None
+        _at_end().callback(self._budget.give, client, 1)
+        return connection
+
+
+def hold_answer(connection: Connection, size: int, share: Share, held: contextlib.ExitStack) -> None:
+    """Hold the bytes of a call's only answer, and what is held already, until its client has read it.
+
+    What the request held is given back. Raises QUEUE_FULL.
+    """
+    share.give(share.held_bytes)
+    share.take(_room(size, share))
+    end = _at_end()
+    end.push(held.pop_all())
+    end.callback(connection.answer_begins(size))
+
+
+@contextlib.contextmanager
+def holding(connection: Connection, size: int, share: Share) -> Iterator[None]:
+    """While one of a stream's answers is written. Raises QUEUE_FULL."""
+    room = _room(size, share)
+    share.take(room)
+    ends = connection.answer_begins(size)
+    try:
+        yield
+    finally:
+        ends()
+        share.give(room)
+
+
+def _room(size: int, share: Share) -> int:
+    """The answer, and gRPC's copy of it; where that is more than one client may have, all it may."""
+    return max(size, min(2 * size, share.most))
+
+
+def _at_end() -> contextlib.ExitStack:
+    """What is closed when the call's task ends: gRPC sends an only answer after the method has returned it.
+
+    The call's own callbacks would keep it, and all of the C core that belongs to it, until garbage is collected.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    end = contextlib.ExitStack()
+    task.add_done_callback(lambda _: end.close())
+    return end
