@@ -8,19 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STEPS = 128  # between 0 and the largest weight of an output channel, as in int8
 
-
-def rounded(weights: Tensor) -> Tensor:
+def rounded(weights: Tensor, steps: int) -> Tensor:
     """Round a convolution's or linear layer's weights [outputs, ...] to whole steps; the dtype stays.
 
+    `steps`: at most so many lie between 0 and the largest weight of an output channel; a power of two (int8 has 128).
     The step of an output channel is a power of two: the low bits of a float are then 0, and deflate drops those.
     Vectors (biases, the statistics of BatchNorm) are left as they are: they are few and count for much.
     """
     if weights.ndim < 2 or not weights.is_floating_point():
         return weights
     largest = weights.detach().float().flatten(1).abs().amax(dim=1)
-    mantissa, exponent = torch.frexp(largest / STEPS)
+    mantissa, exponent = torch.frexp(largest / steps)
     exponent -= (mantissa == 0.5).to(exponent.dtype)  # already a power of two
     # float16 has nothing finer than 2^-24; of a channel that is all zero any step will do.
     step = torch.ldexp(torch.ones_like(largest), exponent.clamp(min=-24)).view(-1, *(1,) * (weights.ndim - 1))

@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.sample_training import evaluate
 from benchmarks.sample_training.loss import Objects, detection_loss
-from benchmarks.sample_training.rounding import STEPS, rounded
+from benchmarks.sample_training.rounding import rounded
 from models.sample.generator import KINDS
 from models.yolov8 import YOLOv8
 
@@ -73,6 +73,7 @@ class Recipe(ABC):
     minutes: float
     enough: float  # a run ends early when the quality on some validation images reaches this
     held_out: int  # images on which the final quality is measured
+    steps: int  # of the shipped weights; more would make the files larger, fewer move answers near a threshold
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -109,6 +110,7 @@ class ClassificationRecipe(Recipe):
     minutes = 166.0
     enough = 0.99
     held_out = 1000
+    steps = 128
 
     def network(self) -> nn.Module:  # noqa: D102
         network: nn.Module = torchvision.models.resnet50(weights=None, num_classes=len(KINDS))
@@ -147,6 +149,7 @@ class DetectionRecipe(Recipe):
     minutes = 155.0
     enough = 0.95
     held_out = 400
+    steps = 256
 
     def network(self) -> nn.Module:  # noqa: D102
         return YOLOv8("n", len(KINDS))
@@ -181,7 +184,7 @@ def write_weights(recipe: Recipe, state: Mapping[str, Tensor], out: Path) -> Pat
     """Write weights as they are shipped: float16, those of layers rounded."""
     path = out / f"{recipe.name}.safetensors"
     shipped = {
-        name: (rounded(tensor.half()) if tensor.is_floating_point() else tensor).contiguous()
+        name: (rounded(tensor.half(), recipe.steps) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in state.items()
     }
     save_file(shipped, path, {"architecture": recipe.name, "labels": json.dumps(KINDS)})
@@ -199,7 +202,7 @@ def record_quality(recipe: Recipe, weights_file: Path, training: Mapping[str, An
         "image_seed": HELD_OUT_SEED,
         "image_sizes": evaluate.PHOTO_SIZES,
         "measured_with": "the shipped float16 weights, eager float32 on the CPU",
-        "rounded": f"layers' weights, to {STEPS} steps between 0 and the largest of an output channel",
+        "rounded": f"layers' weights, to {recipe.steps} steps between 0 and the largest of an output channel",
         **training,
         "date": date.today().isoformat(),
         "python": platform.python_version(),

@@ -31,7 +31,8 @@ from benchmarks.sample_training.loss import (
     distribution_focal_loss,
     iou,
 )
-from benchmarks.sample_training.rounding import STEPS, rounded
+from benchmarks.sample_training.rounding import rounded
+from benchmarks.sample_training.train import RECIPES
 from models import sample
 from models.accuracy import Boxes, average_precision
 from models.sample import generator
@@ -250,30 +251,32 @@ def test_a_few_steps_on_two_images_bring_the_loss_down() -> None:
 # Rounding
 
 
-@given(SEEDS, st.sampled_from([torch.float16, torch.float32]), st.floats(1e-6, 1e3))
+@given(SEEDS, st.sampled_from([torch.float16, torch.float32]), st.floats(1e-6, 1e3), st.sampled_from([64, 128, 256]))
 @settings(max_examples=60, deadline=None)
-def test_weights_are_rounded_to_steps_of_their_output_channel(seed: int, dtype: torch.dtype, largest: float) -> None:
+def test_weights_are_rounded_to_steps_of_their_output_channel(
+    seed: int, dtype: torch.dtype, largest: float, steps: int
+) -> None:
     weights = torch.randn(4, 8, 3, 3, generator=torch.Generator().manual_seed(seed))
     weights *= torch.tensor([1.0, 0.1, 1e-3, 0.0]).view(4, 1, 1, 1) * largest / weights.abs().amax()
     weights = weights.to(dtype)
-    found = rounded(weights)
+    found = rounded(weights, steps)
     assert found.dtype == dtype
-    assert torch.equal(rounded(found), found), "once is enough"
-    # The step is a power of two, hence up to twice the 128th part of the largest, and never finer than float16 can be.
-    step = (2 * weights.float().flatten(1).abs().amax(1) / STEPS).clamp(min=2.0**-24)
+    assert torch.equal(rounded(found, steps), found), "once is enough"
+    # The step is a power of two, hence up to twice the largest by the steps, and never finer than float16 can be.
+    step = (2 * weights.float().flatten(1).abs().amax(1) / steps).clamp(min=2.0**-24)
     assert ((found.float() - weights.float()).abs().flatten(1).amax(1) <= step / 2).all()
-    assert all(len(channel.unique()) <= 2 * STEPS + 1 for channel in found)
+    assert all(len(channel.unique()) <= 2 * steps + 1 for channel in found)
 
 
 def test_rounded_weights_are_packed_to_less_than_three_quarters() -> None:
     weights = torch.randn(64, 64, 3, 3, generator=torch.Generator().manual_seed(1)).half()
-    before, after = (len(zlib.compress(each.numpy().tobytes())) for each in (weights, rounded(weights)))
+    before, after = (len(zlib.compress(each.numpy().tobytes())) for each in (weights, rounded(weights, 128)))
     assert after < 0.75 * before
 
 
 def test_biases_and_the_statistics_of_batches_are_not_rounded() -> None:
-    assert rounded(vector := torch.randn(50)) is vector
-    assert rounded(count := torch.tensor(3)) is count
+    assert rounded(vector := torch.randn(50), 128) is vector
+    assert rounded(count := torch.tensor(3), 128) is count
 
 
 # Average precision
@@ -333,7 +336,7 @@ def test_the_files_are_small_half_precision_and_say_what_they_are() -> None:
 @pytest.mark.parametrize("name", ["resnet50", "yolov8n"])
 def test_the_shipped_weights_are_rounded_as_training_rounds_them(name: str) -> None:
     state = load_file(DIRECTORY / f"{name}.safetensors")
-    assert all(torch.equal(rounded(tensor), tensor) for tensor in state.values())
+    assert all(torch.equal(rounded(tensor, RECIPES[name].steps), tensor) for tensor in state.values())
 
 
 def test_quality_is_good_on_enough_images_that_no_training_saw() -> None:
