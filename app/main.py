@@ -203,7 +203,8 @@ async def _stopped(service: Service, hurry: asyncio.Event) -> None:
     """Stop the service; after a second signal without waiting for workers that hang. Idempotent."""
     stopping = asyncio.create_task(service.stop(), name="stop of the service")
     if not await ended_before(stopping, hurry):
-        service.dispatcher.kill()
+        for replica in service.dispatcher.replicas:
+            replica.kill()
         await asyncio.wait((stopping,), timeout=_HURRY_S)
     if stopping.done():
         await stopping

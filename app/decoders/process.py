@@ -101,8 +101,8 @@ class DecoderProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, None before its start."""
-        return None if self._child is None else self._child.pid
+        """The process's id, None before its start and once it has ended."""
+        return None if self._child is None or self.ended.done() else self._child.pid
 
     async def start(self, nursery: Nursery) -> None:
         """Fork it. Raises OSError."""

@@ -46,7 +46,7 @@ class Seat:
     @property
     def ready(self) -> bool:
         """Whether its decoder takes jobs."""
-        return self.decoder is not None and not self.decoder.ended.done()
+        return self.decoder is not None and self.decoder.pid is not None
 
     def add(self, token: int, entry: Entry[PendingImage], lane: int) -> None:
         """Its decoder has this image from now on."""

@@ -138,11 +138,6 @@ class Dispatcher:
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
-    def kill(self) -> None:
-        """End every worker now: `stop`, which is under way, need not wait for one that hangs."""
-        for replica in self.replicas:
-            replica.kill()
-
     def refuse_unless_served(self, name: str) -> None:
         """Raises NOT_READY where no worker serves the model and none is being started for it."""
         state = self.readiness.state(name)
