@@ -66,7 +66,7 @@ class Hosted:
         await self._app(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        from app.http.application import create_app
+        from app.application import create_app
         from app.main import drain
         from app.observability.tracing import from_settings
         from app.serving.service import Service

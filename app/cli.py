@@ -78,11 +78,11 @@ def _torch_works() -> bool:
 
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.access.keys import KeysError
+    from app.fleet.process import WorkerStartError
     from app.images.header import ImageError
     from app.observability.tracing import TracingError
     from app.precision.probes import CalibrationError
     from app.tools.top import TopError
-    from app.workers.process import WorkerStartError
     from backends import BackendError
     from models import ModelError
 
@@ -225,9 +225,9 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
-    from app.decoders import main as decoders
-    from app.decoders import process
-    from app.workers import spawn
+    from app.decoder import main as decoders
+    from app.decoding import process
+    from app.fleet import spawn
 
     decoders.import_libraries()  # torch among them: once for all, as what is imported now is shared.
     try:
@@ -328,7 +328,7 @@ def _keys_add(parsed: argparse.Namespace) -> None:
 def _weights(parsed: argparse.Namespace) -> int:
     import torch
 
-    from models import weights
+    from models import publishers as weights
 
     if parsed.action == "convert":
         weights.convert(parsed.source, parsed.target, torch.float16 if parsed.half else torch.float32)

@@ -17,7 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from app.workers.guard import LeakLimits
+from app.worker.guard import LeakLimits
 
 CONFIG_FILE = "anychip.toml"
 CLIENTS = ("deepstack", "ultralytics", "x-anylabeling")

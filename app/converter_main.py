@@ -1,4 +1,4 @@
-"""The child process of app.protocols.converter: reads requests from its standard input, a socket, until that ends.
+"""The child process of app.ingress.converter: reads requests from its standard input, a socket, until that ends.
 
 Owns: which conversion a kind is, and the limits of the process. Must not import anything large: it starts while a
 client waits.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 import orjson
 
 from app.errors import ServiceError, internal_error, without_frames
+from app.ingress.converter import ANSWER, FAILED, INSTANCES, LABELLING, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
 from app.protocols import documents, wire
-from app.protocols.converter import ANSWER, FAILED, INSTANCES, LABELLING, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
 
 _MOST_MEMORY_BYTES = 4 * 2**30
 _KEPT_MEMORY_BYTES = 80 * 2**20

@@ -22,19 +22,20 @@ from starlette.types import ASGIApp
 from app.access.access import check_exposure, check_secrets
 from app.access.rules import Bind
 from app.access.tls import Tls
+from app.application import AdminFront, create_app
+from app.compat import torchserve
 from app.config import Settings
-from app.http.application import AdminFront, create_app
+from app.fleet.process import WorkerStartError
+from app.fleet.spawn import stop_forking
 from app.http.connection import ConnectionLimits
 from app.http.hot import HotProtocol, protocol
 from app.http.listener import Listener
+from app.ingress.budget import Budget
+from app.ingress.ingress import Ingress, connections
+from app.ingress.interrupt import ended_before
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
-from app.protocols.budget import Budget
-from app.protocols.ingress import Ingress, connections
-from app.protocols.interrupt import ended_before
 from app.serving.service import Service
-from app.workers.process import WorkerStartError
-from app.workers.spawn import stop_forking
 from models import Model
 
 log = logging.getLogger("anychip")
@@ -234,9 +235,10 @@ async def _listening(
     counted = (
         ingress.connections if bind == "public" else Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     )
+    kind = protocol(limits, ingress, bind, (torchserve.HOT,))
     config = uvicorn.Config(
         app,
-        http=cast(Any, protocol(limits, ingress, bind)),  # uvicorn's types name only the unbuffered kind.
+        http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
         host=host,
         port=port,
         log_config=None,  # Its lines are ours to form.

@@ -1,31 +1,33 @@
 """What a chip is: detection, memory, engines. No images, no HTTP; imports neither app nor models."""
 
-from backends.backend import (
+from backends.contract.backend import (
     DEFAULTS,
     Backend,
-    BackendError,
-    BackendUnavailableError,
     CompileOptions,
     Device,
-    DeviceLostError,
-    EngineRefusedError,
     Executable,
     LoadedNetwork,
     LoadReport,
     Memory,
     Network,
-    OutOfDeviceMemoryError,
     Probe,
     Started,
     Telemetry,
     Unbuilt,
+)
+from backends.contract.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeviceLostError,
+    EngineRefusedError,
+    OutOfDeviceMemoryError,
     WrongAnswersError,
 )
-from backends.engine_cache import EngineCache
+from backends.engines.cache import EngineCache
 from backends.hooks import register_release_hook, run_release_hooks
-from backends.operators import fallback_counts, register_operator_libraries
+from backends.operators.operators import fallback_counts, register_operator_libraries
 from backends.registry import BACKENDS, Choice, choose, device_files, open_backend, report
-from backends.vendors import Facts
+from backends.vendors.table import Facts
 
 __all__ = [
     "BACKENDS",

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from backends import vendors
+from backends.vendors import table as vendors
 
 TIME_LIMIT_S = 60.0
 CARD_LIMIT_S = 15.0  # Of a card after the first, with which the driver starts.

@@ -10,11 +10,9 @@ from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from typing import NoReturn
 
-from backends import vendors
-from backends.backend import (
+from backends.contract.backend import (
     DEFAULTS,
     Backend,
-    BackendUnavailableError,
     CompileOptions,
     Device,
     LoadedNetwork,
@@ -23,8 +21,9 @@ from backends.backend import (
     Probe,
     Telemetry,
 )
-from backends.faults import first_line
-from backends.vendors import Facts
+from backends.contract.errors import BackendUnavailableError, first_line
+from backends.vendors import table as vendors
+from backends.vendors.table import Facts
 
 GROUP = "anychip.backends"
 

@@ -16,19 +16,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from backends import vendors
-from backends.ascend import AscendBackend
-from backends.backend import Backend, BackendError, BackendUnavailableError, Device
-from backends.cambricon import CambriconBackend
-from backends.cpu import CpuBackend
-from backends.cuda import CudaBackend
+from backends.contract.backend import Backend, Device
+from backends.contract.errors import BackendError, BackendUnavailableError
 from backends.external import external_backends
-from backends.musa import MusaBackend
-from backends.null import NullBackend
-from backends.rocm import RocmBackend
+from backends.null.backend import NullBackend
 from backends.simulated import simulates
-from backends.torch_device import CudaTypeBackend, TorchBackend, driver_files
-from backends.xpu import XpuBackend
+from backends.vendors import table as vendors
+from backends.vendors.ascend import AscendBackend
+from backends.vendors.cambricon import CambriconBackend
+from backends.vendors.cpu import CpuBackend
+from backends.vendors.cuda import CudaBackend
+from backends.vendors.musa import MusaBackend
+from backends.vendors.rocm import RocmBackend
+from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_files
+from backends.vendors.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from app.config import Settings
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
 from backends import EngineRefusedError, Executable
-from backends.backend import Pixels
-from backends.cpu import CpuBackend
+from backends.contract.backend import Pixels
 from backends.engines import EagerEngine, compile_first
+from backends.vendors.cpu import CpuBackend
 from models import Model, WeightsNotFoundError, open_model, parse_spec
 
 DEVICE = "cpu:0"

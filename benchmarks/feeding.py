@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from app.decoders.decoder import decode_into
+from app.decoder.decoder import decode_into
 from app.images.header import read_header
 from app.tools.benchmark.load import drive
 from backends.host import core_count

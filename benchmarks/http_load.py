@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from app.config import Settings
-from app.decoders.decoder import decode_into
+from app.decoder.decoder import decode_into
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration

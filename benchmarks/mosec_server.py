@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from mosec import Server, Worker
 
-from app.decoders.decoder import decode_into
+from app.decoder.decoder import decode_into
 from app.images.header import read_header
 from models import PixelModel, open_model, parse_spec
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from app.decoders.decoder import decode_into
+from app.decoder.decoder import decode_into
 from app.images.header import read_header
 from app.tools.benchmark.load import drive
 from backends.host import core_count

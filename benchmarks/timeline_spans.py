@@ -40,14 +40,14 @@ def main() -> int:
     """The service, with this module in its workers."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from app import cli
-    from app.decoders import decoder
+    from app.decoder import decoder
 
     decoder.decode_into = _timed("decode", decoder.decode_into)
     return cli.main([*sys.argv[1:], "--plugins", "benchmarks.timeline_spans"])
 
 
 def _watch_worker() -> None:
-    from app.workers.worker import Worker
+    from app.worker.loop import Worker
     from backends.engines.engine import CheckedExecutable
     from backends.engines.streamed import StreamedExecutable
 

@@ -86,7 +86,7 @@ def read_wheel(path: Path) -> dict[str, list[str]]:
 
 def networks() -> Iterator[tuple[str, list[str]]]:
     """Every architecture of the catalogue with the operators it is made of; of YOLO the sizes are alike."""
-    from models import classification, detection, instance_detection
+    from models.tasks import classification, detection, instance_detection
 
     of_yolo = (*detection.ARCHITECTURES, *instance_detection.ARCHITECTURES)
     detectors = [name for name in of_yolo if name.partition("-")[0].endswith("n")]
@@ -100,8 +100,9 @@ def operators_of(architecture: str) -> list[str]:
 
     Classifiers are made of tensors that have shapes and no values, so that nothing is computed.
     """
-    from backends.operator_record import names_of
-    from models import PixelModel, classification, open_model, parse_spec
+    from backends.operators.record import names_of
+    from models import PixelModel, open_model, parse_spec
+    from models.tasks import classification
 
     model = open_model(parse_spec(f"{architecture}:random"), Path())
     assert isinstance(model, PixelModel)

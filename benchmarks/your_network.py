@@ -23,10 +23,10 @@ import torch
 
 from app.precision.gate import compile_options
 from app.tools.benchmark.load import drive
-from backends.cpu import CpuBackend
+from backends.vendors.cpu import CpuBackend
 from benchmarks import servers
 from models import Model, Options, PixelModel, open_model, parse_spec
-from models.model import Array
+from models.contract.model import Array
 from models.sample import IMAGES
 
 AIM_MASKS_MS = 3.0

@@ -1,8 +1,8 @@
 """Make or renew a virtual environment: the torch build for the accelerator that is here, then anychip.
 
 Owns: which torch build fits this machine and where it comes from; what is known of vendors it reads in
-backends/vendors.py. Must not need anything but the standard library and pip, must not load torch, and must not replace
-the torch that a vendor's image brings.
+backends/vendors/table.py. Must not need anything but the standard library and pip, must not load torch, and must not
+replace the torch that a vendor's image brings.
 
     look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install anychip
 
@@ -46,8 +46,8 @@ CANN_PAIRS = {
 
 
 def _vendors() -> Any:
-    """backends/vendors.py, by its path: importing the package would import torch."""
-    spec = importlib.util.spec_from_file_location("anychip_vendors", ROOT / "backends" / "vendors.py")
+    """backends/vendors/table.py, by its path: importing the package would import torch."""
+    spec = importlib.util.spec_from_file_location("anychip_vendors", ROOT / "backends" / "vendors" / "table.py")
     assert spec
     assert spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

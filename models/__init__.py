@@ -4,25 +4,22 @@ Owns: the names the rest of anychip may use.
 """
 
 from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
-from models.exported import ExportedModel
-from models.model import (
+from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
+from models.contract.model import (
     MASK_FORMS,
     OBJECT_TASKS,
     MaskForm,
     Model,
-    ModelError,
     Options,
     OutputSpec,
     PixelModel,
     PixelNetwork,
     Placement,
     Task,
-    UnknownModelError,
-    WeightsError,
-    WeightsNotFoundError,
 )
-from models.normalised import NormalisedModel
-from models.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
+from models.contract.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
+from models.exports.exported import ExportedModel
+from models.tasks.normalised import NormalisedModel
 
 __all__ = [
     "ARCHITECTURES",

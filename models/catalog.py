@@ -15,10 +15,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models import classification, detection, exported, instance_detection, weights
-from models.checkpoint import SUFFIXES, read_header
-from models.digest import sha256_of
-from models.model import PROGRAMS, Model, ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
+from models import publishers as weights
+from models.contract.digest import sha256_of
+from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
+from models.contract.model import PROGRAMS, Model
+from models.exports import exported
+from models.tasks import classification, detection, instance_detection
+from models.weights.checkpoint import SUFFIXES, read_header
 
 log = logging.getLogger(__name__)
 

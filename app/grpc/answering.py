@@ -19,8 +19,8 @@ from app.grpc.calls import Calls, hold_answer, holding
 from app.grpc.entrance import Door
 from app.grpc.receiving import Receiver
 from app.grpc.relay import Connection
-from app.protocols.budget import Share
-from app.protocols.context import begin_request, end_request
+from app.ingress.budget import Share
+from app.ingress.context import begin_request, end_request
 from app.serving.service import Service
 
 log = logging.getLogger("anychip.rpc")

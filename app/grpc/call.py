@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 from app.config import Settings
 from app.errors import invalid_request
+from app.fleet.served_model import ServedModel
 from app.grpc.contents import RawRequest, field_head
 from app.grpc.messages import message
 from app.grpc.relay import address_in
+from app.ingress.budget import Share
+from app.ingress.context import RequestContext
+from app.ingress.ingress import Call, Ingress, Run
+from app.ingress.interrupt import interrupted_at
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
-from app.protocols.budget import Share
-from app.protocols.context import RequestContext
-from app.protocols.ingress import Call, Ingress, Run
-from app.protocols.interrupt import interrupted_at
 from app.protocols.open_inference import classification_of
 from app.protocols.parameters import deadline_s, read_priority
 from app.protocols.tensors import (
@@ -32,7 +33,6 @@ from app.protocols.tensors import (
     checked_id,
     checked_shape,
 )
-from app.scheduling.served_model import ServedModel
 from app.serving.terms import Terms
 
 Message = Any
@@ -132,7 +132,7 @@ def peer(call: CallContext) -> str:
 
 
 def scope_of(call: CallContext, path: str) -> dict[str, Any]:
-    """A call as app.protocols.context sees a request."""
+    """A call as app.ingress.context sees a request."""
     return {"type": "http", "method": "POST", "path": path, "headers": headers(call), "client": (peer(call), 0)}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from app.errors import ServiceError
 from app.grpc.call import CallContext
 from app.grpc.relay import Connection, Relay
-from app.protocols.budget import Budget, Share
+from app.ingress.budget import Budget, Share
 
 _FEW = 16
 

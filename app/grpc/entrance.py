@@ -17,7 +17,7 @@ from app.access.access import Access, Caller, KeyForbiddenError, caller
 from app.access.rules import RPCS, Bind
 from app.errors import ServiceError
 from app.grpc.call import CallContext, Message, headers, peer
-from app.protocols.context import NOBODY
+from app.ingress.context import NOBODY
 
 _Request = TypeVar("_Request")
 

@@ -25,9 +25,9 @@ from app.grpc.call import (
 )
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
+from app.ingress.context import begin_request, end_request
+from app.ingress.ingress import Ingress
 from app.protocols import signatures, triton
-from app.protocols.context import begin_request, end_request
-from app.protocols.ingress import Ingress
 from app.serving.filling import INLINE_BYTES
 from app.serving.repository import Repository
 

@@ -24,10 +24,10 @@ from app.access.access import Caller
 from app.errors import ServiceError, invalid_request, without_frames
 from app.grpc.call import Message
 from app.grpc.contents import RawRequest, parsed, split
+from app.ingress.budget import Budget, Share
+from app.ingress.converter import MESSAGE, Converter
+from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
-from app.protocols.budget import Budget, Share
-from app.protocols.converter import MESSAGE, Converter
-from app.protocols.interrupt import interrupted_at
 
 OVERHEAD_BYTES = 64 * 1024
 """Of a message, beside what max_body_bytes limits."""

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from app.errors import ServiceError
 from app.grpc.call import CallContext, Message
 from app.grpc.messages import POOL
-from app.protocols.interrupt import interrupted_at
+from app.ingress.interrupt import interrupted_at
 
 _STAYS_S = 60.0
 

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from app.access.addresses import client_of
 from app.http.listener import Listener
 from app.http.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
-from app.protocols.budget import Budget
+from app.ingress.budget import Budget
 
 log = logging.getLogger("anychip.rpc")
 

@@ -11,7 +11,7 @@ import orjson
 from fastapi import Response
 
 from app.errors import ServiceError, error_body
-from app.protocols.context import RequestContext
+from app.ingress.context import RequestContext
 from app.serving.service import Service
 
 Header = tuple[bytes, bytes]

@@ -16,15 +16,15 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
 from app.errors import ClientLeftError, ServiceError, invalid_request
+from app.ingress.budget import Share
+from app.ingress.converter import INSTANCES, Converter
+from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
-from app.protocols.budget import Share
-from app.protocols.converter import INSTANCES, Converter
 from app.protocols.documents import read_instances
-from app.protocols.interrupt import interrupted_at
 from app.protocols.parameters import DEFAULT_OPTIONS, number, read_options, whole
 from app.serving.filling import Encoded
 from models import Options
-from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, MOST_TILE, NO_TILES, Tiling
+from models.tasks.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, MOST_TILE, NO_TILES, Tiling
 
 _MOST_FILES = 16
 

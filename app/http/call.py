@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope
 from app.config import Settings
 from app.http.body import Body, Fields, header_number, read_body
 from app.http.interrupt import unless_disconnected
-from app.protocols.budget import Share
-from app.protocols.ingress import Call
-from app.protocols.interrupt import interrupted_at
+from app.ingress.budget import Share
+from app.ingress.ingress import Call
+from app.ingress.interrupt import interrupted_at
 from app.protocols.parameters import deadline_s
 from app.serving.terms import Terms
 

@@ -1,7 +1,7 @@
 """The edge of the service around FastAPI: every answer gets its headers, every failure its body.
 
 Owns: what is done around a route of FastAPI's; app.http.hot does the same around those that it answers. Nothing is
-asked that app.access has not admitted. What is counted and traced is app.protocols.context's. Must not know what a
+asked that app.access has not admitted. What is counted and traced is app.ingress.context's. Must not know what a
 route does.
 """
 
@@ -23,9 +23,9 @@ from app.errors import ClientLeftError, ServiceError, internal_error
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
 from app.http.sending import PIECE_BYTES
-from app.http.turns import Turns
-from app.protocols.context import RequestContext, begin_request, end_request
-from app.protocols.ingress import Ingress
+from app.ingress.context import RequestContext, begin_request, end_request
+from app.ingress.ingress import Ingress
+from app.ingress.pacing import Turns
 
 log = logging.getLogger("anychip")
 

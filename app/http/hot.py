@@ -32,12 +32,12 @@ from app.http.body import Body, Fields
 from app.http.call import HttpRequest
 from app.http.connection import ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
-from app.http.routes import infer, predict, torchserve
+from app.http.routes import infer, predict
 from app.http.sending import PIECE_BYTES
-from app.protocols.budget import Share
-from app.protocols.context import begin_request, end_request
-from app.protocols.ingress import Ingress
-from app.protocols.interrupt import current_task, interrupted_at, uncancel
+from app.ingress.budget import Share
+from app.ingress.context import begin_request, end_request
+from app.ingress.ingress import Ingress
+from app.ingress.interrupt import current_task, interrupted_at, uncancel
 
 log = logging.getLogger("anychip")
 
@@ -46,13 +46,15 @@ Answer = TypeVar("Answer")
 Handler = Callable[..., Awaitable[Content]]
 """Called with the ingress, the request, and what its path names."""
 
-_NAME = rb"([\w.~+@=,:-]+)"
-_ROUTES: tuple[tuple[re.Pattern[bytes], str, Handler], ...] = (
-    (re.compile(rb"/v1/models/%b:predict" % _NAME), predict.ROUTE, predict.answer),
-    (re.compile(rb"/v2/models/%b(?:/versions/%b)?/infer" % (_NAME, _NAME)), infer.ROUTE, infer.answer),
-    (re.compile(rb"/predictions/%b(?:/%b)?" % (_NAME, _NAME)), torchserve.ROUTE, torchserve.answer),
+NAME = rb"([\w.~+@=,:-]+)"
+HotRoute = tuple[re.Pattern[bytes], str, Handler]
+"""Its paths, whose names need no decoding; the route as the API describes it; its handler."""
+
+ROUTES: tuple[HotRoute, ...] = (
+    (re.compile(rb"/v1/models/%b:predict" % NAME), predict.ROUTE, predict.answer),
+    (re.compile(rb"/v2/models/%b(?:/versions/%b)?/infer" % (NAME, NAME)), infer.ROUTE, infer.answer),
 )
-"""Paths whose names need no decoding."""
+"""Our own."""
 _REQUEST_LINE = re.compile(rb'POST (/[\w.~+@=,:/-]+)(?:\?([!"$-~]*))? HTTP/1\.[01]\r\n')
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}
@@ -60,13 +62,6 @@ _CLOSE = (b"connection", b"close")
 _READ_BYTES = 256 * 1024
 _SCRATCH = memoryview(bytearray(_READ_BYTES))
 """Receives what is not yet known to be a body. One for all connections: it is read at once, within the same call."""
-
-
-def _route_of(path: bytes) -> tuple[str, Handler, list[str]] | None:
-    for pattern, route, answer in _ROUTES:
-        if names := pattern.fullmatch(path):
-            return route, answer, [name.decode() for name in names.groups(b"")]
-    return None
 
 
 @dataclass(slots=True)
@@ -176,6 +171,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     ingress: Ingress
     bind: Bind
     cors: Cors
+    routes: Sequence[HotRoute]
     on_lost: Callable[[], None]
     """Called when the connection has ended; whoever counts it sets it."""
 
@@ -249,7 +245,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         """Whether an ordinary request of a hot route begins here; then it is being answered."""
         line = _REQUEST_LINE.match(data)
         head_end = _HEAD_END.search(data, 0, self._general.limits.head_bytes) if line else None
-        found = _route_of(line[1]) if line else None
+        found = self._route_of(line[1]) if line else None
         if line is None or head_end is None or found is None:
             return False
         end = head_end.end()
@@ -286,6 +282,12 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._task = self._loop.create_task(self._serve(request, *found))
         self._server_state.tasks.add(self._task)
         return True
+
+    def _route_of(self, path: bytes) -> tuple[str, Handler, list[str]] | None:
+        for pattern, route, answer in self.routes:
+            if names := pattern.fullmatch(path):
+                return route, answer, [name.decode() for name in names.groups(b"")]
+        return None
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
         """Answer a request: what app.http.edge and uvicorn do around the routes of FastAPI."""
@@ -368,8 +370,19 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._received(memoryview(held))
 
 
-def protocol(limits: ConnectionLimits, ingress: Ingress, bind: Bind = "public") -> type[HotProtocol]:
-    """The class of connections with these limits, whose hot routes lead into `ingress`; `bind`: where they come in."""
+def protocol(
+    limits: ConnectionLimits, ingress: Ingress, bind: Bind = "public", more: Sequence[HotRoute] = ()
+) -> type[HotProtocol]:
+    """The class of connections with these limits, whose hot routes lead into `ingress`; `bind`: where they come in.
+
+    `more`: hot routes beside our own.
+    """
     cors = Cors(ingress.service.settings.origins)
-    known = {"general": connection.protocol(limits), "ingress": ingress, "bind": bind, "cors": cors}
+    known = {
+        "general": connection.protocol(limits),
+        "ingress": ingress,
+        "bind": bind,
+        "cors": cors,
+        "routes": (*ROUTES, *more),
+    }
     return type("Protocol", (HotProtocol,), known)

@@ -1,7 +1,7 @@
 """What ends a request from outside while it is being answered: its client leaves.
 
 Owns: cancelling the request's task then, and saying afterwards that this was why. Must not know what the request is
-about. Deadlines of uploads are app.protocols.interrupt's.
+about. Deadlines of uploads are app.ingress.interrupt's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 from starlette.types import Receive
 
 from app.errors import ClientLeftError
-from app.protocols.interrupt import current_task, uncancel
+from app.ingress.interrupt import current_task, uncancel
 
 _Result = TypeVar("_Result")
 

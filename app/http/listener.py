@@ -1,7 +1,7 @@
 """Sockets that listen for HTTP: what they accept is counted before anything is read of it, TLS's handshake included.
 
 Owns: accepting, and the refusal of more connections than one address, or all, may have. Must not know requests. What
-counts is one budget for all public ports (app.protocols.ingress.connections), gRPC's as well.
+counts is one budget for all public ports (app.ingress.ingress.connections), gRPC's as well.
 
 A server of asyncio's accepts all that comes, and makes a connection known after its handshake: by then silent ones have
 taken every descriptor.
@@ -20,7 +20,7 @@ from typing import Any
 from app.access.addresses import client_of
 from app.errors import ServiceError
 from app.http.connection import last_words
-from app.protocols.budget import Budget
+from app.ingress.budget import Budget
 
 log = logging.getLogger("anychip.http")
 

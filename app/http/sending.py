@@ -1,7 +1,7 @@
 """Answers that their client does not read: how long they are kept.
 
 Owns: the least rate at which a client takes what it is sent. How many bytes may wait for clients is the budget's
-(app.protocols.ingress). Must not know what is sent.
+(app.ingress.ingress). Must not know what is sent.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration
 from backends import DEFAULTS, CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
 from models import Model, Options, PixelModel, TensorModel, WeightsError
-from models.accuracy import as_boxes, map50, top1
-from models.weights_files import files_of
+from models.exports.files import files_of
+from models.tasks.accuracy import as_boxes, map50, top1
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ def weights_key(model: Model) -> str:
 def _readers() -> str:
     """What makes networks of exported files: another release of it may make another of the same file."""
     digest = hashlib.sha256()
-    for file in sorted(Path(models.__file__).parent.glob("*.py")):
+    for file in sorted(Path(models.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

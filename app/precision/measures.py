@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models import Model, NormalisedModel, Options, PixelModel, Placement
-from models.exported_images import ExportedDetector
+from models.exports.images import ExportedDetector
 
 Array = npt.NDArray[Any]
 

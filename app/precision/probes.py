@@ -18,7 +18,7 @@ import torch
 from app.images.decoding import decode
 from app.images.header import ImageError, read_header
 from models import Model, NormalisedModel, PixelModel, Placement, TensorModel
-from models.accuracy import Boxes
+from models.tasks.accuracy import Boxes
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -1,7 +1,7 @@
 """Requests in JSON, turned into bytes: base64 and lists of numbers become what the binary forms would have sent.
 
 Owns: the JSON forms of images and tensors. Must not import anything large, nor know models: for large bodies it runs in
-a process of its own (app.protocols.converter), as making Python objects of megabytes of JSON holds the interpreter.
+a process of its own (app.ingress.converter), as making Python objects of megabytes of JSON holds the interpreter.
 """
 
 from __future__ import annotations

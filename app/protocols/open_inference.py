@@ -20,13 +20,13 @@ import orjson
 
 from app.config import Settings
 from app.errors import invalid_request
+from app.fleet.served_model import ServedModel
 from app.protocols import ultralytics, wire
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read_options, switch, whole
 from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, signature, staged_signature
 from app.protocols.tensors import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, RequestedOutput
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
-from app.scheduling.served_model import ServedModel
 from app.serving.filling import INLINE_BYTES, Encoded, Frame
 from app.serving.inference import infer
 from app.serving.prediction import Finish, predict

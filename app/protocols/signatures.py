@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import ServiceError
+from app.fleet.served_model import ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols.wire import BYTES
-from app.scheduling.served_model import ServedModel
 from app.serving.service import Service
 from app.serving.stages import Stages
 from models import Model, OutputSpec, PixelModel, TensorModel

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from app.errors import invalid_request
+from app.fleet.readiness import ModelState
 from app.observability.triton_statistics import VERSION
 from app.protocols import ultralytics
 from app.protocols.open_inference import NORMAL_PRIORITY, PRIORITIES
 from app.protocols.signatures import PIXELS, find, signature_of
 from app.protocols.wire import BYTES
-from app.scheduling.readiness import ModelState
 from app.serving.service import Service
 from models import OutputSpec, PixelModel
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from app.config import Settings, split
+from app.fleet.served_model import ServedModel
 from app.protocols.signatures import INPUT
-from app.scheduling.served_model import ServedModel
 from models import Options, PixelModel, Placement
 
 Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from app.scheduling.latency import Ladder, Lane, last_s
+from app.scheduling.batching import Ladder, Lane, last_s
 from app.scheduling.queue import Queue, T
 from app.scheduling.worker_state import WorkerState
 

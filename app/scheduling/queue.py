@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from app.scheduling.latency import Lateness
+from app.scheduling.batching import Lateness
 
 T = TypeVar("T")
 

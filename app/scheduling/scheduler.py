@@ -9,7 +9,7 @@ no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must 
 
 Work-conserving: an idle worker gets whatever is there, at once. While it computes, one full batch may wait in front of
 it; a partial batch keeps filling until the worker is free, and while several clients ask a full one is sent late, so
-that whoever comes meanwhile has a place in it (app.scheduling.sharing). Only where it may cost images a second, one
+that whoever comes meanwhile has a place in it (app.scheduling.contention). Only where it may cost images a second, one
 stands still a moment for a client that asks again as soon as it is answered (app.scheduling.returning). Models share a
 worker by device time, not by requests: each has a virtual clock that runs on by the seconds its batches take, and the
 model furthest behind goes first (start-time fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its
@@ -27,12 +27,12 @@ from functools import partial
 from itertools import count
 from typing import Generic
 
+from app.scheduling.batching import Ladder
+from app.scheduling.contention import RATE_KEPT, Sharing
 from app.scheduling.expectation import expected_s
-from app.scheduling.latency import Ladder
 from app.scheduling.probes import is_due
 from app.scheduling.queue import Batch, Checked, DeadlineUnreachableError, Item, LostBatches, Queue, Reservation, T
 from app.scheduling.returning import LEAST_PAUSE_S, Returning
-from app.scheduling.sharing import RATE_KEPT, Sharing
 from app.scheduling.worker_state import WorkerState
 
 PRIORITY_WORTH_S = 1.0

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic
 
-from app.scheduling.latency import Ladder
+from app.scheduling.batching import Ladder
+from app.scheduling.contention import early_s
 from app.scheduling.queue import Batch, T
-from app.scheduling.sharing import early_s
 
 _LEARNING_RATE = 0.2
 _CREDITS = 2  # One batch running, one in front of the worker.

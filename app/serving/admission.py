@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import NoReturn
 
 from app.errors import ServiceError, invalid_request
-from app.scheduling.dispatcher import Dispatcher
+from app.fleet.dispatcher import Dispatcher
+from app.fleet.served_model import ServedModel
 from app.scheduling.queue import Checked, DeadlineUnreachableError, NeverRoomError, QueueFullError, Reservation
-from app.scheduling.served_model import ServedModel
 from app.serving.readiness import ServiceReadiness
 from app.serving.terms import Terms
 

@@ -19,18 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from app.access.shares import Portion
-from app.decoders.image import DecodeExpiredError, DecodeFailedError
-from app.decoders.messages import Region, pack_regions
-from app.decoders.pool import Decoders
-from app.decoders.waiting import DecodeQueueFullError
+from app.decoder.messages import Region, pack_regions
+from app.decoding.image import DecodeExpiredError, DecodeFailedError
+from app.decoding.pool import Decoders
+from app.decoding.waiting import DecodeQueueFullError
 from app.errors import ServiceError
+from app.fleet.outcome import too_late
+from app.fleet.served_model import ServedModel
 from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
-from app.scheduling.outcome import too_late
+from app.processes.arena import Arena
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
-from app.scheduling.served_model import ServedModel
 from app.serving.terms import Terms
 from app.serving.threads import Threads
-from app.workers.arena import Arena
 from models import Placement, TensorModel
 
 log = logging.getLogger("anychip.service")

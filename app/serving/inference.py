@@ -18,8 +18,8 @@ from typing import Any
 import numpy.typing as npt
 
 from app.errors import invalid_request
-from app.scheduling.outcome import Outcome, too_late
-from app.scheduling.served_model import ServedModel
+from app.fleet.outcome import Outcome, too_late
+from app.fleet.served_model import ServedModel
 from app.serving.filling import INLINE_BYTES
 from app.serving.items import ComputedBy, Items, computed_by
 from app.serving.service import Service

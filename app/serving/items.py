@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from app.scheduling.dispatcher import Dispatcher
-from app.scheduling.outcome import Outcome
+from app.fleet.dispatcher import Dispatcher
+from app.fleet.outcome import Outcome
+from app.fleet.served_model import ServedModel
 from app.scheduling.queue import Reservation
-from app.scheduling.served_model import ServedModel
 from app.serving.recorder import ItemRecorder
 from app.serving.terms import Terms
 from models import Options, Placement, TensorOptions

@@ -16,8 +16,8 @@ from typing import Any
 import numpy.typing as npt
 
 from app.errors import ServiceError, invalid_request
-from app.scheduling.outcome import Outcome
-from app.scheduling.served_model import ServedModel
+from app.fleet.outcome import Outcome
+from app.fleet.served_model import ServedModel
 from app.serving.filling import Encoded, Frame
 from app.serving.items import ComputedBy, Fill, Items, computed_by
 from app.serving.service import Service

@@ -1,6 +1,6 @@
 """Whether the service, or one of its models, can be asked now, and if not, why.
 
-Owns: what health checks are told. A model's own state is app.scheduling.readiness'. Must not know a transport. The
+Owns: what health checks are told. A model's own state is app.fleet.readiness'. Must not know a transport. The
 service is ready when every model that it was started with is (docs/reliability.md).
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from app.errors import ServiceError
-from app.scheduling.readiness import ModelState
-from app.scheduling.readiness import Readiness as ModelReadiness
-from app.scheduling.served_model import ServedModel
+from app.fleet.readiness import ModelState
+from app.fleet.readiness import Readiness as ModelReadiness
+from app.fleet.served_model import ServedModel
 
 
 class ServiceReadiness:

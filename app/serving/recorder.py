@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from app.errors import ClientLeftError, ServiceError
+from app.fleet.outcome import Outcome, Pending, too_late
+from app.fleet.served_model import ServedModel
 from app.observability.metrics import Exemplar
 from app.observability.tracing import RequestTrace
-from app.scheduling.outcome import Outcome, Pending, too_late
 from app.scheduling.queue import Item
-from app.scheduling.served_model import ServedModel
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from app.decoders.messages import Region
-from app.scheduling.served_model import ServedModel
+from app.decoder.messages import Region
+from app.fleet.served_model import ServedModel
 from app.serving.filling import Encoded, Filling
 from app.serving.items import Fill
 from app.serving.terms import Terms

@@ -4,7 +4,7 @@
     unload: refuse requests ─► answer those under way ─► hand over to workers without it
 
 Owns: what all workers hold after each of these, one at a time. How a worker is replaced without losing a request is
-app.scheduling.handover's business. Must not know HTTP.
+app.fleet.handover's business. Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 from app.errors import ServiceError, invalid_request
-from app.scheduling.served_model import ServedModel
+from app.fleet.process import WorkerStartError
+from app.fleet.served_model import ServedModel
 from app.serving.service import Service
-from app.workers.process import WorkerStartError
 from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")

@@ -16,27 +16,28 @@ from typing import TypeVar
 import torch
 
 from app.config import Settings, split
-from app.decoders.image import ImageLimits
-from app.decoders.messages import REGIONS_BYTES, DecodePlan
-from app.decoders.pool import CREDITS, Decoders
-from app.decoders.process import discard_prepared
+from app.decoder.messages import REGIONS_BYTES, DecodePlan
+from app.decoding.image import ImageLimits
+from app.decoding.pool import CREDITS, Decoders
+from app.decoding.process import discard_prepared
 from app.errors import ServiceError
+from app.fleet.dispatcher import Dispatcher
+from app.fleet.profiles import taken_up
+from app.fleet.served_model import ServedModel
 from app.observability.metrics import Exemplar, Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
 from app.observability.triton_metrics import TritonMetrics
-from app.scheduling.dispatcher import Dispatcher
-from app.scheduling.profiles import taken_up
-from app.scheduling.served_model import ServedModel
 from app.serving.admission import Admission
 from app.serving.filling import Filling
 from app.serving.items import ComputedBy
 from app.serving.readiness import ServiceReadiness
 from app.serving.stages import parse_stages
 from app.serving.threads import Threads
-from backends import Choice, choose, host, null, simulated
+from backends import Choice, choose, host, simulated
+from backends.null import backend as null
 from models import OBJECT_TASKS, Model, ModelError, NormalisedModel, PixelModel
-from models.tiles import Tiling, parse_tilings
+from models.tasks.tiles import Tiling, parse_tilings
 
 log = logging.getLogger("anychip.service")
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from app.decoders.messages import Region
+from app.decoder.messages import Region
 from app.errors import invalid_request
 from app.serving.filling import Encoded, Frame
 from app.serving.items import Fill, all_or_nothing

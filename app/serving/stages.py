@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from app.config import STAGES
-from app.decoders.messages import Region
-from app.scheduling.served_model import ServedModel
+from app.decoder.messages import Region
+from app.fleet.served_model import ServedModel
 from models import OBJECT_TASKS, ModelError, PixelModel, parse_spec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

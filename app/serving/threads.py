@@ -1,6 +1,6 @@
 """The threads for what would hold up the event loop and releases the interpreter lock, such as large copies.
 
-Owns: the threads. Must not know what the work is. Images are not decoded here: app.decoders has processes for that.
+Owns: the threads. Must not know what the work is. Images are not decoded here: app.decoding has processes for that.
 """
 
 from __future__ import annotations

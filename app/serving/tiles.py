@@ -2,16 +2,16 @@
 
     header ─► the whole image and its tiles are items of one request ─► answers merged across seams
 
-Owns: how many tiles a request may have. Where they lie and how answers are merged is models.tiles'.
+Owns: how many tiles a request may have. Where they lie and how answers are merged is models.tasks.tiles'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.decoders.messages import Region
+from app.decoder.messages import Region
 from app.errors import invalid_request
-from app.scheduling.served_model import ServedModel
+from app.fleet.served_model import ServedModel
 from app.serving.filling import Encoded
 from app.serving.items import Fill
 from app.serving.prediction import Answer, computed
@@ -19,7 +19,7 @@ from app.serving.regions import RegionFills
 from app.serving.service import Service
 from app.serving.terms import Terms
 from models import OBJECT_TASKS, MaskForm, Options, PixelModel
-from models.tiles import Tiling, merged
+from models.tasks.tiles import Tiling, merged
 
 TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")
 """Forms of masks that answers in tiles may have."""

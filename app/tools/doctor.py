@@ -146,7 +146,7 @@ def _images(_: Settings) -> Check:
 
 
 def _shared_memory(_: Settings) -> Check:
-    from app.workers.arena import Arena
+    from app.processes.arena import Arena
 
     try:
         Arena([(1 << 20, 1)])

@@ -46,7 +46,7 @@ def concerned(device: str) -> list[Any]:
 @cache
 def versions() -> dict[str, str]:
     """Versions of packages, toolkits and drivers; what is not here is left out."""
-    found = {package: _version(package) for package in facts_module("vendors").SOFTWARE}
+    found = {package: _version(package) for package in facts_module("table").SOFTWARE}
     driver = facts_module("drivers").driver_version
     found |= {f"driver:{vendor}": driver(vendor) for vendor in ("nvidia", "amd", "hygon", "ascend", "kunlun")}
     found |= {toolkit: driver(toolkit) for toolkit in ("cann", "rocm", "dtk")}
@@ -175,7 +175,7 @@ def cards(device: str) -> tuple[Status, str, str]:
 
 
 def trouble(question: Any, answer: str) -> list[str]:
-    """The lines of a tool's answer to a Question (backends/vendors.py) that mean trouble."""
+    """The lines of a tool's answer to a Question (backends/vendors/table.py) that mean trouble."""
     pattern = re.compile(question.trouble, re.MULTILINE)
     return [" ".join(found[0].replace("|", " ").split()) for found in pattern.finditer(answer)]
 

@@ -1,4 +1,4 @@
-"""Modules of backends/ that need nothing but the standard library, read by path.
+"""Modules of backends/vendors/ that need nothing but the standard library, read by path.
 
 Owns: reading them so. Must not import anything else: importing the package would import torch, which may not be here.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_BACKENDS = Path(__file__).resolve().parents[2] / "backends"
+_BACKENDS = Path(__file__).resolve().parents[2] / "backends" / "vendors"
 
 
 @cache
 def facts_module(name: str) -> ModuleType:
-    """A module of backends/, without the package around it."""
+    """A module of backends/vendors/, without the package around it."""
     spec = importlib.util.spec_from_file_location(f"anychip_{name}", _BACKENDS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -29,5 +29,5 @@ def facts_module(name: str) -> ModuleType:
 
 def rows() -> dict[str, Any]:
     """Every vendor's row of facts, by the name that `--device` takes."""
-    module = facts_module("vendors")
+    module = facts_module("table")
     return {row.name: row for row in (*module.ACCELERATORS, module.CPU) if row.name}

@@ -18,7 +18,7 @@ from app.tools.remedies import STEPS, of_operator
 if TYPE_CHECKING:
     from app.config import Settings
     from app.tools.subjects import NamedNetwork
-    from backends.operator_record import Recording
+    from backends.operators.record import Recording
 
 _WORDS = {
     "native": "native",
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Exit code 0 where every operator runs on the device; 1 where one does not. Raises CommandError, BackendError."""
-    from backends.operator_record import speak_of_fallbacks
+    from backends.operators.record import speak_of_fallbacks
 
     if parsed.batch_size < 1 or parsed.runs < 1:
         raise CommandError("--batch-size and --runs must be 1 or more")
@@ -99,8 +99,8 @@ def run(parsed: argparse.Namespace) -> int:
 def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
     """What a run on the device showed."""
     from app.tools.subjects import open_device
-    from backends.operator_record import record
-    from backends.replacements import REPLACEMENTS
+    from backends.operators.record import record
+    from backends.operators.replacements import REPLACEMENTS
 
     choice, device = open_device(settings)
     if not choice.backend.facts.computes:
@@ -139,9 +139,9 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
 
 def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, Any]:
     """What a vendor's own list lets expect."""
-    from backends.operator_record import is_composite, names_of
-    from backends.operator_tables import table
-    from backends.replacements import REPLACEMENTS
+    from backends.operators.record import is_composite, names_of
+    from backends.operators.replacements import REPLACEMENTS
+    from backends.operators.tables import table
 
     try:
         expected = table(parsed.against)

@@ -132,7 +132,7 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
         yield RemotePredictor(parsed.url, parsed.model, query, parsed.key, parsed.parallel)
         return
     from app.tools.offline import LocalPredictor
-    from backends import null
+    from backends.null import backend as null
     from models import Options, PixelModel, open_model, parse_spec
 
     settings: Settings = read_settings(parsed)

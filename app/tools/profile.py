@@ -141,7 +141,7 @@ def _batches(
     import numpy as np
     import torch
 
-    from app.decoders.decoder import decode_into
+    from app.decoder.decoder import decode_into
     from app.images.header import read_header
     from models import Options, PixelModel, TensorOptions
     from models.sample import IMAGES

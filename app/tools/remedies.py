@@ -85,7 +85,7 @@ TYPE_REFUSED = "--precision fp32, or another that the device computes in: anychi
 def of_operator(operator: str, device_type: str, how: str, replaced_by_us: bool) -> tuple[Remedy, ...]:
     """What to do about an operator that is not native, in the order in which to try it.
 
-    `how`: as backends.operator_record has it; `replaced_by_us`: whether anychip has a replacement for it.
+    `how`: as backends.operators.record has it; `replaced_by_us`: whether anychip has a replacement for it.
     """
     base = operator.partition(".")[0]
     found: list[Remedy] = []

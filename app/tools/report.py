@@ -94,7 +94,7 @@ def environment(device: str = "", device_name: str = "") -> dict[str, str | int]
     import torch
 
     from backends import host
-    from backends.vendors import SOFTWARE
+    from backends.vendors.table import SOFTWARE
 
     versions = {"torch": str(torch.__version__)}
     for package in ("anychip", *SOFTWARE):

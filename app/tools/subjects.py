@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from app.config import Settings, split
 from app.precision.probes import probes
 from app.tools.arguments import CommandError
-from backends import Choice, choose, null, register_operator_libraries, simulated
+from backends import Choice, choose, register_operator_libraries, simulated
+from backends.null import backend as null
 from models import ARCHITECTURES, Model, open_model, parse_spec
-from models.exported_networks import GraphNetwork
+from models.exports.networks import GraphNetwork
 
 _CALLABLE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
@@ -108,8 +109,8 @@ def _in_pytorch(model: Model) -> Any:
     if getattr(network, "form", "pixels") == "onnx":
         from pathlib import Path
 
-        from models.exported_networks import Graph
-        from models.onnx_graph import load_onnx
+        from models.exports.networks import Graph
+        from models.onnx.graph import load_onnx
 
         class _Computed(Graph):
             def __init__(self, graph: nn.Module, signature: Any) -> None:

@@ -17,7 +17,8 @@ from app.tools.report import markdown_table
 _HEAD = """# Troubleshooting
 
 This page is made of the tables that the commands use: `python -m app.tools.troubleshooting > docs/troubleshooting.md`.
-Change the tables (`app/tools/remedies.py`, `app/tools/compatibility.py`, `backends/vendors.py`), and not this page.
+Change the tables (`app/tools/remedies.py`, `app/tools/compatibility.py`, `backends/vendors/table.py`), and not this
+page.
 
 Begin with `anychip doctor`: it looks at all of this and says what to do. `anychip ops MODEL` says the same of
 operators, `anychip validate MODEL` of answers that differ ([tools.md](tools.md)).

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Exit code 1 where nothing serves, or nothing keeps --p99-ms. Raises CommandError, ModelError, BackendError."""
-    from app.scheduling import profiles
+    from app.fleet import profiles
     from app.tools.subjects import open_device, open_named
     from app.tools.tuning.search import Candidate, Search
     from app.tools.tuning.trials import Trials
@@ -162,7 +162,7 @@ def _candidate(profile: Any) -> Candidate:
 
 
 def _stored(outcome: TuningOutcome, settings: Settings, choice: Choice, model: Model) -> Path:
-    from app.scheduling import profiles
+    from app.fleet import profiles
 
     best = outcome.best
     engine, precision = best.served

@@ -127,7 +127,7 @@ def _items(model: Model, parsed: argparse.Namespace) -> Any:
     import numpy as np
     import torch
 
-    from app.decoders.decoder import decode_into
+    from app.decoder.decoder import decode_into
     from app.images.header import read_header
     from app.precision.probes import probes
     from app.tools.validation.labels import images_in

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backends.backend import BackendError, EngineRefusedError, Network
-from backends.faults import first_line, translated_errors
+from backends.contract.backend import Network
+from backends.contract.errors import BackendError, EngineRefusedError, first_line, translated_errors
 
 _MANY = 4096
 

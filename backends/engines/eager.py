@@ -12,11 +12,11 @@ from typing import cast
 import torch
 from torch import nn
 
-from backends.backend import Array, CompileOptions, Executable, Network, Pixels
+from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels
+from backends.contract.errors import translated_errors
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine
 from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
-from backends.faults import translated_errors
 
 log = logging.getLogger(__name__)
 

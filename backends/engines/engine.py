@@ -19,29 +19,31 @@ from typing import Literal
 import numpy as np
 import torch
 
-from backends.backend import (
+from backends.contract.backend import (
     DEFAULTS,
     Array,
-    BackendError,
     CompileOptions,
-    DeviceLostError,
-    EngineRefusedError,
     Executable,
     Form,
     LoadedNetwork,
     LoadReport,
     Network,
-    OutOfDeviceMemoryError,
     PackedTensor,
     Pixels,
     Started,
     TensorNetwork,
-    WrongAnswersError,
     built,
     form_of,
 )
-from backends.engine_cache import EngineCache
-from backends.faults import translated_errors
+from backends.contract.errors import (
+    BackendError,
+    DeviceLostError,
+    EngineRefusedError,
+    OutOfDeviceMemoryError,
+    WrongAnswersError,
+    translated_errors,
+)
+from backends.engines.cache import EngineCache
 
 log = logging.getLogger(__name__)
 

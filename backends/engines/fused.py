@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from backends.faults import first_line
+from backends.contract.errors import first_line
 
 log = logging.getLogger(__name__)
 

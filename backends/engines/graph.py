@@ -22,21 +22,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backends.backend import (
+from backends.contract.backend import CompileOptions, Executable, Network
+from backends.contract.errors import (
     BackendError,
-    CompileOptions,
     DeviceLostError,
     EngineRefusedError,
-    Executable,
-    Network,
     OutOfDeviceMemoryError,
     WrongAnswersError,
+    translated_errors,
 )
 from backends.engines.eager import batch_s, placed
 from backends.engines.engine import DTYPES, Engine
 from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
-from backends.faults import translated_errors
 
 # PyTorch's documentation of CUDA graphs takes so many: libraries choose kernels and take workspaces in the first runs.
 _WARM_UP_RUNS = 3

@@ -20,12 +20,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backends.backend import BackendError, CompileOptions, EngineRefusedError, Executable, Network
-from backends.engine_cache import private_folder
+from backends.contract.backend import CompileOptions, Executable, Network
+from backends.contract.errors import BackendError, EngineRefusedError, first_line, translated_errors
 from backends.engines import quantised
+from backends.engines.cache import private_folder
 from backends.engines.eager import torch_executable
 from backends.engines.engine import DTYPES, Engine, cache_of, calibration_of
-from backends.faults import first_line, translated_errors
 
 log = logging.getLogger(__name__)
 

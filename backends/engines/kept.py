@@ -17,9 +17,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from backends.backend import DeviceLostError, OutOfDeviceMemoryError
-from backends.engine_cache import bound
-from backends.faults import first_line
+from backends.contract.errors import DeviceLostError, OutOfDeviceMemoryError, first_line
+from backends.engines.cache import bound
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost
 
 from __future__ import annotations
 
-from backends.backend import CompileOptions, Executable, Network
+from backends.contract.backend import CompileOptions, Executable, Network
 from backends.engines.compiled import by_torch_compile, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine

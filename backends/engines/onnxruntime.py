@@ -19,18 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from backends.backend import (
-    Array,
-    CompileOptions,
-    EngineRefusedError,
-    Executable,
-    Network,
-    Pixels,
-    TensorNetwork,
-    form_of,
-)
+from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
+from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine, cache_of, calibration_of, is_kept, unpacking
-from backends.faults import first_line
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {

@@ -21,10 +21,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from backends.backend import (
+from backends.contract.backend import (
     Array,
     CompileOptions,
-    EngineRefusedError,
     Executable,
     Network,
     PackedTensor,
@@ -33,8 +32,8 @@ from backends.backend import (
     built,
     form_of,
 )
+from backends.contract.errors import EngineRefusedError, first_line, translated_errors
 from backends.engines.engine import CheckedExecutable, Engine, cache_of, calibration_of, is_kept, unpacking
-from backends.faults import first_line, translated_errors
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}

@@ -19,8 +19,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from backends.backend import EngineRefusedError, Network, Pixels
-from backends.faults import first_line
+from backends.contract.backend import Network, Pixels
+from backends.contract.errors import EngineRefusedError, first_line
 
 _MODULES = ("quantize_pt2e", "quantizer.x86_inductor_quantizer")
 _BATCH = 8  # Images at once to calibrate on.

@@ -21,17 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.backend import (
-    Array,
+from backends.contract.backend import Array, Network, Pixels, Started
+from backends.contract.errors import (
     BackendError,
     DeviceLostError,
-    Network,
     OutOfDeviceMemoryError,
-    Pixels,
-    Started,
+    first_line,
+    translated_errors,
 )
 from backends.engines.engine import CheckedExecutable
-from backends.faults import first_line, translated_errors
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.backend import CompileOptions, EngineRefusedError, Executable, Network
-from backends.engine_cache import private_folder
+from backends.contract.backend import CompileOptions, Executable, Network
+from backends.contract.errors import EngineRefusedError
+from backends.engines.cache import private_folder
 from backends.engines.compiled import Dispatched, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine, calibration_of

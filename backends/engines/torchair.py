@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.backend import CompileOptions, Executable, Network
-from backends.engine_cache import private_folder
+from backends.contract.backend import CompileOptions, Executable, Network
+from backends.engines.cache import private_folder
 from backends.engines.compiled import Dispatched, by_torch_compile, compiling, imported, is_installed
 from backends.engines.eager import placed
 from backends.engines.engine import Engine

@@ -16,17 +16,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from backends.backend import (
-    BackendError,
-    CompileOptions,
-    EngineRefusedError,
-    Executable,
-    Network,
-    form_of,
-)
+from backends.contract.backend import CompileOptions, Executable, Network, form_of
+from backends.contract.errors import BackendError, EngineRefusedError, first_line, translated_errors
 from backends.engines.eager import torch_executable
 from backends.engines.engine import DTYPES, Engine
-from backends.faults import first_line, translated_errors
 
 _RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the next run.
 

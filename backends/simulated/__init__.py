@@ -13,10 +13,10 @@ import os
 import sys
 from pathlib import Path
 
-from backends.backend import BackendUnavailableError
+from backends.contract.errors import BackendUnavailableError
 from backends.simulated.behaviour import Simulation, parse, row_of
 from backends.simulated.library import build
-from backends.vendors import Facts
+from backends.vendors.table import Facts
 
 _VARIABLE = "ANYCHIP_SIMULATE"  # Processes started from here inherit both.
 _LIBRARY = "ANYCHIP_SIMULATE_LIBRARY"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends import vendors
-from backends.backend import BackendUnavailableError
+from backends.contract.errors import BackendUnavailableError
 from backends.simulated.recorded import RECORDED
-from backends.vendors import Facts
+from backends.vendors import table as vendors
+from backends.vendors.table import Facts
 
 _MAX_DEVICES = 8  # as csrc/device.cpp has them
 _MAX_NUMBER = 1 << 20

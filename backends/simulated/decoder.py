@@ -11,8 +11,8 @@ import cv2
 import torch
 from torch import Tensor
 
-from backends.faults import translated_errors
-from backends.image_decoder import ImageDecoder
+from backends.contract.errors import translated_errors
+from backends.contract.image_decoder import ImageDecoder
 from backends.simulated.behaviour import Simulation
 
 ALWAYS = 1

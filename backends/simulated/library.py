@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from backends.backend import BackendUnavailableError
+from backends.contract.errors import BackendUnavailableError
 
 _SOURCE = Path(__file__).with_name("csrc") / "device.cpp"
 

@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.sampler import Sampler
 from backends.telemetry.tool import Tool, ToolError
 

@@ -6,7 +6,7 @@ used: it must match the driver's libamd_smi.so exactly.
 
 from __future__ import annotations
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import cards_telemetry
 from backends.telemetry.tool import Tool
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from math import nan
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import count, first, index, rows, telemetry
 from backends.telemetry.tool import Tool, ToolError
 

@@ -6,7 +6,7 @@ text; the other fields are named as nvidia-smi's, whose likeness brsmi is. A ref
 
 from __future__ import annotations
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import csv_telemetry
 from backends.telemetry.tool import Tool
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import first, index, json_value, telemetry
 from backends.telemetry.tool import Tool
 

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import replace
 from math import nan
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import cards_telemetry, memory_errors
 from backends.telemetry.tool import Tool
 

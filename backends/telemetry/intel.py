@@ -7,7 +7,7 @@ those of the tool's own help. Columns are found by their header, so that another
 
 from __future__ import annotations
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import index, rows, telemetry
 from backends.telemetry.tool import Tool
 

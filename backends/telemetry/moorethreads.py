@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import first, telemetry
 from backends.telemetry.tool import Tool
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import isnan, nan
 from typing import Any
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import count, csv_telemetry, index, rows, telemetry
 from backends.telemetry.tool import Tool
 from backends.telemetry.xids import counted_xids

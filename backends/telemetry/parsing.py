@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, nan
 from typing import Any
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 
 _NUMBER = re.compile(r"\s*([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃|MHz|Mhz)?\s*", re.ASCII)
 # hy-smi leaves out the comma between two members: "91.0""Average GFX Core Power (W)".

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isfinite, nan
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 
 log = logging.getLogger(__name__)
 

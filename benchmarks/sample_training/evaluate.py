@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from models import accuracy
-from models.accuracy import Boxes
-from models.classification import Classifier
-from models.detection import Detector
-from models.model import Options, PixelModel
+from models.contract.model import Options, PixelModel
 from models.sample.generator import KINDS, classification_image, detection_image
+from models.tasks import accuracy
+from models.tasks.accuracy import Boxes
+from models.tasks.classification import Classifier
+from models.tasks.detection import Detector
 
 CLASSIFIER_SIZE = 224
 DETECTOR_SIZE = 640

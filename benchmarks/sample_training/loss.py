@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.yolov8 import BINS, BOX_CHANNELS, anchors
+from models.yolo.yolov8 import BINS, BOX_CHANNELS, anchors
 
 ALPHA = 1.0  # TOOD, section 3.2: alignment = score ** alpha * IoU ** beta
 BETA = 6.0

@@ -42,7 +42,7 @@ from benchmarks.sample_training import evaluate
 from benchmarks.sample_training.loss import Objects, detection_loss
 from benchmarks.sample_training.rounding import rounded
 from models.sample.generator import KINDS
-from models.yolov8 import YOLOv8
+from models.yolo.yolov8 import YOLOv8
 
 SEED = 2026
 VALIDATION_SEED = 2027

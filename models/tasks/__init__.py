@@ -1,1 +1,4 @@
-"""Tasks: what instances of each have, one file a task. Must not know files or networks."""
+"""Tasks, and what is done with a network's outputs: classes, boxes, masks, tiles.
+
+Must not know files.
+"""

@@ -1,7 +1,7 @@
 """Detection: instances with a box, a score and a class; the other tasks of instances add to it.
 
 Owns: what a task of instances says of itself, and where an image lies in a network's input. Must not know how a network
-is stored or how its outputs became boxes (models.exported_layouts).
+is stored or how its outputs became boxes (models.exports.layouts).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from models.instances import suppress
-from models.model import Array, Options, OutputSpec, Placement, Task
+from models.contract.model import Array, Options, OutputSpec, Placement, Task
+from models.tasks.instances import suppress
 
 Found = dict[str, Array]
 """Instances of an image: `boxes` float64 [k, 4] in its pixels, `scores`, `classes`, and what the task adds."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from models.instances import corners_of, regular, suppress_turned
-from models.model import Array, Options, OutputSpec
+from models.contract.model import Array, Options, OutputSpec
 from models.tasks.detect import Fit, Found, InstanceTask
+from models.tasks.instances import corners_of, regular, suppress_turned
 
 
 class TurnedBoxes(InstanceTask):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models.model import Array, Options, OutputSpec
+from models.contract.model import Array, Options, OutputSpec
 from models.tasks.detect import Fit, Found, InstanceTask
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from models.instances import MaskGrid, combined, mask_reduction, polygons_of
-from models.mask_forms import written
-from models.model import Array, Options, OutputSpec
+from models.contract.model import Array, Options, OutputSpec
 from models.tasks.detect import Fit, Found, InstanceTask
+from models.tasks.instances import MaskGrid, combined, mask_reduction, polygons_of
+from models.tasks.mask_forms import written
 
 _POINTS = 50_000  # Of all polygons of an image, but each may have the least.
 _LEAST_POINTS = 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models import exported
+from models.exports import exported
 from tests.support import warm
 
 

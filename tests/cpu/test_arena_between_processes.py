@@ -4,8 +4,8 @@ import multiprocessing
 
 import numpy as np
 
-from app.workers.arena import Arena
-from app.workers.channel import Channel, socket_pair
+from app.processes.arena import Arena
+from app.processes.channel import Channel, socket_pair
 
 
 def _double(end, pools):

@@ -35,12 +35,12 @@ from backends import (
     Executable,
     OutOfDeviceMemoryError,
 )
-from backends.backend import DEFAULTS
-from backends.cpu import CpuBackend
-from backends.faults import translated_errors
-from models.classification import ClassificationNetwork
-from models.detection import Detector
-from models.model import PixelNetwork
+from backends.contract.backend import DEFAULTS
+from backends.contract.errors import translated_errors
+from backends.vendors.cpu import CpuBackend
+from models.contract.model import PixelNetwork
+from models.tasks.classification import ClassificationNetwork
+from models.tasks.detection import Detector
 from tests.support.networks import Brightness, images
 
 LADDER = (1, 2, 3, 8)

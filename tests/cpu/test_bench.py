@@ -53,7 +53,7 @@ def test_an_engine_that_refuses_is_listed_and_nothing_at_all_is_an_error(capsys)
 @pytest.mark.soak  # It wants the whole machine, and rather long.
 @pytest.mark.alone
 def test_the_sweep_agrees_with_pytorch_s_own_timer(capsys, tmp_path):
-    from backends.cpu import CpuBackend
+    from backends.vendors.cpu import CpuBackend
     from models import open_model, parse_spec
 
     code, found = bench(capsys, "resnet18", *ARGUMENTS, "--sizes", "4", "--seconds", "4")

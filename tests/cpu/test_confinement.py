@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.workers.arena import RESULT_BYTES
+from app.processes.arena import RESULT_BYTES
 from models.confinement import what_there_is
 from tests.support import escapes
 from tests.support.escapes import MARK, attempts
@@ -112,7 +112,7 @@ def test_a_decoder_gets_nowhere(secret: Path) -> None:
 
 
 def test_the_process_that_tries_a_file_gets_nowhere(secret: Path, tmp_path: Path) -> None:
-    """As models.exported_child confines itself; what it tries is what the file would have it do."""
+    """As models.exports.child confines itself; what it tries is what the file would have it do."""
     file, answer = tmp_path / "model.pt2", tmp_path / "answers" / "answer.json"
     file.write_text("weights")
     answer.parent.mkdir()
@@ -120,7 +120,7 @@ def test_the_process_that_tries_a_file_gets_nowhere(secret: Path, tmp_path: Path
 import json, sys
 from pathlib import Path
 from tests.support import escapes
-from models import exported_child
+from models.exports import child as exported_child
 def attack(file, form, declared):
     own = Path(file).read_text() + Path({str(file.with_name("model.labels.txt"))!r}).read_text()
     return {{**escapes.tried(*sys.argv[1:]), "thread": escapes.thread(), "own": own}}
@@ -140,7 +140,7 @@ def test_memory_and_seconds_follow_the_size_of_the_file(tmp_path: Path) -> None:
     script = """
 import json, resource, sys
 from pathlib import Path
-from models import exported_child
+from models.exports import child as exported_child
 def limits(file, form, declared):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     memory, seconds = (resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
@@ -166,7 +166,8 @@ print("{}")
 def test_the_environment_of_the_process_that_tries_a_file_holds_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models import WeightsError, exported
+    from models import WeightsError
+    from models.exports import exported
 
     child = tmp_path / "child.py"
     child.write_text("import os, sys; sys.exit(repr(sorted(os.environ)))")

@@ -15,14 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from models.checkpoint import read_header
-from models.detection import (
-    DetectionNetwork,
-    Detector,
-    class_count,
-)
-from models.model import Options, Placement
-from models.yolov8 import BOX_CHANNELS, YOLOv8
+from models.contract.model import Options, Placement
+from models.tasks.detection import DetectionNetwork, Detector, class_count
+from models.weights.checkpoint import read_header
+from models.yolo.yolov8 import BOX_CHANNELS, YOLOv8
 from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
 from tests.support.photographs import PHOTOGRAPHS

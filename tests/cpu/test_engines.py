@@ -22,12 +22,12 @@ import torch._inductor.config as inductor_config
 from torch import Tensor, nn
 
 from backends import BACKENDS, CompileOptions, EngineRefusedError
-from backends.cpu import CpuBackend
 from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, OpenVINOEngine, compile_first
 from backends.engines import inductor as inductor_file
 from backends.engines import onnxruntime as onnxruntime_file
-from backends.torch_device import _ENGINES as ENGINES
-from backends.torch_device import TorchBackend
+from backends.vendors.cpu import CpuBackend
+from backends.vendors.torch_device import _ENGINES as ENGINES
+from backends.vendors.torch_device import TorchBackend
 
 DEVICE = "cpu:0"
 with_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")

@@ -25,8 +25,8 @@ from app.serving.prediction import predict
 from app.serving.service import Service
 from app.serving.terms import Terms
 from backends import EngineRefusedError, LoadReport, WrongAnswersError
-from backends.cpu import CpuBackend
 from backends.engines.engine import CheckedExecutable
+from backends.vendors.cpu import CpuBackend
 from models import (
     DATATYPES,
     ExportedModel,
@@ -40,10 +40,10 @@ from models import (
     open_model,
     parse_spec,
 )
-from models.exported import read_probes
-from models.exported_networks import load_graph
-from models.exported_trial import tried
-from models.tensors import item_bytes
+from models.contract.tensors import item_bytes
+from models.exports.exported import read_probes
+from models.exports.networks import load_graph
+from models.exports.trial import tried
 from tests.support.answers import assert_error
 from tests.support.exported_files import INPUTS, LONGEST, OUTPUTS, WORDS, example, exported, frozen, question_answering
 from tests.support.service_process import running

@@ -21,9 +21,9 @@ from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
 from backends.engines import OpenVINOEngine
 from models import Options, WeightsError, open_model, parse_spec
-from models.export_metadata import Description
-from models.exported_images import ExportedDetector
-from models.exported_layouts import decoded, interpret
+from models.exports.images import ExportedDetector
+from models.exports.layouts import decoded, interpret
+from models.exports.metadata import Description
 from tests.support import small_classifier
 from tests.support.export_comparison import compare, exported, opened, written_images
 from tests.support.openvino_files import NETWORK

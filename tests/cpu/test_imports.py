@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.vendors import ACCELERATORS
+from backends.vendors.table import ACCELERATORS
 
 _CHECKS = {
     "without torch._dynamo": "import models, sys; assert 'torch._dynamo' not in sys.modules",
@@ -52,7 +52,7 @@ def test_the_rows_can_be_read_without_torch() -> None:
     code = (
         "import importlib.util, sys\n"
         "sys.modules['torch'] = sys.modules['numpy'] = None\n"
-        "spec = importlib.util.spec_from_file_location('rows', 'backends/vendors.py')\n"
+        "spec = importlib.util.spec_from_file_location('rows', 'backends/vendors/table.py')\n"
         "module = sys.modules['rows'] = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "print([row.name for row in module.ACCELERATORS])\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.cpu import CpuBackend
+from backends.vendors.cpu import CpuBackend
 from models import NormalisedModel, open_model, parse_spec
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.onnx_graph import load_onnx
+from models.onnx.graph import load_onnx
 
 openvino = pytest.importorskip("openvino")
 ops = pytest.importorskip("openvino.opset14")

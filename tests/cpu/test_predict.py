@@ -28,7 +28,8 @@ from app.tools.offline import LocalPredictor
 from app.tools.offline_decoding import Decode, DecodingProcesses, DecodingThreads, _progress
 from app.tools.outcomes import FileOutcome, Journal, read_lines
 from app.tools.tables import COLUMNS, convert
-from backends import host, null
+from backends import host
+from backends.null import backend as null
 from models import Options, open_model, parse_spec
 from models.sample import IMAGES
 

@@ -17,8 +17,8 @@ from benchmarks.sample_training.loss import (
     iou,
 )
 from models import sample
-from models.accuracy import as_boxes
 from models.sample.generator import KINDS
+from models.tasks.accuracy import as_boxes
 
 DIRECTORY = Path(sample.__file__).parent
 

@@ -43,7 +43,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Blocker())
 from pathlib import Path
 import torch
-from models.checkpoint import read, read_header
+from models.weights.checkpoint import read, read_header
 expected = torch.load("expected.pth", weights_only=True)
 for name in ("model.pt", "ema.pt", "saved.pt"):
     found = read(Path(name))

@@ -19,8 +19,8 @@ from app.cli import main
 from app.tools.validation import whole
 from app.tools.validation.whole import Validation
 from backends import CompileOptions, Executable, LoadedNetwork
-from backends.cpu import CpuBackend
 from backends.engines import EagerEngine, Engine, OnnxRuntimeEngine, compile_first
+from backends.vendors.cpu import CpuBackend
 from models import Model, open_model, parse_spec
 from models.sample import IMAGES
 from models.sample.generator import KINDS

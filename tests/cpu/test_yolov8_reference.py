@@ -1,4 +1,4 @@
-"""models.yolov8 has the names, shapes and numbers of the reference network, in every size."""
+"""models.yolo.yolov8 has the names, shapes and numbers of the reference network, in every size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.yolov8 import BOX_CHANNELS, SIZES, YOLOv8
+from models.yolo.yolov8 import BOX_CHANNELS, SIZES, YOLOv8
 from tests.support import reference_yolov8
 
 pytestmark = pytest.mark.interop

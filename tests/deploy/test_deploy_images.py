@@ -134,7 +134,13 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
     hashes = f"deploy/image/hashes/{flavour}.txt"  # Where the image has a list of them.
     settings |= {hashes} & copied
     assert (hashes in copied) == (ROOT / hashes).exists()
-    assert copied == {*settings, "deploy/install.py", "deploy/image/build.sh", "backends/vendors.py", "wheelhous[e]"}
+    assert copied == {
+        *settings,
+        "deploy/install.py",
+        "deploy/image/build.sh",
+        "backends/vendors/table.py",
+        "wheelhous[e]",
+    }
     assert "COPY . .\n" in code
     # A stage does not inherit arguments: without these it would ask the public registry, also where there is none.
     assert set(re.findall(r"^ARG (PIP_\w+)$", code, re.MULTILINE)) == set(

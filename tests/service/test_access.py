@@ -17,7 +17,7 @@ import pytest
 from app.access import keys
 from app.access.rules import ROUTES, RPCS
 from models import sample
-from models.digest import sha256_of
+from models.contract.digest import sha256_of
 from tests.support.grpc_client import image_request, method
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S

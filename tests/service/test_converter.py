@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import ServiceError
-from app.protocols import converter as converter_module
+from app.ingress import converter as converter_module
+from app.ingress.converter import INSTANCES, OUTPUTS, TENSORS, Converter
 from app.protocols import documents, wire
-from app.protocols.converter import INSTANCES, OUTPUTS, TENSORS, Converter
 from tests.support.stall import running_loop
 
 

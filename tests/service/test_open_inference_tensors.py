@@ -12,7 +12,7 @@ import torch
 
 from app.grpc.messages import message
 from models.confinement import what_there_is
-from models.digest import sha256_of
+from models.contract.digest import sha256_of
 from tests.support.answers import assert_error, binary
 from tests.support.exported_files import INPUTS, OUTPUTS, example, exported, question_answering
 from tests.support.grpc_client import arrays_of, infer

@@ -12,13 +12,13 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from app.access.access import caller
+from app.application import create_app
 from app.config import Settings
 from app.errors import ServiceError
-from app.http.application import create_app
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
+from app.ingress.context import NOBODY
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
-from app.protocols.context import NOBODY
 from app.serving.service import Service
 from models import open_model, parse_spec
 from tests.support.images import GREY, JPEG, RED

@@ -19,11 +19,12 @@ import pytest
 
 from app.cli import main
 from app.config import Settings
-from app.scheduling.profiles import Profile, store, stored
+from app.fleet.profiles import Profile, store, stored
 from app.tools.tuning import trials
 from app.tools.tuning.search import Candidate
 from app.tools.tuning.trials import Trials, serving
-from backends import choose, null
+from backends import choose
+from backends.null import backend as null
 from models import open_model, parse_spec
 from models.sample import IMAGES
 from tests.support.task_files import written

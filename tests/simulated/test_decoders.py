@@ -19,13 +19,13 @@ import pytest_asyncio
 import torch
 from PIL import Image
 
-from app.decoders.image import DecodeExpiredError, ImageLimits
-from app.decoders.messages import DecodePlan
-from app.decoders.pool import Decoders
-from app.decoders.waiting import DecodeQueueFullError
+from app.decoder.messages import DecodePlan
+from app.decoding.image import DecodeExpiredError, ImageLimits
+from app.decoding.pool import Decoders
+from app.decoding.waiting import DecodeQueueFullError
 from app.images.decoding import decode
 from app.images.header import ImageTooLargeError, InvalidImageError, read_header
-from app.workers.arena import Arena, FreeSlots
+from app.processes.arena import Arena, FreeSlots
 from models import open_model, parse_spec
 from models.confinement import what_there_is
 from tests.support.escapes import FORGED

@@ -36,11 +36,11 @@ from backends import (
     OutOfDeviceMemoryError,
     choose,
 )
-from backends.backend import Backend
-from backends.null import NullBackend, configure
-from backends.null_behaviour import Behaviour, Fault, Trigger, parse
+from backends.contract.backend import Backend
+from backends.null.backend import NullBackend, configure
+from backends.null.behaviour import Behaviour, Fault, Trigger, parse
 from models.catalog import open_model, parse_spec
-from models.model import Options
+from models.contract.model import Options
 
 DEVICE = "null:0"
 SHAPE = (8, 6, 3)
@@ -512,7 +512,7 @@ def test_a_host_without_memory_is_a_device_without(monkeypatch: pytest.MonkeyPat
 CHILD = """
 import atexit, threading
 import numpy as np, torch
-from backends.null import NullBackend
+from backends.null.backend import NullBackend
 
 class Mean(torch.nn.Module):
     input_shape = (8, 6, 3)

@@ -11,8 +11,8 @@ import socket
 import psutil
 import pytest
 
-from app.workers import nursery as nursery_module
-from app.workers.nursery import Nursery, spawned
+from app.processes import nursery as nursery_module
+from app.processes.nursery import Nursery, spawned
 from tests.support.load import WAIT_S, until
 from tests.support.small_nursery import FAILS
 from tests.support.stall import running_loop

@@ -41,7 +41,7 @@ import json, torch
 import numpy as np
 from torch import nn
 from backends.engines import EagerEngine, compile_first
-from backends.operators import Operators, fallback_counts, load_operator_libraries
+from backends.operators.operators import Operators, fallback_counts, load_operator_libraries
 
 class Net(nn.Module):
     input_shape = (16, 16, 3)
@@ -168,7 +168,7 @@ def test_a_fallback_keeps_what_its_callers_rely_on(built):
         check("through a view", half_of_it)
         check("out", out)
         # The kernel itself: PyTorch may put its own argument in the place of what a kernel returns.
-        from backends.operators import _kernel
+        from backends.operators.operators import _kernel
         def itself():
             y, sin_ = x.clone(), _kernel("test::sin_", torch.ops.aten.sin_.default, None)
             return sin_(y) is y and torch.equal(y.cpu(), x.cpu().sin())
@@ -192,7 +192,7 @@ def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
     script = """
         from pathlib import Path
         from backends import detect
-        from backends.ascend import AscendBackend
+        from backends.vendors.ascend import AscendBackend
         from models import open_model, parse_spec
 
         detect.found = lambda *_: detect.Found(devices=({"name": "Chip", "memory_bytes": 2**34, "arch": ""},))

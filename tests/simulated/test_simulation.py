@@ -162,7 +162,7 @@ async def test_a_lost_device_is_handed_over_and_nobody_notices(tmp_path):
         worker = service.worker()
         first = worker.pid
         # The server starts no process itself: it would stand still until the new program runs.
-        assert any("app.workers.main import fresh" in word for word in worker.cmdline())
+        assert any("app.worker.main import fresh" in word for word in worker.cmdline())
         async with Load(service.url, PREDICT, PHOTO, 4) as load:
             await load.answers(100)
         assert set(load.outcomes) == {(200, "OK")}

@@ -89,7 +89,7 @@ def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
 def test_without_the_stub_the_same_python_has_no_device() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a real one here")
-    ask = "from backends.cuda import CudaBackend; print(CudaBackend().probe().available)"
+    ask = "from backends.vendors.cuda import CudaBackend; print(CudaBackend().probe().available)"
     assert child(sys.executable, {}, "-c", ask).stdout.strip() == "False"
     assert child(sys.executable, stub_drivers.cudart(sys.executable), "-c", ask).stdout.strip() == "True"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from backends import vendors
 from backends.telemetry import (
     Tool,
     ToolError,
@@ -24,6 +23,7 @@ from backends.telemetry import (
     hygon,
     sampler,
 )
+from backends.vendors import table as vendors
 from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, values
 
 Fake = Callable[[str, str], Path]

@@ -19,13 +19,13 @@ import psutil
 import pytest
 import uvloop
 
-from app.workers import process as worker_process
-from app.workers import spawn as worker_spawn
-from app.workers.arena import Arena
-from app.workers.channel import MAX_WAITING_BYTES
-from app.workers.messages import Failed, Load, Release, Released, Run, Stats
-from app.workers.process import AttendedClock, Computed, Events, WorkerPlan, WorkerProcess, WorkerStartError
-from app.workers.replica import Replica
+from app.fleet import process as worker_process
+from app.fleet import spawn as worker_spawn
+from app.fleet.process import AttendedClock, Computed, WorkerPlan, WorkerProcess, WorkerStartError
+from app.fleet.replica import Events, Replica
+from app.processes.arena import Arena
+from app.processes.channel import MAX_WAITING_BYTES
+from app.worker.messages import Failed, Load, Release, Released, Run, Stats
 from backends import Device
 from models import Options, open_model, parse_spec
 from tests.support.stall import running_loop
@@ -68,7 +68,7 @@ class Watched:
         await self._measuring.__aexit__(*raised)
 
     def worker(self):
-        return WorkerProcess("null:0", self.plan, self.arena, self.events)
+        return WorkerProcess("null:0", self.plan, self.arena, self.events.message)
 
     async def hear(self, kind):
         """The next message of a kind."""
@@ -258,7 +258,7 @@ async def test_an_answer_out_of_turn_ends_the_worker():
 async def test_statistics_come_though_the_vendor_does_not_answer():
     async with Watched() as watched:
         plan = replace(watched.plan, load=replace(watched.plan.load, plugins=("tests.support.silent_vendor",)))
-        worker = WorkerProcess("null:0", plan, watched.arena, watched.events)
+        worker = WorkerProcess("null:0", plan, watched.arena, watched.events.message)
         await asyncio.wait_for(worker.start(), WAIT_S)
         stats = [await watched.hear(Stats) for _ in range(2)]
         assert all(each.resident > 10_000_000 for each in stats)

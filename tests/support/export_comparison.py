@@ -25,8 +25,8 @@ from torchvision.transforms import functional as transforms
 from app.images.decoding import decode
 from app.images.header import read_header
 from models import Options, open_model, parse_spec
-from models.exported_layouts import decoded
-from models.model import softmax
+from models.contract.model import softmax
+from models.exports.layouts import decoded
 from models.sample.generator import detection_image
 from models.tasks.segment import grid, polygons
 from tests.support import warm

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from app.observability.device_metrics import DeviceMetrics
+from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics, ModelMetrics
-from app.workers.messages import Stats
+from app.worker.messages import Stats
 from backends import Telemetry
 
 

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from models.detection import INPUT_SHAPE, Detector
-from models.model import Placement
+from models.contract.model import Placement
+from models.tasks.detection import INPUT_SHAPE, Detector
 
 
 class Brightness(nn.Module):

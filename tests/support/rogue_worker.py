@@ -15,8 +15,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from app.workers import channel
-from app.workers.messages import Beat, FromWorker, Stats, to_server
+from app.processes import channel
+from app.worker.messages import Beat, FromWorker, Stats, to_server
 
 _ORDERS = Path("rogue")
 _REPORTS, _NAMES = 20, 1000

@@ -8,14 +8,14 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.workers.forking import fork_on_request
+from app.processes.forking import fork_on_request
 
 FAILS = "ANYCHIP_TEST_FORK_FAILS"
 """A file: while it is there, `os.fork` fails as it does at a limit on processes. It holds which of the two forks."""
 
 
 def main(control: socket.socket, server: int) -> None:
-    """As app.workers.main.nursery."""
+    """As app.worker.main.nursery."""
     fork, here = os.fork, os.getpid()
 
     def forked() -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 
 OUTPUTS = Path(__file__).parent / "vendor_outputs"
 CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import BACKENDS
-from backends.torch_device import _ENGINES, TorchBackend
-from backends.vendors import Facts
+from backends.vendors.table import Facts
+from backends.vendors.torch_device import _ENGINES, TorchBackend
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "backends"
-_NOT_CALLERS = ("simulated", "operator_tables")  # What stands in for a device's module, and tables.
+_NOT_CALLERS = ("simulated", "tables")  # What stands in for a device's module, and tables.
 _GRAPH_CLASS = "self._graph_class"  # The row's, see `of`.
 _LOOKS = ("getattr", "hasattr", "inspect.signature")
 

@@ -113,7 +113,7 @@ class WarmProcess(_Forked):
 
 
 class WarmScript(_Forked):
-    """`python FILE …` in a session of its own, which prints into open files: a child of models/exported.py or
+    """`python FILE …` in a session of its own, which prints into open files: a child of models/exports/exported.py or
     backends/detect.py."""
 
     def __init__(
@@ -143,7 +143,9 @@ def _in_place_of_subprocess(process: type[WarmScript]) -> Any:
 
 
 SUBPROCESS = _in_place_of_subprocess(WarmScript)
-"""What models.exported and backends.detect have in place of the module: their children need not import PyTorch."""
+"""What models.exports.exported and backends.detect have in place of the module: their children need not import
+PyTorch.
+"""
 
 
 def _run_script(words: list[str], environment: dict[str, str], files: list[str]) -> None:
@@ -171,9 +173,9 @@ def _warm_children(words: Sequence[str]) -> None:
     worker that would be a fresh interpreter. Not one of the null device: that has one where its import is to be slow.
     """
     from app.tools.verify import command
-    from app.workers import main
+    from app.worker import main
     from backends import detect
-    from models import exported
+    from models.exports import exported
 
     forked = main._forked
 

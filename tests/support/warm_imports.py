@@ -11,9 +11,9 @@ for name in (
     "uvloop",
     "app.cli",
     "app.main",
-    "app.decoders.decoder",
-    "app.decoders.process",
-    "app.workers.spawn",
+    "app.decoder.decoder",
+    "app.decoding.process",
+    "app.fleet.spawn",
     "app.tools.verify.command",
 ):
     importlib.import_module(name)

@@ -17,9 +17,9 @@ from app.access import keys
 from app.access.access import Access, KeyForbiddenError, check_exposure, check_secrets
 from app.access.hosts import Hosts, is_loopback
 from app.access.rules import ROUTES, RPCS, administered, check_spelling, need_of
+from app.application import add_routes
 from app.config import Settings
 from app.errors import ServiceError
-from app.http.application import add_routes
 from app.pace import Pace
 
 ADMIN_PATH = "/v2/repository/models/dogs/unload"

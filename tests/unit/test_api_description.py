@@ -6,9 +6,10 @@ import json
 
 from fastapi import FastAPI
 
+from app.compat import torchserve
 from app.errors import STATUS
 from app.http.api_description import ADDRESS, ADMIN_ADDRESS, describe_api
-from app.http.routes import devices, infer, predict, repository, stats_stream, status, torchserve, v2
+from app.http.routes import devices, infer, predict, repository, stats_stream, status, v2
 
 
 def test_every_route_has_an_example_and_the_error_form() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.workers.arena import RESULT_BYTES, Arena, FreeSlots
+from app.processes.arena import RESULT_BYTES, Arena, FreeSlots
 
 
 def test_slots_of_all_pools_are_disjoint():

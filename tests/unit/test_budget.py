@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import ServiceError
-from app.protocols.budget import Budget
+from app.ingress.budget import Budget
 
 
 def taken(budget, client, size):

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from torchvision import models as torchvision_models
 
 from models import ModelError, ModelSpec, UnknownModelError, WeightsError, WeightsNotFoundError, open_model, parse_spec
-from models import weights as weights_module
-from models.classification import Classifier
-from models.coco import COCO_CLASSES
-from models.detection import Detector
-from models.digest import sha256_of
-from models.yolov8 import YOLOv8
+from models import publishers as weights_module
+from models.contract.digest import sha256_of
+from models.tasks.classification import Classifier
+from models.tasks.coco import COCO_CLASSES
+from models.tasks.detection import Detector
+from models.yolo.yolov8 import YOLOv8
 
 
 def classifier_file(path: Path, classes: int, labels: list[str] | None = None) -> Path:

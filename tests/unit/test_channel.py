@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.workers.channel import MAX_MESSAGE_BYTES, MAX_WAITING_BYTES, Channel, ChannelError, socket_pair
+from app.processes.channel import MAX_MESSAGE_BYTES, MAX_WAITING_BYTES, Channel, ChannelError, socket_pair
 
 
 class Pair:

@@ -1,4 +1,6 @@
-"""models.checkpoint and models.unpickle: every form of weight file, and every way one can be wrong or hostile."""
+"""models.weights.checkpoint and models.weights.unpickle: every form of weight file, and every way one can be
+wrong or hostile.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoint import labels_beside, read, read_header
-from models.model import WeightsError, WeightsNotFoundError
-from models.unpickle import MAX_PICKLE_BYTES
+from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.weights.checkpoint import labels_beside, read, read_header
+from models.weights.unpickle import MAX_PICKLE_BYTES
 
 
 def small_state() -> dict[str, Tensor]:
@@ -56,7 +58,7 @@ def test_a_torch_whose_unpickler_can_be_made_to_run_code_reads_no_file_with_it(
     old, new = tmp_path / "old.pth", tmp_path / "new.pth"
     torch.save(small_state(), old, _use_new_zipfile_serialization=False)
     torch.save(small_state(), new)
-    monkeypatch.setattr("models.checkpoint._torch_version", lambda: (2, 9))
+    monkeypatch.setattr("models.weights.checkpoint._torch_version", lambda: (2, 9))
     monkeypatch.setattr(torch, "load", None)
     with pytest.raises(WeightsError, match=r"torch 2\.10 or newer"):
         read(old)

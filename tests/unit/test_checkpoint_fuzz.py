@@ -1,4 +1,6 @@
-"""Fuzzed weight files: models.unpickle and models.checkpoint answer or refuse, soon and in little memory."""
+"""Fuzzed weight files: models.weights.unpickle and models.weights.checkpoint answer or refuse, soon and in little
+memory.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.checkpoint import read, read_header
-from models.model import WeightsError
+from models.contract.errors import WeightsError
+from models.weights.checkpoint import read, read_header
 
 SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 # Generous, because the machine may be busy: what is not bounded takes hours.

@@ -1,4 +1,4 @@
-"""models.classification: the same pixels and the same logits as torchvision, for every kind of classifier."""
+"""models.tasks.classification: the same pixels and the same logits as torchvision, for every kind of classifier."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
 from models import open_model, parse_spec
-from models.checkpoint import read_header
-from models.classification import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
-from models.model import Options, Placement, UnknownModelError, WeightsError
+from models.contract.errors import UnknownModelError, WeightsError
+from models.contract.model import Options, Placement
+from models.tasks.classification import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
+from models.weights.checkpoint import read_header
 from tests.support.classifiers import classifier, preprocessed, saved, torchvision_network
 from tests.support.photographs import PHOTOGRAPHS
 

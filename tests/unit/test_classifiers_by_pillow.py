@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision.transforms import functional as transforms
 
 from models import PixelModel, open_model, parse_spec
-from models.classification import Classifier
+from models.tasks.classification import Classifier
 
 
 def noise(width: int, height: int) -> np.ndarray:

@@ -59,7 +59,7 @@ def test_weights_are_converted_and_listed(tmp_path, monkeypatch, capsys):
     import torch
     from torchvision.models import resnet18
 
-    from models.checkpoint import read
+    from models.weights.checkpoint import read
 
     monkeypatch.setenv("ANYCHIP_CACHE_DIR", str(tmp_path))
     torch.save(resnet18(num_classes=3).state_dict(), tmp_path / "dogs.pth")

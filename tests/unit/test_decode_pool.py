@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.decoders import pool
-from app.decoders.image import ImageLimits
-from app.decoders.messages import Decoded, DecodePlan, Status, jobs_in
-from app.decoders.pool import CREDITS, Decoders
-from app.workers.arena import Arena
+from app.decoder.messages import Decoded, DecodePlan, Status, jobs_in
+from app.decoding import pool
+from app.decoding.image import ImageLimits
+from app.decoding.pool import CREDITS, Decoders
+from app.processes.arena import Arena
 
 SMALL, LARGE = bytes(60_000), bytes(3_000_000)
 

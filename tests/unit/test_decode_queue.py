@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.decoders.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
-from app.decoders.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
+from app.decoder.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
+from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
 
 
 def filled(entries, models=2):

@@ -1,4 +1,4 @@
-"""models.detection: the reference's letterbox and boxes, sound geometry, and graphs every engine can take."""
+"""models.tasks.detection: the reference's letterbox and boxes, sound geometry, and graphs every engine can take."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from models.coco import COCO_CLASSES
-from models.detection import (
-    ARCHITECTURES,
-    INPUT_SHAPE,
-    Detector,
-    class_count,
-    default_labels,
-)
-from models.model import Options, Placement, UnknownModelError, WeightsError
-from models.yolov8 import YOLOv8, anchors
+from models.contract.errors import UnknownModelError, WeightsError
+from models.contract.model import Options, Placement
+from models.tasks.coco import COCO_CLASSES
+from models.tasks.detection import ARCHITECTURES, INPUT_SHAPE, Detector, class_count, default_labels
+from models.yolo.yolov8 import YOLOv8, anchors
 from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
 

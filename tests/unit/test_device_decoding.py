@@ -11,18 +11,18 @@ import pytest
 import torch
 from PIL import Image
 
-from app.decoders.decoder import Decoder
-from app.decoders.inbox import Inbox
-from app.decoders.messages import DecodePlan, Job, Kind, Status
+from app.decoder.decoder import Decoder
+from app.decoder.inbox import Inbox
+from app.decoder.messages import DecodePlan, Job, Kind, Status
 from app.images.decoding import decode
 from app.images.header import Header, InvalidImageError, read_header
 from app.images.passing import MOST_PIXELS, may_pass, read_file, write_file
 from app.precision.probes import seen
-from app.workers.arena import Arena, FreeSlots
-from app.workers.device_decoding import DeviceDecoding, agreed, image_decoder
+from app.processes.arena import Arena, FreeSlots
+from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from backends import BackendError, BackendUnavailableError, DeviceLostError, WrongAnswersError
-from backends import image_decoder as module
-from backends.image_decoder import ImageDecoder, nvjpeg_decoder
+from backends.contract import image_decoder as module
+from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
 from models import ModelSpec, open_model
 from models.sample import IMAGES
 from tests.support.photographs import FILES

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError, vendors
-from backends.backend import CompileOptions
+from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError
+from backends.contract.backend import CompileOptions
 from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first, eager
-from backends.torch_device import _ENGINES, TorchBackend
-from backends.vendors import Facts
+from backends.vendors import table as vendors
+from backends.vendors.table import Facts
+from backends.vendors.torch_device import _ENGINES, TorchBackend
 
 SIZES = (1, 2, 4)
 DEVICE = "cpu:0"

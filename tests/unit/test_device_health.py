@@ -8,9 +8,9 @@ from math import isnan
 
 import pytest
 
-from app.observability.device_metrics import DeviceMetrics
+from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
-from app.workers.messages import Stats
+from app.worker.messages import Stats
 from backends.telemetry import Tool, ToolError, amd, ascend, hygon, intel, nvidia
 from backends.telemetry.parsing import memory_errors
 from backends.telemetry.xids import Xids, counted_xids

@@ -9,12 +9,12 @@ import pytest
 
 from app.config import Settings
 from app.errors import ServiceError
+from app.fleet import device_files
+from app.fleet.dispatcher import Dispatcher
+from app.fleet.process import Computed
+from app.fleet.readiness import ModelState
 from app.observability.metrics import Metrics
-from app.scheduling import device_files
-from app.scheduling.dispatcher import Dispatcher
-from app.scheduling.readiness import ModelState
-from app.workers.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
-from app.workers.process import Computed
+from app.worker.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 
 PLAN = SimpleNamespace(has=lambda index: True)
 MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random", is_program=False)

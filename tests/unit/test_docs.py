@@ -79,10 +79,10 @@ def test_the_api_page_has_every_parameter_of_a_prediction_with_its_default_and_t
 
 def test_the_api_page_names_every_route() -> None:
     """Read from the routes' sources; the versioned paths and the two spellings of Triton's are named in a sentence."""
-    routes = ROOT / "app" / "http" / "routes"
     declared = {
         route
-        for path in routes.rglob("*.py")
+        for room in ("http/routes", "compat")
+        for path in (ROOT / "app" / room).rglob("*.py")
         for route in re.findall(
             r'^@router\.\w+\(\s*"([^"]+)"|^ROUTE = "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE
         )
@@ -102,6 +102,6 @@ def test_the_scheduling_page_has_every_reason_for_a_restart() -> None:
     """The reasons as the code has them: those that metrics are made for."""
     page = (DOCS / "scheduling.md").read_text(encoding="utf-8")
     table = page.partition("`anychip_worker_restarts_total{device,reason}` counts")[2].partition("##")[0]
-    from app.observability.device_metrics import RESTARTS
+    from app.fleet.device_metrics import RESTARTS
 
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RESTARTS)

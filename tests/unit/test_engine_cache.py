@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backends.engine_cache import EngineCache, private_folder
+from backends.engines.cache import EngineCache, private_folder
 
 PARTS = {"engine": "openvino", "key": "abc", "shape": (224, 224, 3)}
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.export_metadata import TASKS, Sidecar, description, read_sidecar, yaml_metadata
-from models.exported_layouts import interpret
-from models.model import WeightsError
+from models.contract.errors import WeightsError
+from models.exports.layouts import interpret
+from models.exports.metadata import TASKS, Sidecar, description, read_sidecar, yaml_metadata
 
 KEYS = ("task", "names", "imgsz", "stride", "kpt_shape", "args", "end2end", "head", "description", "version", "license")
 NUMBERS = st.integers(-3, 9000) | st.floats() | st.booleans() | st.none()

@@ -28,8 +28,8 @@ from app.grpc.messages import message
 from app.http.body import read_images, read_query
 from app.images.decoding import decode, sample_images
 from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.ingress.budget import Budget
 from app.protocols import documents
-from app.protocols.budget import Budget
 from models.sample import IMAGES
 
 MAX_PIXELS = 1 << 20

@@ -17,7 +17,7 @@ from app.precision.gate import Gate, weights_key
 from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration, CalibrationError, probes
 from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, LoadReport, WrongAnswersError
-from backends.backend import precisions_from
+from backends.contract.backend import precisions_from
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import CheckedExecutable, Engine
 from models import open_model, parse_spec

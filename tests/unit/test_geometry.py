@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from models import ModelSpec, open_model
-from models.classification import Classifier
-from models.detection import Detector
-from models.exported_images import ExportedDetector
-from models.geometry import place
+from models.contract.geometry import place
+from models.exports.images import ExportedDetector
+from models.tasks.classification import Classifier
+from models.tasks.detection import Detector
 
 SIZES = [(500, 375), (375, 500), (224, 224), (256, 256), (640, 480), (1280, 1280), (1281, 719), (97, 61), (30, 31)]
 SIZES += [(320, 640), (900, 250), (8, 8)]

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import Settings
-from app.scheduling.plans import how_served
-from app.scheduling.profiles import Profile, of_model, store, store_sizes, taken_up
-from app.workers.growth import GAIN, LARGEST, grown, has_room, pays
-from backends import DeviceLostError, LoadReport, Memory, OutOfDeviceMemoryError, choose, null
+from app.fleet.plans import how_served
+from app.fleet.profiles import Profile, of_model, store, store_sizes, taken_up
+from app.worker.growth import GAIN, LARGEST, grown, has_room, pays
+from backends import DeviceLostError, LoadReport, Memory, OutOfDeviceMemoryError, choose
+from backends.null import backend as null
 from models import NormalisedModel, PixelModel, open_model, parse_spec
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.workers.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
+from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
 
 GIB = 1 << 30
 START = Level(allocated=100, reserved=100, used=100, total=1000, resident=GIB)

@@ -9,12 +9,12 @@ import pytest
 
 from app.config import Settings
 from app.errors import ServiceError
+from app.fleet import replica as replica_module
+from app.fleet.handover import Handovers
+from app.fleet.process import WorkerPlan, WorkerStartError
+from app.fleet.replica import Events, Replica
 from app.observability.metrics import Metrics
-from app.scheduling.handover import Handovers
-from app.workers import replica as replica_module
-from app.workers.messages import Load, Tuned
-from app.workers.process import Events, WorkerPlan, WorkerStartError
-from app.workers.replica import Replica
+from app.worker.messages import Load, Tuned
 from backends import Device
 
 
@@ -239,7 +239,7 @@ async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_qui
 
 
 async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
-    monkeypatch.setattr("app.scheduling.handover._COMPILE_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("app.fleet.handover._COMPILE_PAUSES_S", (0.0, 0.0))
     async with Serving() as serving:
         replica, compiling = await staged(serving, made)
         serving_meanwhile = replica.current

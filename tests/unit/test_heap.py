@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from app.protocols.budget import Budget
-from app.protocols.heap import Heap
+from app.ingress.budget import Budget
+from app.ingress.trim import Heap
 
 MIB = 1 << 20
 

@@ -15,12 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from app.compat import torchserve
 from app.errors import ServiceError
 from app.http import connection, hot
 from app.http.connection import ConnectionLimits
-from app.protocols.budget import Budget
-from app.protocols.context import NOBODY, RequestContext
-from app.protocols.interrupt import interrupted_at
+from app.ingress.budget import Budget
+from app.ingress.context import NOBODY, RequestContext
+from app.ingress.interrupt import interrupted_at
 from tests.support import uvicorn_server
 from tests.support.load import until
 
@@ -82,12 +83,12 @@ async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
         readiness=wanted.readiness,
         metrics=SimpleNamespace(requests=counted),
     )
-    routes = tuple((path, route, wanted.answer) for path, route, _ in hot._ROUTES)
-    monkeypatch.setattr(hot, "_ROUTES", routes)
+    routes = tuple((path, route, wanted.answer) for path, route, _ in hot.ROUTES)
+    monkeypatch.setattr(hot, "ROUTES", routes)
     monkeypatch.setattr(hot, "end_request", lambda *given: wanted.ended.append(given[-2:]))
     access = SimpleNamespace(admit=lambda *_: NOBODY)
     ingress = SimpleNamespace(service=service, access=access, wanted=wanted, bodies=wanted.bodies)
-    protocol = hot.protocol(ConnectionLimits(**limits), ingress)
+    protocol = hot.protocol(ConnectionLimits(**limits), ingress, more=[(*torchserve.HOT[:2], wanted.answer)])
     async with uvicorn_server.listening(
         general, protocol, timeout_graceful_shutdown=graceful_s, timeout_keep_alive=keep_alive_s
     ) as (port, server):
@@ -381,7 +382,7 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
         answered_here.append(content)
         return content, [(b"content-length", b"%d" % len(content))]
 
-    monkeypatch.setattr(hot, "_ROUTES", tuple((path, route, echoed) for path, route, _ in hot._ROUTES))
+    monkeypatch.setattr(hot, "ROUTES", tuple((path, route, echoed) for path, route, _ in hot.ROUTES))
     monkeypatch.setattr(hot, "begin_request", lambda *_: RequestContext("", 0))
     monkeypatch.setattr(hot, "end_request", lambda *_: None)
     monkeypatch.setattr(hot, "common_headers", lambda *_: [])
@@ -389,7 +390,7 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
     access = SimpleNamespace(admit=lambda *_: NOBODY)
     limits = ConnectionLimits()
     ingress = SimpleNamespace(service=service, access=access, bodies=Budget(1000, "bytes"))
-    ours, theirs = hot.protocol(limits, ingress), connection.protocol(limits)
+    ours, theirs = hot.protocol(limits, ingress, more=[(*torchserve.HOT[:2], echoed)]), connection.protocol(limits)
 
     async def answered(port, data):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""models.instances: suppression, turned boxes and masks against plain definitions."""
+"""models.tasks.instances: suppression, turned boxes and masks against plain definitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from models.instances import (
+from models.tasks.instances import (
     MAX_TURNED_CANDIDATES,
     MaskGrid,
     _sampled,

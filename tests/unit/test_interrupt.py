@@ -9,8 +9,8 @@ import pytest
 
 from app.errors import ClientLeftError, ServiceError
 from app.http.interrupt import unless_disconnected
-from app.protocols import interrupt
-from app.protocols.interrupt import interrupted_at
+from app.ingress import interrupt
+from app.ingress.interrupt import interrupted_at
 
 
 class Client:

@@ -13,7 +13,7 @@ from PIL import Image
 from app.tools.arguments import CommandError
 from app.tools.validation.labels import Labelled, accuracy, by_folder, of_coco
 from models import open_model, parse_spec
-from models.accuracy import Boxes, mean_average_precision
+from models.tasks.accuracy import Boxes, mean_average_precision
 
 LABELS = ("cat", "dog", "2")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,17 +19,23 @@ ORDER = (
     "errors",
     "logs",
     "pace",
+    "processes",
     "images",
     "precision",
-    "workers",
-    "decoders",
+    "decoder",
+    "worker",
     "config",
     "observability",
     "access",
     "scheduling",
+    "decoding",
+    "fleet",
     "serving",
     "protocols",
+    "ingress",
     "http",
+    "compat",
+    "application",
     "grpc",
     "converter_main",
     "tools",
@@ -120,6 +126,39 @@ def test_packages_of_app_import_only_what_is_below_them(path: Path) -> None:
 def test_a_package_says_what_it_must_not_know(package: Path) -> None:
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert "must not" in text.lower()
+
+
+PURE = ("logs", "errors", "scheduling")
+"""What the scheduling of app may import of app: no asyncio, no process, no transport."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "app" / "scheduling").glob("*.py")), ids=name_of)
+def test_scheduling_is_pure(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert set(parts_imported(tree)) <= set(PURE)
+    assert not {"asyncio", "os", "socket", "time", "torch", "models", "backends"} & set(imported(tree))
+
+
+def modules_imported(tree: ast.Module, known: Mapping[str, Path]) -> set[str]:
+    """Modules of ours that a module imports anywhere, those that only types need included."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else node.module for name in whole]
+        found.update(name for name in names if name in known)
+    return found
+
+
+def test_no_two_files_import_each_other_in_a_circle() -> None:
+    """Inside packages as well, and for types alone as well."""
+    known = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
+    left = {name: modules_imported(ast.parse(path.read_text(encoding="utf-8")), known) for name, path in known.items()}
+    while free := {name for name, wanted in left.items() if not wanted & left.keys() - {name}}:
+        for name in free:
+            del left[name]
+    assert not left, "these import each other, or what does"
 
 
 def test_a_name_belongs_to_one_public_class() -> None:

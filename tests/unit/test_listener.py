@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app import main
 from app.http import listener
 from app.http.listener import Listener
-from app.protocols.budget import Budget
+from app.ingress.budget import Budget
 from tests.support.load import WAIT_S
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.mask_forms import compressed, png, run_lengths, written
+from models.tasks.mask_forms import compressed, png, run_lengths, written
 
 
 def mask_of(runs: list[int], width: int, height: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -70,7 +70,7 @@ def test_lengths_of_any_size_and_of_several_masks_are_read_back(each: list[list[
 
 @pytest.mark.parametrize("together", [0, 30, 100_000])
 def test_masks_are_written_one_by_one_or_together_alike(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    monkeypatch.setattr("models.mask_forms._RUNS_TOGETHER", together)
+    monkeypatch.setattr("models.tasks.mask_forms._RUNS_TOGETHER", together)
     random = np.random.default_rng(0)
     parts = [((random.random((9, 7)) < share).astype(np.uint8), 2, 3) for share in (0.5, 0, 1, 0.2, 0.9, 0)]
     parts.append((np.zeros((0, 0), np.uint8), 5, 5))

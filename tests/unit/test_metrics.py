@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.fleet.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
 from app.http.routes import status
-from app.observability.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
 from app.observability.histogram import Histogram
 from app.observability.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics, States
 from app.observability.triton_metrics import TritonMetrics
-from app.workers.messages import Released, Stats
+from app.worker.messages import Released, Stats
 
 NAN = math.nan
 
@@ -236,7 +236,7 @@ def test_a_device_says_which_card_it_is_and_the_cache_how_much_room_it_has(tmp_p
     from types import SimpleNamespace
 
     from app.observability.surroundings import show_surroundings
-    from backends.backend import Device
+    from backends.contract.backend import Device
 
     metrics = Metrics()
     found = (

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import weights
-from models.checkpoint import read
-from models.model import WeightsError, WeightsNotFoundError
+from models import publishers as weights
+from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.vision import torchvision
+from models.weights.checkpoint import read
 
 
 def archive(folder: Path, files: dict[str, str | bytes | Path]) -> Path:

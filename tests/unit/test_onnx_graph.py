@@ -1,4 +1,4 @@
-"""models.onnx_file, onnx_operators, onnx_layers and onnx_graph: ONNX files against ONNX Runtime, and broken ones."""
+"""models.onnx.file, onnx_operators, onnx_layers and onnx_graph: ONNX files against ONNX Runtime, and broken ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from models.model import WeightsError
-from models.onnx_file import Node, OnnxFile, Value, read_onnx
-from models.onnx_graph import OnnxGraph, load_onnx
+from models.contract.errors import WeightsError
+from models.onnx.file import Node, OnnxFile, Value, read_onnx
+from models.onnx.graph import OnnxGraph, load_onnx
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

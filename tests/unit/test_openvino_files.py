@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.export_metadata import description, yaml_metadata
-from models.model import WeightsError
-from models.onnx_graph import load_onnx
+from models.contract.errors import WeightsError
+from models.exports.metadata import description, yaml_metadata
+from models.onnx.graph import load_onnx
 from tests.support.openvino_files import NETWORK, WEIGHTS, written
 
 

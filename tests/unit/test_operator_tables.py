@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from app.tools.remedies import STEPS, of_operator
-from backends.operator_record import names_of
-from backends.operator_tables import table, tables
+from backends.operators.record import names_of
+from backends.operators.tables import table, tables
 from benchmarks.operator_tables import kept_names, of_converters, of_functions
 
 

@@ -12,17 +12,18 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
-from app.observability.device_metrics import DeviceMetrics
+from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
-from app.workers.load import load_device
-from app.workers.messages import Load, Stats
-from backends import BackendError, Device, LoadedNetwork, operators, register_operator_libraries
-from backends.ascend import AscendBackend
-from backends.cpu import CpuBackend
-from backends.operators import Operators, fixed_shapes, load_operator_libraries
-from backends.replacements import REPLACEMENTS
+from app.worker.load import load_device
+from app.worker.messages import Load, Stats
+from backends import BackendError, Device, LoadedNetwork, register_operator_libraries
+from backends.operators import operators
+from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
+from backends.operators.replacements import REPLACEMENTS
+from backends.vendors.ascend import AscendBackend
+from backends.vendors.cpu import CpuBackend
 from models import open_model, parse_spec
-from models.classification import ClassificationNetwork
+from models.tasks.classification import ClassificationNetwork
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "operators.md"

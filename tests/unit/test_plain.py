@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.workers.messages import Begin, Release, Run, Stop, from_server, to_worker
-from app.workers.plain import packed, unpacked
+from app.processes.packing import packed, unpacked
+from app.worker.messages import Begin, Release, Run, Stop, from_server, to_worker
 from models import NormalisedModel, Options, PixelModel, TensorOptions, open_model, parse_spec
 
 

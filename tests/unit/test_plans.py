@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.config import Settings
-from app.scheduling.plans import memories, sharing_workers, worker_plans
-from app.scheduling.readiness import ModelState, Readiness
-from app.workers.process import WorkerPlan
+from app.fleet.plans import memories, sharing_workers, worker_plans
+from app.fleet.process import WorkerPlan
+from app.fleet.readiness import ModelState, Readiness
 from backends import Choice, open_backend
-from backends.backend import Device
+from backends.contract.backend import Device
 from models import Model
-from models.exported import ExportedModel
-from models.tensors import TensorSpec
+from models.contract.tensors import TensorSpec
+from models.exports.exported import ExportedModel
 
 INPUT = TensorSpec("x", "FP32", (4,))
 

@@ -9,8 +9,8 @@ import pytest
 from app.grpc import receiving
 from app.grpc.receiving import Receiver
 from app.http import body
-from app.protocols.budget import Budget
-from app.protocols.converter import Converter
+from app.ingress.budget import Budget
+from app.ingress.converter import Converter
 
 MB = 1 << 20
 FILE = b'--b\r\ncontent-disposition: form-data; name="f"; filename="f"\r\n\r\n'

@@ -30,7 +30,7 @@ from backends import (
     registry,
     report,
 )
-from backends.cpu import CpuBackend
+from backends.vendors.cpu import CpuBackend
 
 
 class Accelerator(Backend):

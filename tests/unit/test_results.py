@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.workers.messages import (
+from app.worker.messages import (
     Beat,
     Done,
     Ended,
@@ -27,7 +27,7 @@ from app.workers.messages import (
     from_worker,
     to_server,
 )
-from app.workers.results import ResultError, map_overflow, read_results, write_results
+from app.worker.results import ResultError, map_overflow, read_results, write_results
 from backends import LoadReport
 
 PLACE_BYTES = 4096

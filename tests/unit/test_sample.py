@@ -34,10 +34,10 @@ from benchmarks.sample_training.loss import (
 from benchmarks.sample_training.rounding import rounded
 from benchmarks.sample_training.train import RECIPES
 from models import sample
-from models.accuracy import Boxes, average_precision
 from models.sample import generator
 from models.sample.generator import KINDS, classification_image, detection_image
-from models.yolov8 import YOLOv8, anchors
+from models.tasks.accuracy import Boxes, average_precision
+from models.yolo.yolov8 import YOLOv8, anchors
 
 DIRECTORY = Path(sample.__file__).parent
 SIZES = st.sampled_from([(64, 64), (96, 128), (160, 90)])

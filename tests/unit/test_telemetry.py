@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backends.backend import Telemetry
+from backends.contract.backend import Telemetry
 from backends.telemetry import (
     Sampler,
     amd,

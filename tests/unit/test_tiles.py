@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import Options
-from models.tiles import Tiling, merged, parse_tilings
+from models.tasks.tiles import Tiling, merged, parse_tilings
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(32, 1000), st.floats(0, 0.9))

@@ -1,4 +1,4 @@
-"""models.torchvision_exports: how its detectors are told, and what is made of as many boxes as an image has."""
+"""models.onnx.torchvision_detectors: how its detectors are told, and what is made of as many boxes as an image has."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torchvision.ops import roi_align
 
-import models.onnx_graph  # noqa: F401  # Registers all operators.
-from models.exported_layouts import Interpretation, decoded
-from models.onnx_file import Node, OnnxFile, Value
-from models.onnx_operators import OPERATORS, UnsupportedError
-from models.torchvision_exports import MOST_DETECTIONS, as_detector, only_float32, untraced
+import models.onnx.graph  # noqa: F401  # Registers all operators.
+from models.exports.layouts import Interpretation, decoded
+from models.onnx.file import Node, OnnxFile, Value
+from models.onnx.operators import OPERATORS, UnsupportedError
+from models.onnx.torchvision_detectors import MOST_DETECTIONS, as_detector, only_float32, untraced
 
 HOW = Interpretation("detect", "torchvision", 0, 0, True)
 

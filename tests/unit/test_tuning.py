@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import Settings
-from app.scheduling.profiles import Profile, of_model, store, stored, taken_up
+from app.fleet.profiles import Profile, of_model, store, stored, taken_up
 from app.tools.arguments import CommandError
 from app.tools.tune import seconds_of
 from app.tools.tuning import trials
 from app.tools.tuning.search import Candidate, Search, Space, Trial
 from app.tools.tuning.trials import Trials
 from backends import Choice, Device
-from backends.null import NullBackend
+from backends.null.backend import NullBackend
 from models import open_model, parse_spec
 
 LADDERS = ((1,), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16))

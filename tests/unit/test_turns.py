@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from app.http.turns import Turns
+from app.ingress.pacing import Turns
 
 
 async def test_as_many_begin_in_a_turn_as_may_and_in_their_order():

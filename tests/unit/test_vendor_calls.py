@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from backends import vendors
-from backends.vendors import Facts
+from backends.vendors import table as vendors
+from backends.vendors.table import Facts
 from tests.support import vendor_calls
 from tests.support.vendor_calls import Call, all_sources, of, read
 from tests.support.vendor_sources import TABLES

@@ -27,15 +27,15 @@ from backends import (
     choose,
     detect,
     open_backend,
-    vendors,
 )
-from backends.ascend import AscendBackend
+from backends.contract.errors import translated_errors
 from backends.detect import Found
-from backends.faults import translated_errors
-from backends.rocm import RocmBackend
 from backends.telemetry import reader
-from backends.torch_device import TorchBackend
-from backends.vendors import Facts
+from backends.vendors import table as vendors
+from backends.vendors.ascend import AscendBackend
+from backends.vendors.rocm import RocmBackend
+from backends.vendors.table import Facts
+from backends.vendors.torch_device import TorchBackend
 
 VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
 CHIP = {"name": "Chip", "memory_bytes": 2**36, "arch": "gfx942"}
@@ -59,7 +59,7 @@ class TestEveryVendor:
 
     def test_refuses_in_one_plain_sentence(self, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         answers(monkeypatch, Found(error="ImportError: libdriver.so: cannot open"))
-        monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [])
+        monkeypatch.setattr("backends.vendors.torch_device.glob.glob", lambda pattern: [])
         reason = backend.probe().reason
         assert reason.endswith(".")
         assert "\n" not in reason
@@ -79,7 +79,7 @@ class TestEveryVendor:
 
 def test_a_package_without_its_driver_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, Found(error="ImportError: libhccl.so: cannot open shared object file"))
-    monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [])
+    monkeypatch.setattr("backends.vendors.torch_device.glob.glob", lambda pattern: [])
     reason = AscendBackend().probe().reason
     assert "torch_npu is installed and cannot be used: ImportError: libhccl.so" in reason
     assert "/dev/davinci[0-9]0" not in reason
@@ -116,7 +116,7 @@ def test_an_amd_gpu_is_rocm_and_no_dcu(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, Found(torch="2.9.0+rocm7.1", hip="7.1", devices=(CHIP,)))
     monkeypatch.setattr(torch.version, "hip", "7.1")
     monkeypatch.setattr(detect, "system_evidence", detect.SystemEvidence)
-    monkeypatch.setattr("backends.torch_device.glob.glob", lambda pattern: [pattern])
+    monkeypatch.setattr("backends.vendors.torch_device.glob.glob", lambda pattern: [pattern])
     assert [device.id for device in RocmBackend().devices()] == ["rocm:0"]
     dcu = next(backend for backend in VENDORS if backend.name == "dcu")
     assert "not of Hygon: it is amd's" in dcu.probe().reason

@@ -1,4 +1,4 @@
-"""models.weights: downloads against a server on this machine that misbehaves in every way servers do."""
+"""models.publishers: downloads against a server on this machine that misbehaves in every way servers do."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models import classification, detection, weights
-from models.checkpoint import read
-from models.model import UnknownModelError, WeightsError, WeightsNotFoundError
-from models.weights import WeightsSource, download
+from models import publishers as weights
+from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
+from models.publishers import WeightsSource, download
+from models.tasks import classification, detection
+from models.weights.checkpoint import read
 
 CONTENT = bytes(number * 7 % 251 for number in range(300_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from app.precision.gate import weights_key
-from models.exported_images import Export
-from models.exported_layouts import Interpretation
-from models.model import WeightsError
-from models.weights_files import files_of
+from models.contract.errors import WeightsError
+from models.exports.files import files_of
+from models.exports.images import Export
+from models.exports.layouts import Interpretation
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
 

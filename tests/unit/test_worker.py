@@ -13,23 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnet18
 
-from app.workers.arena import Arena
-from app.workers.channel import Channel, socket_pair
-from app.workers.messages import (
-    Beat,
-    Done,
-    Ended,
-    Failed,
-    Load,
-    Ready,
-    Run,
-    Stats,
-    Stop,
-    from_worker,
-    to_worker,
-)
-from app.workers.results import map_overflow, read_results
-from app.workers.worker import Worker, run
+from app.processes.arena import Arena
+from app.processes.channel import Channel, socket_pair
+from app.worker.loop import Worker, run
+from app.worker.messages import Beat, Done, Ended, Failed, Load, Ready, Run, Stats, Stop, from_worker, to_worker
+from app.worker.results import map_overflow, read_results
 from backends import Device, OutOfDeviceMemoryError
 from models import Options, open_model, parse_spec
 

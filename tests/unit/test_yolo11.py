@@ -1,4 +1,4 @@
-"""models.yolo11: the published names and shapes in every size, and which file is of which architecture."""
+"""models.yolo.yolo11: the published names and shapes in every size, and which file is of which architecture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from models import detection, instance_detection
-from models.model import WeightsError
-from models.yolo11 import YOLO11, size_of
-from models.yolo_families import FAMILIES, KINDS, named_in, parts_of
-from models.yolov8 import SIZES
+from models.contract.errors import WeightsError
+from models.tasks import detection, instance_detection
+from models.yolo.families import FAMILIES, KINDS, named_in, parts_of
+from models.yolo.yolo11 import YOLO11, size_of
+from models.yolo.yolov8 import SIZES
 
 # Of the publisher's descriptions (the comments in yolo11.yaml, yolo11-seg.yaml, …), all with 80 classes.
 PARAMETERS = {

@@ -1,4 +1,4 @@
-"""models.yolov8: the same names, shapes and numbers as the reference network, in every size."""
+"""models.yolo.yolov8: the same names, shapes and numbers as the reference network, in every size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.yolov8 import SIZES, STRIDES, YOLOv8, anchors, size_of
+from models.yolo.yolov8 import SIZES, STRIDES, YOLOv8, anchors, size_of
 from tests.support import reference_yolov8
 
 

@@ -18,15 +18,16 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.errors import ServiceError, invalid_request
+from app.fleet.served_model import ServedModel
 from app.http.answer import Content, Header, as_response
 from app.http.body import Body, Fields
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
+from app.ingress.budget import Share
+from app.ingress.converter import OUTPUTS, TENSORS
+from app.ingress.ingress import Ingress, Run
 from app.observability.triton_statistics import VERSION
 from app.protocols import documents, open_inference, wire
-from app.protocols.budget import Share
-from app.protocols.converter import OUTPUTS, TENSORS
 from app.protocols.documents import name_of, parameters_of
-from app.protocols.ingress import Ingress, Run
 from app.protocols.open_inference import classification_of
 from app.protocols.parameters import switch
 from app.protocols.tensors import (
@@ -37,7 +38,6 @@ from app.protocols.tensors import (
     RequestedOutput,
     checked_id,
 )
-from app.scheduling.served_model import ServedModel
 from app.serving.filling import INLINE_BYTES
 from app.serving.terms import Terms
 from models import Model

@@ -8,21 +8,21 @@ from fastapi import APIRouter, Request, Response
 
 from app.config import Settings
 from app.errors import invalid_request
+from app.fleet.served_model import ServedModel
 from app.http.answer import Content, as_json, as_response
 from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
-from app.protocols.budget import Share
-from app.protocols.ingress import Ingress, Run
+from app.ingress.budget import Share
+from app.ingress.ingress import Ingress, Run
 from app.protocols.options import OPTIONS, Parameter
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
-from app.scheduling.served_model import ServedModel
 from app.serving.prediction import Answer
 from app.serving.prediction import predict as predict_images
 from app.serving.staged import predict_staged
 from app.serving.terms import Terms
 from app.serving.tiles import TILED_MASKS, predict_tiled
 from models import MASK_FORMS
-from models.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
+from models.tasks.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
 
 router = APIRouter(tags=["predict"])
 ROUTE = "/v1/models/{model}:predict"

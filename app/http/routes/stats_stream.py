@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import ServiceError
 from app.http.edge import BIND
-from app.protocols.budget import Budget
+from app.ingress.budget import Budget
 from app.serving.service import Service
 from app.serving.snapshot import snapshot
 

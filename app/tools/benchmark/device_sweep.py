@@ -20,7 +20,7 @@ import numpy.typing as npt
 import psutil
 import torch
 
-from app.decoders.decoder import decode_into
+from app.decoder.decoder import decode_into
 from app.images.header import read_header
 from app.tools.benchmark.load import percentile
 from backends import Backend, CompileOptions, Executable

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from app.tools.validation.difference import Difference, difference
 from app.tools.validation.traced import Layer, LayerTracingError
 from models import TensorModel, TensorSpec
-from models.exported_networks import GraphNetwork, load_graph
+from models.exports.networks import GraphNetwork, load_graph
 
 Array = npt.NDArray[Any]
 _FLOATS = {1: "FP32", 10: "FP16", 11: "FP64"}  # TensorProto's numbers of types.

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from app.decoders.decoder import decode_into
+from app.decoder.decoder import decode_into
 from app.images.header import ImageError, read_header
 from app.tools.arguments import CommandError
 from backends import Executable
 from models import Options, PixelModel, Placement
-from models.accuracy import Boxes, map50, mean_average_precision, top1
+from models.tasks.accuracy import Boxes, map50, mean_average_precision, top1
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 

@@ -19,9 +19,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from app.tools.validation.difference import Difference, difference
-from backends.operators import Operators
-from models.exported_networks import unchecked_module
-from models.onnx_graph import with_named_nodes
+from backends.operators.operators import Operators
+from models.exports.networks import unchecked_module
+from models.onnx.graph import with_named_nodes
 
 Array = npt.NDArray[Any]
 # What only copies, shows or casts: no layer that could be wrong, and not in every precision's graph.

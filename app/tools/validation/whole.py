@@ -32,9 +32,9 @@ from app.tools.validation.search import first_wrong
 from app.tools.validation.traced import Layer, LayerError, LayerTracingError, TracedNetwork
 from backends import Backend, BackendError, CompileOptions, EngineRefusedError, Executable, OutOfDeviceMemoryError
 from backends.engines.engine import DTYPES
-from backends.torch_device import torch_device
+from backends.vendors.torch_device import torch_device
 from models import Model, Options, PixelModel, Placement, TensorModel
-from models.accuracy import as_boxes, overlaps
+from models.tasks.accuracy import as_boxes, overlaps
 
 log = logging.getLogger(__name__)
 

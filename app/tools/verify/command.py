@@ -101,7 +101,7 @@ def _about(wanted: str, seconds: float) -> VerifyReport:
     import torch
 
     from backends import BackendUnavailableError, choose
-    from backends.vendors import SOFTWARE
+    from backends.vendors.table import SOFTWARE
 
     try:
         choice = choose(wanted)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from app.tools.verify.report import Finding
 from backends import Backend, BackendError, BackendUnavailableError
-from backends.backend import Array, Network, Pixels
+from backends.contract.backend import Array, Network, Pixels
 from models import PixelModel, open_model, parse_spec
 
 MB = 2**20

@@ -1,6 +1,6 @@
 """Decoding on the device: how many images a second, alone and in lists, and how far its answers are from the host's.
 
-Owns: the measurement. What a service does with files of requests is app.workers.device_decoding's, which is asked here.
+Owns: the measurement. What a service does with files of requests is app.worker.device_decoding's, which is asked here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from app.precision.decoding import decoded_by_host, probe_files
 from app.tools.benchmark.device_sweep import repeated_s
 from app.tools.verify.report import Figure, Finding
-from app.workers.device_decoding import DeviceDecoding
+from app.worker.device_decoding import DeviceDecoding
 from backends import BackendError
-from backends.backend import Backend
+from backends.contract.backend import Backend
 from models import PixelModel, open_model, parse_spec
 
 LISTS = (1, 8, 32)

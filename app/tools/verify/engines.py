@@ -18,7 +18,7 @@ from app.tools.benchmark.device_sweep import repeated_s, throughput
 from app.tools.benchmark.load import percentile
 from app.tools.verify.report import Figure, Finding
 from backends import EngineRefusedError, Executable, OutOfDeviceMemoryError, choose
-from backends.backend import Backend, Pixels
+from backends.contract.backend import Backend, Pixels
 from models import PixelModel, open_model, parse_spec
 
 MB = 2**20

@@ -1,0 +1,124 @@
+"""`POST /v1/vision/…`: as software for cameras asks DeepStack and CodeProject.AI. `--compat deepstack`.
+
+Owns: their form of requests, answers and errors. The first detector of `--models` answers `detection`, the first
+classifier `scene`, and `custom/NAME` is the model NAME. Boxes come by descending score and at most 20: Frigate has room
+for 20, and stops at the first one that it does not want.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from app.config import Settings
+from app.errors import ServiceError, invalid_request
+from app.fleet.served_model import ServedModel
+from app.http.answer import as_json, as_response
+from app.http.body import read_form
+from app.http.call import AsgiRequest
+from app.http.routes.predict import PredictCall
+from app.ingress.budget import Share
+from app.ingress.ingress import Ingress, Run
+from app.protocols.parameters import number
+from app.serving.prediction import Answer, predict
+from app.serving.service import Service
+from app.serving.terms import Terms
+from models import OBJECT_TASKS, Options, PixelModel
+
+router = APIRouter(tags=["deepstack"], include_in_schema=False)
+
+_MOST = 20
+_LEAST_CONFIDENCE = 0.4
+
+
+class DeepStackCall(PredictCall):
+    """A form with a file `image` and a field `min_confidence`."""
+
+    def terms(self, settings: Settings) -> Terms:
+        """As headers say; a query means nothing here."""
+        return super(PredictCall, self).terms(settings)
+
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+        """The file called `image`, else the only one. Raises INVALID_REQUEST."""
+        fields, files = await read_form(self.headers, self.body)
+        image = files.get("image") or next(iter(files.values()), None)
+        if not image:
+            raise invalid_request("the form has no file called image")
+        confidence = number(fields, "min_confidence", _LEAST_CONFIDENCE, 0, 1)
+        options = Options(score_threshold=confidence, max_detections=_MOST, top_k=1, masks="none")
+        return lambda: predict(ingress.service, served, [image], terms, options=options)
+
+
+@router.post("/v1/vision/detection")
+async def detection(request: Request) -> Response:
+    """Boxes by the first model that finds objects."""
+    return await _answered(request, _first(request, classifier=False))
+
+
+@router.post("/v1/vision/scene")
+async def scene(request: Request) -> Response:
+    """The best class, by the first classifier."""
+    return await _answered(request, _first(request, classifier=True))
+
+
+@router.post("/v1/vision/custom/list")
+@router.post("/v1/vision/listmodels")
+async def list_models(request: Request) -> dict[str, Any]:
+    """What `custom` may be asked for."""
+    service: Service = request.app.state.service
+    names = [name for name, served in service.models.items() if isinstance(served.model, PixelModel)]
+    return {"success": True, "models": names}
+
+
+@router.post("/v1/vision/custom/{model}")
+async def custom(request: Request, model: str) -> Response:
+    """Boxes, or the best class, by a model that is named."""
+    return await _answered(request, model)
+
+
+def _first(request: Request, *, classifier: bool) -> str:
+    service: Service = request.app.state.service
+    for name, served in service.models.items():
+        task = served.model.task
+        if task == "classify" if classifier else task in OBJECT_TASKS:
+            return name
+    return ""
+
+
+async def _answered(request: Request, model: str) -> Response:
+    ingress: Ingress = request.app.state.ingress
+    started_s = time.monotonic()
+    try:
+        if not model:
+            raise ServiceError("MODEL_NOT_FOUND", "no model of this service does that")
+        answer = await ingress.answer(DeepStackCall(AsgiRequest.of(request), model))
+    except ServiceError as error:
+        return _refused(error)
+    taken_ms = round((time.monotonic() - started_s) * 1e3)
+    [prediction] = answer.predictions
+    if not prediction.keys() & {"classes", "detections"}:
+        return _refused(invalid_request(f"{model} finds no objects and no classes"))
+    named = {"success": True, "code": 200, "duration": 0, "moduleId": model, "moduleName": model}
+    times = {"inferenceMs": taken_ms, "processMs": taken_ms, "analysisRoundTripMs": taken_ms}
+    about = {**named, **times, "executionProvider": answer.computed_by.device, "command": "detect"}
+    if "classes" in prediction:
+        best = prediction["classes"][0]
+        return as_response(as_json({**about, "label": best["label"], "confidence": best["score"]}))
+    found = [_shaped(each) for each in prediction["detections"]]
+    message = f"Found {len(found)} objects" if found else "No objects found"
+    return as_response(as_json({**about, "predictions": found, "count": len(found), "message": message}))
+
+
+def _refused(error: ServiceError) -> Response:
+    status = 400 if error.status < 500 else 500
+    body = orjson.dumps({"success": False, "error": f"{error.message} ({error.code})", "duration": 0})
+    return Response(body, status, media_type="application/json")
+
+
+def _shaped(found: dict[str, Any]) -> dict[str, Any]:
+    box = found["box"]
+    places = {f"{axis}_{end}": round(box[f"{axis}{1 + (end == 'max')}"]) for axis in "xy" for end in ("min", "max")}
+    return {"label": found["label"], "confidence": found["score"], **places}

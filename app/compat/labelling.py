@@ -1,0 +1,146 @@
+"""X-AnyLabeling's remote server: people who label images have this service draw first. `--compat x-anylabeling`.
+
+Owns: its form of requests, shapes and errors. Its list of models has the path of ours, so that the list says both. The
+program always sends thresholds, at first 0: these mean the usual ones. A request names its model within its JSON, which
+a child process reads; until then it counts as one for the first model of images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.errors import ServiceError, invalid_request
+from app.fleet.served_model import ServedModel
+from app.http.answer import as_json, as_response
+from app.http.call import AsgiRequest, HttpCall
+from app.http.routes.status import models as our_models
+from app.ingress.budget import Share
+from app.ingress.converter import LABELLING
+from app.ingress.ingress import Ingress, Run
+from app.protocols import documents
+from app.protocols.parameters import DEFAULT_OPTIONS, number
+from app.serving.prediction import Answer, predict
+from app.serving.service import Service
+from app.serving.staged import predict_staged
+from app.serving.terms import Terms
+from models import Options, PixelModel
+
+router = APIRouter(tags=["x-anylabeling"], include_in_schema=False)
+
+_LEAST_VISIBILITY = 0.5
+_FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "DEADLINE_UNREACHABLE")
+
+
+class LabellingCall(HttpCall[Answer]):
+    """A JSON of a model's name, an image and thresholds."""
+
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+        """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
+        service = ingress.service
+        packed = await ingress.converter.convert(LABELLING, 0, self.body)
+        share.take(len(packed))
+        document, [image] = documents.unpack(packed)
+        named = service.find(document["model"])
+        self.context.model = document["model"]
+        given = {name: value for name, value in document["params"].items() if value}
+        options = Options(
+            score_threshold=number(given, "conf_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
+            iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
+        )
+        if (stages := service.stages.get(document["model"])) is not None:
+            return lambda: predict_staged(service, stages, [image], terms, options=options)
+        return lambda: predict(service, named, [image], terms, options=options)
+
+
+@router.get("/health")
+async def health() -> dict[str, Any]:
+    """The server answers."""
+    return {"success": True, "data": {"status": "healthy"}}
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """Our list, and theirs as `data`."""
+    ours = await our_models(request)
+    return {**ours.model_dump(), "success": True, "data": _described(request.app.state.service)}
+
+
+@router.get("/v1/models/{model}/info")
+async def info(request: Request, model: str) -> dict[str, Any]:
+    """A model as the list describes it."""
+    described = _described(request.app.state.service)
+    if model not in described:
+        raise ServiceError("MODEL_NOT_FOUND", f"there is no model {model!r} of images here")
+    return {"success": True, "data": described[model]}
+
+
+@router.post("/v1/predict")
+async def label(request: Request) -> Response:
+    """Shapes of what is found."""
+    ingress: Ingress = request.app.state.ingress
+    try:
+        first = next(iter(_described(ingress.service)), None)
+        if first is None:
+            raise invalid_request("no model here takes images")
+        answer = await ingress.answer(LabellingCall(AsgiRequest.of(request), first))
+    except ServiceError as error:
+        body, headers = as_json({"success": False, "error": {"code": error.code, "message": error.message}})
+        response = as_response((body, headers))
+        response.status_code = 503 if error.code in _FULL else 200
+        return response
+    [prediction] = answer.predictions
+    shapes = [
+        shape for number, found in enumerate(prediction.get("detections", ())) for shape in _shapes(found, number)
+    ]
+    best = prediction.get("classes") or [{"label": ""}]
+    data = {"shapes": shapes, "description": best[0]["label"], "replace": None}
+    return as_response(as_json({"success": True, "data": data}))
+
+
+def _described(service: Service) -> dict[str, Any]:
+    widgets = [
+        {"name": "button_run", "value": None},
+        {"name": "edit_conf", "value": DEFAULT_OPTIONS.score_threshold},
+        {"name": "edit_iou", "value": DEFAULT_OPTIONS.iou_threshold},
+    ]
+    about = {"widgets": widgets, "params": {}, "capabilities": {}, "batch_processing_mode": "default"}
+    names = [name for name, served in service.models.items() if isinstance(served.model, PixelModel)]
+    return {name: {"display_name": name, **about} for name in (*names, *service.stages)}
+
+
+def _shapes(found: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    """A detection as what the program draws: outlines, a turned or an upright box, and its key points."""
+    if found.get("segments"):
+        for ring in found["segments"]:
+            yield _shape(found, "polygon", [*ring, ring[0]])
+        return
+    if "corners" in found:
+        yield {**_shape(found, "rotation", found["corners"]), "direction": found["obb"]["angle"]}
+        return
+    box = found["box"]
+    corners = [(box["x1"], box["y1"]), (box["x2"], box["y1"]), (box["x2"], box["y2"]), (box["x1"], box["y2"])]
+    group = index + 1 if "keypoints" in found else None
+    yield {**_shape(found, "rectangle", corners), "group_id": group}
+    for place, point in enumerate(found.get("keypoints", ())):
+        if point["score"] >= _LEAST_VISIBILITY:
+            shape = _shape({"label": str(place), "score": point["score"]}, "point", [(point["x"], point["y"])])
+            yield {**shape, "group_id": group}
+
+
+def _shape(found: dict[str, Any], kind: str, points: Any) -> dict[str, Any]:
+    return {
+        "label": found["label"],
+        "shape_type": kind,
+        "points": [list(point) for point in points],
+        "score": found["score"],
+        "attributes": {},
+        "description": next((best["label"] for best in found.get("classes", ())), ""),
+        "difficult": False,
+        "direction": 0,
+        "flags": {},
+        "group_id": None,
+        "kie_linking": [],
+    }

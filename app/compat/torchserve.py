@@ -1,0 +1,101 @@
+"""What TorchServe's clients call: `/ping`, `/predictions/{model}`, `/models`. For those who leave it: it is archived.
+
+Owns: its paths, and answers in the shape of its handlers `image_classifier` and `object_detector`. Errors are ours.
+TorchServe listened on three ports; here inference and the list of models are on one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from app.http.answer import Content, as_json, as_response
+from app.http.call import AsgiRequest, HttpRequest
+from app.http.hot import NAME, HotRoute
+from app.http.routes.predict import PredictCall
+from app.ingress.ingress import Ingress
+from app.serving.service import Service
+from models import Model
+
+router = APIRouter(tags=["torchserve"])
+ROUTE = "/predictions/{model}"
+
+_DOCUMENTATION: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/jpeg": {"schema": {"type": "string", "format": "binary"}},
+            "multipart/form-data": {
+                "schema": {"type": "object", "properties": {"data": {"type": "string", "format": "binary"}}}
+            },
+        },
+    },
+}
+
+
+class Ping(BaseModel):
+    """Every model has a worker."""
+
+    status: str
+
+
+class ListedModel(BaseModel):
+    """A model, and where its weights come from."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    modelName: str  # noqa: N815 - TorchServe's name
+    modelUrl: str  # noqa: N815
+
+
+class ModelList(BaseModel):
+    """Every model."""
+
+    models: list[ListedModel]
+
+
+@router.get("/ping", responses={503: {"description": "Not healthy, with the reason"}})
+async def ping(request: Request) -> Ping:
+    """200 while every model has a worker and the service is not shutting down."""
+    service: Service = request.app.state.service
+    service.readiness.check()
+    return Ping(status="Healthy")
+
+
+@router.get("/models")
+async def models(request: Request) -> ModelList:
+    """What is served."""
+    service: Service = request.app.state.service
+    return ModelList(
+        models=[ListedModel(modelName=name, modelUrl=served.model.weights) for name, served in service.models.items()]
+    )
+
+
+@router.put(ROUTE, include_in_schema=False)
+@router.put("/predictions/{model}/{version}", include_in_schema=False)
+@router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
+@router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
+async def predictions(request: Request, model: str, version: str = "") -> Response:
+    """Classes with their probabilities, or detections, of one image; of several in one request, a list of these."""
+    return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
+
+
+async def answer(ingress: Ingress, request: HttpRequest, model: str, version: str = "") -> Content:
+    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    answered = await ingress.answer(PredictCall(request, model, version, any_type=True))
+    shaped = [_shaped(ingress.service.find(model).model, each) for each in answered.predictions]
+    return as_json(shaped[0] if len(shaped) == 1 else shaped)
+
+
+HOT: HotRoute = (re.compile(rb"/predictions/%b(?:/%b)?" % (NAME, NAME)), ROUTE, answer)
+
+
+def _shaped(model: Model, prediction: dict[str, Any]) -> Any:
+    if model.task == "classify":
+        return {each["label"]: each["score"] for each in prediction["classes"]}
+    if "detections" not in prediction:  # Of a task that another package brings.
+        return prediction
+    return [{each["label"]: list(each["box"].values()), "score": each["score"]} for each in prediction["detections"]]

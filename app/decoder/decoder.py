@@ -1,0 +1,101 @@
+"""One image after the other: from its bytes in the inbox to its pixels in the arena.
+
+Owns: what a job means, and turning everything that can go wrong into an answer. Must not know sockets or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Region, Status, split_regions
+from app.images.decoding import Encoded, decode
+from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.images.passing import may_pass, write_file
+from models import PixelModel, Placement
+
+if TYPE_CHECKING:
+    from app.decoder.inbox import Inbox
+    from app.processes.arena import Arena
+
+
+class Decoder:
+    """Answers jobs over an inbox and an arena. Used by one thread."""
+
+    def __init__(self, plan: DecodePlan, inbox: Inbox, arena: Arena) -> None:
+        self._models = plan.models
+        self._inbox = inbox
+        self._arena = arena
+
+    def answer(self, job: Job) -> Decoded:
+        """What became of the job. Cannot raise for what a client has sent."""
+        self._inbox.begin(job.token)
+        try:
+            return self._placed(job)
+        except ImageTooLargeError as error:
+            return Decoded(job.token, Status.TOO_LARGE, text=str(error))
+        except InvalidImageError as error:
+            return Decoded(job.token, Status.INVALID, text=str(error))
+        except MemoryError:
+            return Decoded(job.token, Status.FAILED, text="there is no memory for its pixels")
+        except Exception as error:  # Ours, not the client's: the next image may well be fine.
+            return Decoded(job.token, Status.FAILED, text=f"{type(error).__name__}: {error}")
+        finally:
+            self._inbox.end()
+
+    def _placed(self, job: Job) -> Decoded:
+        model = self._models[job.model]
+        if model is None:
+            raise ValueError(f"model {job.model} takes no images")
+        data = self._inbox.lane(job.lane, job.size)
+        out = torch.from_numpy(self._arena.slot(job.model, job.slot)).view(model.input_shape)
+        if job.kind == Kind.PIXELS:
+            image = torch.frombuffer(data, dtype=torch.uint8).view(job.height, job.width, 3)
+            placement = model.preprocess(image, out, job.width, job.height)
+        else:
+            regions: list[tuple[int, Region]] = []
+            if job.kind == Kind.REGIONS:
+                data, regions = split_regions(data, job.width)
+            header = read_header(data)
+            check_pixels(header, job.max_pixels)
+            if header.width * header.height >= job.large_pixels:
+                return Decoded(job.token, Status.LARGE, header.width, header.height)
+            if job.kind == Kind.FILE and self._passed(model, job, data, header):
+                return _answered(job, Status.PASSED, model.placement(header.width, header.height))
+            if job.kind == Kind.REGIONS:
+                self._place(model, job.model, decode(data, header), regions)
+                placement = Placement(header.width, header.height)
+            else:
+                placement = decode_into(model, data, header, out)
+        return _answered(job, Status.PLACED, placement)
+
+    def _passed(self, model: PixelModel, job: Job, data: memoryview, header: Header) -> bool:
+        """Put the file itself into the slot, where a device sees of it what a decoder would have made."""
+        slot, size = self._arena.slot(job.model, job.slot), (header.width, header.height)
+        if model.geometry(*size) is None or model.decode_size(*size) != size or not may_pass(data, header, len(slot)):
+            return False
+        write_file(slot, data, header)
+        return True
+
+    def _place(self, model: PixelModel, index: int, image: torch.Tensor, regions: Sequence[tuple[int, Region]]) -> None:
+        """Each region of an image as if it were an image itself. Raises InvalidImageError for one that lies outside."""
+        height, width = image.shape[:2]
+        for slot, (x, y, columns, rows) in regions:
+            if not (0 < columns <= width - x and 0 < rows <= height - y):
+                raise InvalidImageError(f"the image of {width} x {height} has no region at {x}, {y}")
+            out = torch.from_numpy(self._arena.slot(index, slot)).view(model.input_shape)
+            part = image[y : y + rows, x : x + columns].contiguous()
+            model.preprocess(part, out, columns, rows)
+
+
+def _answered(job: Job, status: Status, placement: Placement) -> Decoded:
+    where = placement.scale, placement.pad_x, placement.pad_y
+    return Decoded(job.token, status, placement.width, placement.height, *where)
+
+
+def decode_into(model: PixelModel, body: Encoded, header: Header, target: torch.Tensor) -> Placement:
+    """Decode one image and place it in `target`, uint8 `model.input_shape`. Raises InvalidImageError."""
+    size = model.decode_size(header.width, header.height)
+    return model.preprocess(decode(body, header, size), target, header.width, header.height)

@@ -1,0 +1,158 @@
+"""The processes that decode, from inside.
+
+Owns: what their nursery loads before it forks them (app/processes/forking.py), and the main loop of a decoder. Must not
+import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena and
+/dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It has no part in the
+streams of the service: what it has to say it says to the server, which writes it down as a decoder's words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from app import logs
+from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Status, jobs_in, pack_answer
+from app.processes.forking import fork_on_request, name_process, received, settle
+from app.processes.packing import unpacked
+
+if TYPE_CHECKING:
+    from app.decoder.inbox import Inbox
+    from app.processes.arena import Arena
+
+_LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
+
+log = logging.getLogger("anychip.decoders")
+
+
+def main(control: socket.socket, server: int) -> None:
+    """The nursery. The first packet brings the descriptors of the plan and of the arena. `server`: its process id."""
+    settle(server, "decoder-nursery")
+    import_libraries()
+    prepare_to_decode()
+    packet, descriptors = received(control)
+    if not packet:
+        return
+    plan_descriptor, *arena_descriptors = descriptors
+    with open(plan_descriptor, "rb") as file:
+        plan: DecodePlan = unpacked(file.read(), ())
+    logs.configure(*plan.log_style)
+    warm_up(plan)
+    gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
+    fork_on_request(control, server, lambda _, theirs: _decoder(plan, arena_descriptors, *theirs))
+
+
+def warm_up(plan: DecodePlan) -> None:
+    """Decode an image of each format for each model: what libraries load when they are first used is there then.
+
+    A decoder can open no file, so it could not load it itself.
+    """
+    import torch
+
+    from app.decoder.decoder import decode_into
+    from app.images.decoding import sample_images
+    from app.images.header import read_header
+
+    for model in filter(None, plan.models):
+        target = torch.empty(model.input_shape, dtype=torch.uint8)
+        for encoded in sample_images():
+            decode_into(model, encoded, read_header(encoded), target)
+
+
+def import_libraries() -> None:
+    """Import everything that decoders need. Computes nothing: others may be forked from this process, too."""
+    from app.decoder import decoder  # noqa: F401
+
+
+def prepare_to_decode() -> None:
+    """Compute without threads from now on, and find out once, for all decoders, what reads JPEG.
+
+    Decoders are the parallelism, and a thread would not survive a fork.
+    """
+    import cv2
+    import torch
+
+    from app.images import jpeg
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    jpeg.library()
+
+
+class _ToServer(logging.Handler):
+    """Lines of the log, to the server, beside the answers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As `logging.Handler.emit`."""
+        with contextlib.suppress(OSError):  # The server is gone.
+            self._connection.send(pack_answer(Decoded(0, Status.SAID, text=self.format(record))))
+
+
+def _close_all_but(*kept: int) -> None:
+    """And the streams: who started the service may have left others open."""
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
+        with contextlib.suppress(OSError):  # The one that listed them is closed already.
+            os.close(descriptor)
+
+
+def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
+    """What libjpeg and others write to stderr for a strange image, in no form and with no request, is dropped."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+    level, _ = plan.log_style
+    logging.basicConfig(level=level.upper(), handlers=[_ToServer(connection)], force=True)
+
+
+def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descriptor: int, inbox_descriptor: int) -> None:
+    """The process of one decoder."""
+    name_process("anychip-decoder")
+    import torch
+
+    from app.decoder.inbox import Inbox
+    from app.processes.arena import Arena
+    from models.confinement import confine_decoder
+
+    _close_all_but(*arena_descriptors, connection_descriptor, inbox_descriptor)
+    connection = socket.socket(fileno=connection_descriptor)
+    arena = Arena.opened(plan.pools, *arena_descriptors)
+    inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
+    _leave_streams(plan, connection)
+    # From here on it reads what strangers have sent, and needs nothing that it does not have.
+    confine_decoder(plan.memory_bytes)
+    try:
+        with contextlib.suppress(EOFError, ConnectionError), torch.inference_mode():  # The server is gone.
+            decode_forever(plan, connection, inbox, arena)
+    except Exception:
+        log.exception("a decoder ends")
+        raise SystemExit(1) from None
+
+
+def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:
+    """Answer jobs until the other end is gone. Raises ConnectionError."""
+    from app.decoder.decoder import Decoder
+
+    decoder = Decoder(plan, inbox, arena)
+    while packet := connection.recv(PACKET_BYTES):
+        answers = []
+        began_s = time.monotonic()
+        for job in jobs_in(packet):
+            answers.append(pack_answer(decoder.answer(job)))
+            now_s = time.monotonic()
+            if now_s - began_s > _LONGEST_WORK_S:
+                connection.send(b"".join(answers))
+                answers.clear()
+                began_s = now_s
+        if answers:
+            connection.send(b"".join(answers))

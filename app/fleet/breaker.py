@@ -1,0 +1,46 @@
+"""When a replica whose workers die gets the next one: at once, after a pause, or as broken.
+
+Owns: how often they died, in a row and in a window of time. Must not know workers, nor a clock: it is told the time.
+
+A worker that dies before it has answered anything lengthens the pause before the next start, and so does each death
+after the third within a minute. After five of the first kind in a row, or ten deaths within a minute, the replica is
+broken: it is tried once a minute, until a worker has served for a minute.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from app.processes.nursery import BACKOFF_S
+
+BROKEN_S = 60.0
+WINDOW_S = 60.0
+IN_A_ROW = 5
+IN_WINDOW = 10
+_FREE = 2
+"""Deaths within the window that lengthen no pause, as people and faults end workers now and then."""
+
+
+class Breaker:
+    """Of one replica. `reason`: why it is broken, empty while it is not."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._in_a_row = 0  # Of workers that had answered nothing.
+        self._died_s: deque[float] = deque()
+
+    def died(self, now_s: float, *, answered: bool = False, served_s: float = 0.0) -> float:
+        """Count a death at `now_s` of a worker that had served for so long; returns the pause before the next start."""
+        self._in_a_row = 1 if answered else self._in_a_row + 1
+        self._died_s.append(now_s)
+        while now_s - self._died_s[0] > WINDOW_S:
+            self._died_s.popleft()
+        if served_s >= WINDOW_S:
+            self.reason = ""
+        if self._in_a_row >= IN_A_ROW:
+            self.reason = f"{self._in_a_row} workers died in a row"
+        elif len(self._died_s) >= IN_WINDOW:
+            self.reason = f"{len(self._died_s)} workers died within {WINDOW_S:g} s"
+        if self.reason:
+            return BROKEN_S
+        return BACKOFF_S[min(max(self._in_a_row, len(self._died_s) - _FREE), len(BACKOFF_S)) - 1]

@@ -1,0 +1,147 @@
+"""What a device's workers report, and what they serve, as metrics.
+
+Owns: one device's series, the sums over several workers on it, and who serves what. Must not decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import nan
+from typing import get_args
+
+import torch
+from prometheus_client import Counter
+
+from app.fleet.process import WorkerProcess
+from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, THROTTLED, Metrics, States
+from app.worker.guard import CACHE, COLLECT, HAND_OVER, Trigger
+from app.worker.messages import Released, Stats
+
+RESTARTS = ("died", "hung", "lost", "leaked", "start")
+HANDOVERS = ("load", "memory", "compiled")
+_RELEASES = (
+    *((rung, trigger) for rung in (COLLECT, CACHE) for trigger in (*get_args(Trigger), "request")),
+    *((HAND_OVER, trigger) for trigger in ("device", "resident")),
+    (CACHE, "out_of_memory"),
+)
+
+
+@lru_cache(maxsize=1)
+def _operators() -> frozenset[str]:
+    """PyTorch's, as far as this process knows them: a worker that was taken over could name any number of others."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
+
+
+class DeviceMetrics:
+    """Of one device."""
+
+    def __init__(self, metrics: Metrics, device: str, vendor: str) -> None:
+        self._metrics, self._device, self._labels = metrics, device, (device, vendor)
+        self._stats: dict[str, Stats] = {}
+        self._up = metrics.worker_up.labels(device)
+        self._up.set(0)
+        for reason in RESTARTS:
+            metrics.worker_restarts.labels(device, reason)
+        for reason in HANDOVERS:
+            metrics.handovers.labels(device, reason)
+        for rung, trigger in _RELEASES:
+            metrics.cache_releases.labels(device, rung, trigger)
+            metrics.cache_released_bytes.labels(device, rung)
+
+    def ready(self) -> None:
+        """A worker serves."""
+        self._up.set(1)
+
+    def report(self, worker: str, stats: Stats) -> None:
+        """Memory of a device is what all its workers hold of it; used and total are the device's own."""
+        before = self._stats.get(worker)
+        self._stats[worker] = stats
+        here = self._stats.values()
+        metrics = self._metrics
+        for kind in MEMORY_KINDS:
+            value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
+            metrics.device_memory.labels(*self._labels, kind).set(value)
+        metrics.worker_resident.labels(self._device).set(sum(each.resident for each in here))
+        self._show(stats.telemetry)
+        if worker == next(iter(self._stats)):  # Of several workers on a device one is enough.
+            then = before.telemetry if before else stats.telemetry
+            self._count(metrics.energy, (), "energy_joules", then, stats.telemetry)
+            for kind, name in MEMORY_ERRORS.items():
+                self._count(metrics.memory_errors, (kind,), name, then, stats.telemetry)
+            self._count(metrics.driver_errors, (), "driver_errors", then, stats.telemetry)
+        for operator, count in stats.fallbacks.items():
+            new = count - (before.fallbacks.get(operator, 0) if before else 0)
+            name = operator if operator in _operators() else "other"
+            metrics.operator_fallbacks.labels(self._device, name).inc(new)
+
+    def gone(self, worker: str, *, last: bool) -> None:
+        """A worker is gone; `last`: none serves the device now, so that nobody knows how it is."""
+        self._stats.pop(worker, None)
+        if not last:
+            return
+        self._up.set(0)
+        for kind in MEMORY_KINDS[:-1]:
+            self._metrics.device_memory.labels(*self._labels, kind).set(float("nan"))
+        self._metrics.worker_resident.labels(self._device).set(0)
+        self._show({})
+
+    def released(self, message: Released) -> None:
+        """A worker has climbed rungs of the memory guard."""
+        for rung in message.returned.keys() & {COLLECT, CACHE}:
+            returned = message.returned[rung]
+            self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
+            self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
+
+    def _show(self, telemetry: Mapping[str, float]) -> None:
+        for name, gauge in self._metrics.telemetry.items():
+            gauge.labels(*self._labels).set(telemetry.get(name, nan))
+        for reason, name in THROTTLED.items():
+            self._metrics.throttled.labels(*self._labels, reason).set(telemetry.get(name, nan))
+
+    def _count(
+        self,
+        counter: Counter,
+        labels: tuple[str, ...],
+        name: str,
+        then: Mapping[str, float],
+        now: Mapping[str, float],
+    ) -> None:
+        """What was added since the worker's report before; one that was never known is not there."""
+        if name in now:
+            added = now[name] - then.get(name, now[name])
+            counter.labels(*self._labels, *labels).inc(max(added, 0.0))  # One that began again has added nothing yet.
+
+
+class ServedStates:
+    """Who serves what now, by which engine, and what the gate found."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._info = States(metrics.model_info)
+        self._errors = States(metrics.precision_error)
+        self._verdicts = States(metrics.precision_gate)
+        self._load_times = States(metrics.model_load)
+
+    def show(self, workers: Iterable[WorkerProcess]) -> None:
+        """These are all workers that are ready."""
+        info: dict[tuple[str, ...], float] = {}
+        errors: dict[tuple[str, ...], float] = {}
+        verdicts: dict[tuple[str, ...], float] = {}
+        load_times: dict[tuple[str, ...], float] = {}
+        for worker in workers:
+            assert worker.ready is not None
+            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+                if loaded is None or model is None:
+                    continue
+                where = (model.name, worker.device)
+                served_by = (*where, loaded.report.engine, loaded.report.precision)
+                load_times[where] = loaded.load_s
+                info |= {(*served_by, model.weights): 1}
+                errors |= {(*where, measure): error for measure, error in loaded.report.measures.items()}
+                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.report.rejected}
+                if loaded.report.measures:
+                    verdicts[served_by] = 1
+        self._info.show(info)
+        self._errors.show(errors)
+        self._verdicts.show(verdicts)
+        self._load_times.show(load_times)

@@ -1,0 +1,255 @@
+"""Workers that take over from others while these serve: for new weights, for memory, for engines that took their time.
+
+Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it: they go on when whoever
+asked for them is gone. How a replica starts, swaps and drains workers is its own business (app.fleet.replica). Must
+not know requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from app.config import Settings
+from app.errors import ServiceError
+from app.fleet.process import WorkerPlan, WorkerProcess, WorkerStartError
+from app.fleet.replica import Replica
+from app.observability.metrics import Metrics
+from app.worker.guard import HAND_OVER
+from models import Model
+
+_RELIEVE_INTERVAL_S = 0.25
+# Before each try in a row to compile for a replica. A compiled worker that has lived for the last of them ends the row.
+_COMPILE_PAUSES_S = (0.0, 30.0, 120.0, 600.0)
+
+T = TypeVar("T")
+
+log = logging.getLogger("anychip.dispatcher")
+
+
+class Handovers:
+    """Of `replicas`, a list that may still grow."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        settings: Settings,
+        metrics: Metrics,
+        keep_sizes: Callable[[str, Mapping[int, tuple[int, ...]]], None] = lambda device, sizes: None,
+    ) -> None:
+        """`keep_sizes`: is called in a thread with what a compiled worker has found on a device of this name."""
+        self._replicas, self._settings, self._metrics = replicas, settings, metrics
+        self._keep_sizes = keep_sizes
+        self._sizes: dict[str, dict[int, tuple[int, ...]]] = {}  # By the device's name: cards of one kind are alike.
+        self._lock = asyncio.Lock()
+        self._relieved: dict[Replica, asyncio.Task[None]] = {}
+        self._relieved_s: dict[str, float] = {}
+        self._compiling: dict[Replica, asyncio.Task[None]] = {}
+        self._compilations: dict[Replica, tuple[int, float]] = {}  # How many in a row, and when the last was begun.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = False
+
+    async def stop(self) -> None:
+        """End every task, and begin no other. Idempotent."""
+        self._stopped = True
+        background = [*self._relieved.values(), *self._tasks]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+
+    async def run(self, hand_over: Coroutine[Any, Any, None]) -> None:
+        """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
+
+        Raises DRAINING then.
+        """
+        if self._stopped:
+            hand_over.close()
+            raise _shutting_down()
+        task = self._task(hand_over, "hand-over")
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _shutting_down() from None
+            raise
+
+    async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
+        """Replace every worker by one that serves `models`, all at the same moment.
+
+        Each new worker starts beside the old one; the device needs memory for both. Raises WorkerStartError when one of
+        them cannot start: then none of them takes over.
+        """
+        for task in list(self._compiling.values()):
+            task.cancel()  # Of the models that go. It may take an hour, and the new workers have their own.
+        self._compiling.clear()
+        try:
+            await self._to(models, reason)
+        finally:
+            for each in self._replicas:
+                if each.current is not None and each.current.ready is not None and each.current.ready.staged:
+                    self.compile(each.current)
+
+    async def _to(self, models: tuple[Model | None, ...], reason: str) -> None:
+        async with self._lock:
+            plans = {each: each.plan.with_models(models) for each in self._replicas}
+            # A replica whose workers keep dying would stop every hand-over; it follows the new plan when it is back.
+            in_order = [each for each in plans if each.state not in ("broken", "quarantined")]
+            served = {each.plan.serves for each in in_order}
+            needed = [
+                each
+                for each, plan in plans.items()
+                if each in in_order or (plan.serves not in served and plan.load.models != each.plan.load.models)
+            ] or list(plans)
+            starts = {
+                each: self._task(each.prepare(plan, start=each in needed), f"prepare {each.device}")
+                for each, plan in plans.items()
+            }
+            try:
+                await asyncio.gather(*starts.values())
+                workers = {each: start.result() for each, start in starts.items()}
+                for worker in workers.values():
+                    if worker is not None and worker.ended.done():
+                        raise WorkerStartError(worker.ended.result(), worker)
+            except BaseException:
+                await self._discard(starts)
+                raise
+            # In one turn of the event loop: no request is answered by new weights before another by old ones.
+            drains = [each.take_over(worker, plans[each], self._settings.drain_s) for each, worker in workers.items()]
+            for each in workers:
+                self._metrics.handovers.labels(each.device, reason).inc()
+            await asyncio.gather(*map(asyncio.shield, drains))
+
+    @staticmethod
+    async def _discard(starts: Mapping[Replica, asyncio.Task[WorkerProcess | None]]) -> None:
+        """End the workers that were started, or are being started."""
+        for start in starts.values():
+            start.cancel()
+        await asyncio.wait(starts.values())
+        started = {each: start for each, start in starts.items() if not start.cancelled() and not start.exception()}
+        await asyncio.gather(*(each.discard(start.result()) for each, start in started.items()))
+
+    def relieve(self, worker: WorkerProcess, trigger: str) -> None:
+        """Replace a worker that leaks, as soon as that is allowed."""
+        replica = self._of(worker)
+        if self._stopped or replica is None or replica in self._relieved:
+            return
+        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
+        task = asyncio.create_task(self._relieve(replica, worker, trigger), name=f"relieve {worker.id}")
+        self._relieved[replica] = task
+        task.add_done_callback(lambda _: self._relieved.pop(replica, None))
+
+    def compile(self, worker: WorkerProcess) -> None:
+        """Replace a worker that serves with what was ready in seconds by one that takes its time."""
+        replica = self._of(worker)
+        if self._stopped or replica is None or replica in self._compiling:
+            return
+        task = self._task(self._compile(replica, worker), f"compile for {worker.id}")
+        self._compiling[replica] = task
+        task.add_done_callback(lambda done: self._forget(replica, done))
+
+    def _forget(self, replica: Replica, task: asyncio.Task[None]) -> None:
+        if self._compiling.get(replica) is task:
+            del self._compiling[replica]
+
+    def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task that `stop` ends."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.debug("%s: %s", task.get_name(), task.exception())  # Whoever waits for it hears it, too.
+
+    def _of(self, worker: WorkerProcess) -> Replica | None:
+        return next((each for each in self._replicas if each.current is worker), None)
+
+    async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
+        """Replace a leaking worker as soon as that takes nobody away from those that serve."""
+        while replica.current is worker:
+            async with self._lock:
+                ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
+                allowed = ago_s >= self._settings.guard_handover_interval_s
+                others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
+                if allowed and replica.current is worker and all(each.state == "ready" for each in others):
+                    try:
+                        # As this worker: with compiled engines, where it has them.
+                        load = replace(worker.plan.load, models=replica.plan.load.models)
+                        successor = await replica.prepare(self._with_sizes(replace(worker.plan, load=load)))
+                        drain = replica.take_over(successor, replica.plan, self._settings.drain_s)
+                        await asyncio.shield(drain)
+                        self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
+                        self._metrics.handovers.labels(replica.device, "memory").inc()
+                    except WorkerStartError as error:
+                        log.error("%s: no worker could take over from one that leaks: %s", replica.device, error)
+                    finally:
+                        self._relieved_s[replica.device] = time.monotonic()
+            await asyncio.sleep(_RELIEVE_INTERVAL_S)
+
+    async def _compile(self, replica: Replica, worker: WorkerProcess) -> None:
+        """Until a compiled worker has taken over, or another serves than the one for which this was begun.
+
+        The replica's own plan stays quick: after a crash it serves again in seconds, and compiles anew.
+        """
+        while replica.current is worker:
+            tries, begun_s = self._compilations.get(replica, (0, -math.inf))
+            if time.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + self._settings.compile_timeout_s:
+                tries = 0
+            await asyncio.sleep(_COMPILE_PAUSES_S[min(tries, len(_COMPILE_PAUSES_S) - 1)])
+            async with self._lock:
+                if replica.current is not worker:
+                    return
+                self._compilations[replica] = tries + 1, time.monotonic()
+                quick = self._with_sizes(replica.plan)
+                load = replace(quick.load, quick=False)
+                plan = replace(quick, load=load, start_timeout_s=self._settings.compile_timeout_s)
+                log.info("%s serves meanwhile; faster engines and larger batches are tried beside it", worker.id)
+                try:
+                    compiled = await replica.prepare(plan)
+                    found = self._found_sizes(compiled)
+                    drain = replica.take_over(compiled, self._with_sizes(quick), self._settings.drain_s)
+                except WorkerStartError as error:
+                    again_s = _COMPILE_PAUSES_S[min(tries + 1, len(_COMPILE_PAUSES_S) - 1)]
+                    log.error(
+                        "%s: nothing faster can be had, what serves stays; it is tried again in %g s: %s",
+                        replica.device,
+                        again_s,
+                        error,
+                    )
+                    continue
+                if found:
+                    await asyncio.to_thread(self._keep_sizes, plan.load.device.name, found)
+                await asyncio.shield(drain)
+                self._metrics.handovers.labels(replica.device, "compiled").inc()
+                return
+
+    def _found_sizes(self, worker: WorkerProcess | None) -> Mapping[int, tuple[int, ...]]:
+        """The batch sizes of a worker's models that were to be found, by number: with these it serves."""
+        if worker is None or worker.ready is None:
+            return {}
+        load = worker.plan.load
+        searched = [index for index, how in enumerate(load.tuned) if how is not None and how.grows]
+        loaded = {index: worker.ready.loaded[index] for index in searched}
+        found = {index: tuple(each.latency_s) for index, each in loaded.items() if each is not None}
+        self._sizes.setdefault(load.device.name, {}).update(found)
+        return found
+
+    def _with_sizes(self, plan: WorkerPlan) -> WorkerPlan:
+        """The plan with the batch sizes that were found meanwhile on such a device: they are not searched again."""
+        found = self._sizes.get(plan.load.device.name, {})
+        tuned = tuple(
+            replace(how, batch_sizes=found[index], grows=False) if how is not None and index in found else how
+            for index, how in enumerate(plan.load.tuned)
+        )
+        return replace(plan, load=replace(plan.load, tuned=tuned))
+
+
+def _shutting_down() -> ServiceError:
+    return ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)

@@ -1,0 +1,106 @@
+"""What each worker is to load, from the settings: one plan per worker.
+
+Must not know requests, nor how a worker is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from app.config import Settings, split
+from app.fleet.process import WorkerPlan
+from app.fleet.profiles import Profile, of_model
+from app.precision.probes import calibration, probes
+from app.worker.messages import Load, Tuned
+from backends import Choice
+from models import Model, NormalisedModel
+from models.exports.exported import bare_environment
+
+
+def worker_devices(settings: Settings, choice: Choice) -> list[str]:
+    """The device of each worker, in the order in which workers are started."""
+    return [device for device in choice.devices for _ in range(settings.workers_per_device)]
+
+
+def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model) -> Tuned:
+    """What a model is served with. The form of a model that takes floats is as its images' are, and never grows."""
+    how = Tuned(**of_model(settings, profiles.get(model.name)))
+    return replace(how, grows=False) if isinstance(model, NormalisedModel) else how
+
+
+def sharing_workers(choice: Choice, models: Sequence[Model]) -> list[tuple[int, ...]]:
+    """The numbers of the models that share workers.
+
+    On the CPU a model that is a program, and may do what its writer liked, has its workers for itself and its forms.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, model in enumerate(models):
+        apart = model.is_program and choice.backend.facts.device_type == "cpu"
+        own = model.image_model.name if isinstance(model, NormalisedModel) else model.name
+        groups.setdefault(own if apart else "", []).append(index)
+    return [tuple(group) for group in groups.values()]
+
+
+def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
+    """Which of the arena's memories each model's images lie in: one for all that share workers."""
+    groups = sharing_workers(choice, models)
+    return [next(number for number, group in enumerate(groups) if index in group) for index in range(len(models))]
+
+
+def worker_plans(
+    settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
+) -> list[tuple[str, WorkerPlan]]:
+    """The device of each worker, and its plan. Computes the probes of the precision gate.
+
+    `profiles`: of models, by name, that are to be served otherwise than the settings say.
+    """
+    facts = choice.backend.facts
+    cache_dir = settings.cache_dir.expanduser()
+    tried = tuple(probes(model) for model in models) if facts.computes else ()
+    tuned = tuple(how_served(settings, profiles, model) for model in models)
+    calibrations = tuple(
+        calibration(model, settings.calibrate) if how.precision == "int8" else None
+        for model, how in zip(models, tuned, strict=True)
+    )
+
+    def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
+        # Of the others a worker gets nothing: what runs in a program may look at all that is there.
+        own = [index in serves for index in range(len(models))]
+        bare = facts.device_type == "cpu" and models[serves[0]].is_program
+        load = Load(
+            models=tuple(model if is_own else None for model, is_own in zip(models, own, strict=True)),
+            device=choice.device(device),
+            engine=settings.engine,
+            precision=settings.precision,
+            batch_sizes=settings.ladder,
+            guard=settings.guard_limits,
+            plugins=split(settings.plugins),
+            operator_libraries=split(settings.operator_libraries),
+            probes=tuple(items if is_own else items[:0] for items, is_own in zip(tried, own, strict=bool(tried))),
+            calibrations=tuple(each if is_own else None for each, is_own in zip(calibrations, own, strict=True)),
+            cache_dir=None if bare else cache_dir,
+            quick=True,
+            ballast=bytes(facts.ballast_bytes),
+            tuned=tuned,
+            decode=settings.decode,
+        )
+        return WorkerPlan(
+            load,
+            bare_environment() if bare else facts.variables(os.environ, cache_dir),
+            forks=facts.late_environment,
+            serves=serves,
+            memory=memory,
+            bare=bare,
+            start_timeout_s=settings.start_timeout_s,
+            batch_timeout_s=settings.batch_timeout_s,
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            log_style=(settings.log_level, settings.log_format),
+        )
+
+    return [
+        (device, plan(device, memory, serves))
+        for memory, serves in enumerate(sharing_workers(choice, models))
+        for device in worker_devices(settings, choice)
+    ]

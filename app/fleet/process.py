@@ -1,0 +1,412 @@
+"""One worker process as the event loop sees it, from spawn to death.
+
+Owns: its channel, what it was sent and has not answered, its limits, and its end. Must not know what a batch is for,
+nor what follows on a death (replica). Nothing here waits for a worker but `await`: the channel never blocks.
+
+Limits count the time in which this process could hear its workers: what it was stopped itself, as by `docker pause`, or
+stood still counts against nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from app import logs
+from app.fleet.spawn import ChildProcess, spawn
+from app.pace import Pace
+from app.processes.arena import Arena
+from app.processes.channel import Channel, ChannelError
+from app.worker.load_file import write_load
+from app.worker.messages import (
+    Beat,
+    Begin,
+    Done,
+    Ended,
+    Failed,
+    FromWorker,
+    HandOver,
+    Load,
+    Ready,
+    Release,
+    Released,
+    Run,
+    Stats,
+    Stop,
+    ToWorker,
+    from_worker,
+    to_worker,
+)
+from app.worker.results import Result, map_overflow, read_results
+
+if TYPE_CHECKING:
+    from models import Model
+
+log = logging.getLogger("anychip.workers")
+
+STOP_TIMEOUT_S = 10.0
+_WATCH_INTERVAL_S = 0.25
+_MOST_READS = 16
+"""In one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
+_UNASKED_BYTES_PER_S, _UNASKED_BURST_BYTES = 1 << 20, 4 << 20
+"""What a worker may say beside its answers, a thousand times what it does. At once: what waited for this process."""
+_LEAST_BYTES = 256
+"""What a message counts at least: reading it costs as much."""
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What a worker is to serve, the environment of its process, and its limits.
+
+    `forks`: the process may be forked, as the environment may come when the libraries are loaded already. `serves`:
+    the numbers of the models that it may have, None: of all; `memory`: the arena's that they lie in. `bare`: of the
+    service's own environment the process gets nothing.
+    """
+
+    load: Load
+    environment: Mapping[str, str] = field(default_factory=dict)
+    forks: bool = False
+    serves: tuple[int, ...] | None = None
+    memory: int = 0
+    bare: bool = False
+    start_timeout_s: float = 600.0
+    batch_timeout_s: float = 30.0
+    heartbeat_timeout_s: float = 10.0
+    log_style: logs.Style = ("info", "auto")
+
+    def has(self, index: int) -> bool:
+        """Whether the model of this number is its to serve."""
+        return self.serves is None or index in self.serves
+
+    def with_models(self, models: Sequence[Model | None]) -> WorkerPlan:
+        """The same for other models, of which it takes its own."""
+        own = tuple(model if self.has(index) else None for index, model in enumerate(models))
+        return replace(self, load=replace(self.load, models=own))
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A batch is done. `results`: each item's, in order, None where the network computed NaN or infinity; `infer_s`:
+    seconds the device took; `fitted`: how many items at once its memory held, where that was not the whole batch;
+    `prepare_s`, `undecoded`: as in Done.
+    """
+
+    batch_id: int
+    results: list[Result]
+    infer_s: float
+    fitted: int = 0
+    prepare_s: float = 0.0
+    undecoded: tuple[int, ...] = ()
+
+
+Message: TypeAlias = Computed | Failed | Stats | Released | HandOver
+"""What others hear of a worker that serves."""
+
+
+class WorkerStartError(Exception):
+    """A worker could not start; the message is its own sentence."""
+
+    def __init__(self, reason: str, worker: WorkerProcess) -> None:
+        super().__init__(reason)
+        self.worker = worker
+
+
+class AttendedClock:
+    """Seconds in which this process could hear its workers: a gap in which it did not even look counts as one look."""
+
+    def __init__(self) -> None:
+        self._counted_s = 0.0
+        self._looked_s = time.monotonic()
+
+    def now_s(self) -> float:
+        """So many since the clock was made."""
+        return self._counted_s + min(time.monotonic() - self._looked_s, 2 * _WATCH_INTERVAL_S)
+
+    def look(self) -> float:
+        """The same; and from now the next gap counts. To be called every quarter of a second."""
+        self._counted_s, self._looked_s = self.now_s(), time.monotonic()
+        return self._counted_s
+
+
+class WorkerProcess:
+    """One worker from spawn to death. `ended` has the reason once it is given up; `abandoned`: its process could not be
+    killed, and is left behind with whatever it holds, until `exited`.
+    """
+
+    _numbers = itertools.count(1)
+
+    def __init__(
+        self, device: str, plan: WorkerPlan, arena: Arena, heard: Callable[[WorkerProcess, Message], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.device = device
+        self.id = f"{device}#{next(self._numbers)}"
+        self.plan = plan
+        self.ready: Ready | None = None
+        self.answered = False
+        self.end = "died"
+        self.retiring = False
+        self.abandoned = False
+        self.drained = asyncio.Event()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self._arena = arena
+        self._heard = heard
+        self._channel: Channel | None = None
+        self._spawned: ChildProcess | None = None
+        self._started: asyncio.Future[Ready] = loop.create_future()
+        self._closed: asyncio.Future[str] = loop.create_future()
+        self._killed = False
+        self._clock = AttendedClock()
+        self._sent: deque[tuple[Run, float]] = deque()  # What it has not answered, and when it was sent.
+        self._heard_s = self._answered_s = 0.0
+        self._writing = False
+        self._unasked = Pace(60 * _UNASKED_BYTES_PER_S, burst=_UNASKED_BURST_BYTES)
+        self._task = asyncio.create_task(self._live(), name=f"worker {self.id}")
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, None before its start."""
+        return self._spawned.pid if self._spawned else None
+
+    def model(self, index: int) -> Model:
+        """A model as this worker serves it; after a hand-over another may serve other weights and labels."""
+        model = self.plan.load.models[index]
+        assert model is not None
+        return model
+
+    async def start(self) -> Ready:
+        """Until it is ready. Raises WorkerStartError; the process is then gone."""
+        done, _ = await asyncio.wait((self._started, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if self._started not in done:
+            raise WorkerStartError(self.ended.result(), self)
+        return self._started.result()
+
+    def send(self, message: Run | Release | Stop) -> None:
+        """Send a message, now or when the worker reads; one that is just dying is reported through `ended`."""
+        if isinstance(message, Run):
+            self._sent.append((message, self._clock.now_s()))
+        self._write(message)
+
+    def kill(self, reason: str) -> None:
+        """End the process now."""
+        if self._spawned is not None:
+            self._killed = True
+            self._spawned.kill()
+        self._close(reason)
+
+    async def stop(self) -> None:
+        """Stop, wait, and kill what does not listen. Idempotent."""
+        if self.ready is not None:
+            self.send(Stop())
+            await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
+        if not self._task.done():
+            # Still loading, it does not read its channel and has nothing to lose.
+            self.kill("it was stopped")
+        await self._task
+
+    async def _live(self) -> None:
+        """The process from spawn to death."""
+        try:
+            await self._begin()
+            reason = await self._watched()
+        except Exception as error:
+            log.exception("%s: its process could not be begun", self.id)
+            reason = f"its process could not be begun: {error}"
+        if self._channel is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._channel.fileno())
+            loop.remove_writer(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+        if self._spawned is not None:
+            process = self._spawned
+            if await process.reap(0.0 if self._killed else STOP_TIMEOUT_S):
+                code = process.exited.result()
+                reason += f", exit code {code}" if code else ""
+            else:
+                self.abandoned = True
+                reason += f"; its process {process.pid} cannot be killed and is left behind, with what it holds"
+                log.critical("%s: %s", self.id, reason)
+        self.ended.set_result(reason)
+
+    async def _begin(self) -> None:
+        """Start the process and tell it what to do. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        descriptor = await asyncio.to_thread(write_load, self.plan.load)
+        if self._closed.done():
+            os.close(descriptor)
+            return
+        spawning = asyncio.create_task(spawn(self.id, forks=self.plan.forks), name=f"spawn {self.id}")
+        try:
+            await asyncio.wait(
+                (spawning, self._closed),
+                timeout=self.plan.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not spawning.done():
+                spawning.cancel()  # Should there be a process after all, it finds its socket closed, and ends.
+                self._close(f"it had no process within {self.plan.start_timeout_s:g} s")
+                os.close(descriptor)
+                return
+            spawned = self._spawned = spawning.result()
+        except BaseException:
+            spawning.cancel()
+            os.close(descriptor)
+            raise
+        if self._closed.done():  # It was killed meanwhile.
+            self._killed = True
+            spawned.kill()
+        channel = self._channel = Channel(spawned.socket)
+        spawned.exited.add_done_callback(self._process_exited)
+        plan, memory = self.plan, self.plan.memory
+        environment = dict(plan.environment) if plan.bare else spawned.environment(plan.environment)
+        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), sys.path, plan.bare)
+        self._write(begin, (*self._arena.descriptors(memory), descriptor))
+        loop.add_reader(channel.fileno(), self._readable)
+
+    async def _watched(self) -> str:
+        """Until it is over; returns why. A worker that hangs is killed."""
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(self._closed), _WATCH_INTERVAL_S)
+            self._read_all()  # What came while this loop was busy, first.
+            now_s = self._clock.look()
+            if self.ready is None:
+                if now_s > self.plan.start_timeout_s:
+                    self.kill(f"it was not ready within {self.plan.start_timeout_s:g} s")
+                continue
+            if self._sent:
+                running_s = now_s - max(self._sent[0][1], self._answered_s)
+                if running_s > self.plan.batch_timeout_s:
+                    self._hung(f"a batch was not done after {running_s:.1f} s")
+            if now_s - self._heard_s > self.plan.heartbeat_timeout_s:
+                self._hung(f"nothing was heard of it for {now_s - self._heard_s:.1f} s")
+
+    def _hung(self, reason: str) -> None:
+        self.end = "hung"
+        self.kill(f"it hung: {reason}")
+
+    def _process_exited(self, _: asyncio.Future[int | None]) -> None:
+        self._read_all()  # Its last words.
+        self._close("it ended")
+        self.exited.set_result(None)
+
+    def _write(self, message: ToWorker, descriptors: tuple[int, ...] = ()) -> None:
+        if self._channel is None or self._closed.done():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return
+        try:
+            self._channel.send(to_worker(message), descriptors)
+        except OSError as error:
+            log.debug("%s: cannot send: %s", self.id, error)
+        except ChannelError as error:
+            self._hung(f"{error}")
+        self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """Have the loop call `_writable` while something waits."""
+        if self._channel is None or self._writing == self._channel.waiting:
+            return
+        self._writing = self._channel.waiting
+        loop = asyncio.get_running_loop()
+        if self._writing:
+            loop.add_writer(self._channel.fileno(), self._writable)
+        else:
+            loop.remove_writer(self._channel.fileno())
+
+    def _writable(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.flush()
+        except OSError as error:  # It is gone: what it said before is still to be read.
+            log.debug("%s: cannot send: %s", self.id, error)
+            asyncio.get_running_loop().remove_writer(self._channel.fileno())
+            return
+        self._wait_for_room()
+
+    def _readable(self) -> bool:
+        """Handle what has arrived; should there be more, the loop calls again. Whether there was anything."""
+        if self._channel is None or self._closed.done():
+            return False
+        try:
+            messages = self._channel.receive()
+            for data in messages:
+                message = from_worker(data)
+                if not isinstance(message, Done | Failed):
+                    self._count(len(data))
+                self._handle(message)
+        except (EOFError, ConnectionError):
+            self._close("it ended")
+            return False
+        except Exception as error:  # A message that cannot be read: nothing this worker says can be trusted.
+            log.exception("%s: unreadable message", self.id)
+            self.kill(f"unreadable message: {error}")
+            return False
+        return bool(messages)
+
+    def _read_all(self) -> None:
+        """Handle what has arrived until now."""
+        for _ in range(_MOST_READS):
+            if not self._readable():
+                return
+
+    def _count(self, size: int) -> None:
+        """Count what was said unasked. Raises ChannelError for a flood."""
+        size = max(size, _LEAST_BYTES)
+        if self._unasked.wait_s(time.monotonic(), size):
+            raise ChannelError(f"it said more than {_UNASKED_BYTES_PER_S} bytes a second that it was not asked for")
+        self._unasked.take(size)
+
+    def _handle(self, message: FromWorker) -> None:
+        self._heard_s = self._clock.now_s()
+        match message:
+            case Beat():
+                pass
+            case Done():
+                run = self._answered(message.batch_id)
+                self.answered = True
+                self._heard(self, self._computed(run, message))
+            case Failed():
+                self._answered(message.batch_id)
+                self._heard(self, message)
+            case Ready():
+                self.ready = message
+                self._started.set_result(message)
+            case Ended():
+                self.end = message.kind
+                self._close(message.reason)
+            case Stats() | Released() | HandOver():
+                self._heard(self, message)
+
+    def _answered(self, batch_id: int) -> Run:
+        """The batch that is answered: always the oldest. Raises ChannelError."""
+        if not self._sent or self._sent[0][0].batch_id != batch_id:
+            raise ChannelError(f"it answered batch {batch_id}, which is not its next one")
+        self._answered_s = self._heard_s
+        return self._sent.popleft()[0]
+
+    def _computed(self, run: Run, done: Done) -> Computed:
+        """Raises ResultError, ChannelError, OSError, ValueError."""
+        overflow = None
+        if done.overflow_bytes:
+            assert self._channel is not None
+            overflow = map_overflow(self._channel.take_descriptor(), done.overflow_bytes)
+        places = [self._arena.result(run.model, slot) for slot in run.slots]
+        results = read_results(done.results, places, overflow)
+        return Computed(done.batch_id, results, done.infer_s, done.fitted, done.prepare_s, done.undecoded)
+
+    def _close(self, reason: str) -> None:
+        if not self._closed.done():
+            self._closed.set_result(reason)

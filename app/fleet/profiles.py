@@ -1,0 +1,155 @@
+"""Profiles: settings that were found best for a model on a device, kept in the cache folder.
+
+`anychip tune` finds all of them by trial; a first start finds batch sizes alone (workers.growth), for the engine and
+precision that it was given. A profile of tune comes before one of a start.
+
+Owns: what a profile is valid for, its file, and which settings it may change: those that nobody has given. Must not
+measure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.config import Settings, sizes_of
+from app.precision.gate import weights_key
+from backends import Choice, host
+from backends.vendors.drivers import driver_version
+from models import Model
+
+log = logging.getLogger("anychip.service")
+
+OF_MODEL = ("engine", "precision", "batch_sizes")
+"""Settings that each model may have its own of."""
+OF_SERVICE = ("decoders", "workers_per_device")
+"""Settings of the whole service: taken up where it serves one model."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The best that was found. `images_per_s`, `p99_ms`: as measured then; `lead`: how many times as fast as without.
+
+    `name`: what /v1/models calls it.
+    """
+
+    name: str
+    engine: str
+    precision: str
+    batch_sizes: str
+    decoders: int
+    workers_per_device: int
+    images_per_s: float
+    p99_ms: float
+    lead: float
+
+
+def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
+    """What a profile is valid for: another card, driver, PyTorch or file wants another one."""
+    device = choice.device(choice.devices[0])
+    return {
+        "device": f"{choice.vendor} {device.name}",
+        "count": str(len(choice.devices)),
+        "driver": driver_version(choice.backend.facts.vendor),
+        "torch": torch.__version__,
+        "cores": str(host.core_count()),
+        "null": settings.null,
+        "weights": weights_key(model) or f"{model.architecture} {model.weights} {len(model.labels)}",
+    }
+
+
+def store(profile: Profile, settings: Settings, choice: Choice, model: Model) -> Path:
+    """Keep a profile, in place of an earlier one; returns its file. Raises OSError."""
+    return _write(profile, settings, surroundings(settings, choice, model))
+
+
+def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str]) -> Path:
+    path = _path(settings, valid_for)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"valid_for": valid_for, **asdict(profile)}, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def store_sizes(sizes: Sequence[int], settings: Settings, choice: Choice, model: Model) -> Path:
+    """Keep batch sizes that a start has found. Raises OSError."""
+    name = f"batch sizes found at a start, {time.strftime('%Y-%m-%d')}"
+    values: dict[str, Any] = {each: getattr(settings, each) for each in (*OF_MODEL, *OF_SERVICE)}
+    values["batch_sizes"] = ",".join(map(str, sizes))
+    found = Profile(name, **values, images_per_s=0.0, p99_ms=0.0, lead=1.0)
+    return _write(found, settings, _of_start(settings, choice, model))
+
+
+def stored_sizes(settings: Settings, choice: Choice, model: Model) -> Profile | None:
+    """The profile that a start has stored for a model, with these settings but for its batch sizes; None without."""
+    found = _read(_path(settings, _of_start(settings, choice, model)))
+    kept = {name: getattr(settings, name) for name in (*OF_MODEL, *OF_SERVICE) if name != "batch_sizes"}
+    return None if found is None else replace(found, **kept)
+
+
+def _of_start(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
+    """What batch sizes are valid for, besides: two engines gain by different ones, and workers share the memory."""
+    of_device = {"memory": str(choice.device(choice.devices[0]).memory_bytes)}
+    given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "workers_per_device")}
+    return {**surroundings(settings, choice, model), **of_device, **given, "models": settings.models}
+
+
+def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:
+    """What tune has found for a model here; None where there is nothing, or nothing that can be read."""
+    return _read(_path(settings, surroundings(settings, choice, model)))
+
+
+def _read(path: Path) -> Profile | None:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        profile = Profile(**{each.name: document[each.name] for each in fields(Profile)})
+        Settings(**{name: getattr(profile, name) for name in (*OF_MODEL, *OF_SERVICE)})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the profile %s cannot be read and is left alone: %s", path, error)
+        return None
+    return profile
+
+
+def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tuple[Settings, dict[str, Profile]]:
+    """The settings with what profiles say where nobody has said anything, and the profile of each model that has one.
+
+    With several models only what each may have its own of changes: `of_model`.
+    """
+    if not settings.profiles:
+        return settings, {}
+    found = {model.name: stored(settings, choice, model) or stored_sizes(settings, choice, model) for model in models}
+    profiles = {name: profile for name, profile in found.items() if profile is not None}
+    for name, profile in profiles.items():
+        log.info("%s: profile %s", name, profile.name)
+    if len(models) != 1 or not profiles:
+        return settings, profiles
+    [profile] = profiles.values()
+    free = [name for name in OF_SERVICE if name not in settings.model_fields_set]
+    return settings.model_copy(update={name: getattr(profile, name) for name in free}), profiles
+
+
+def of_model(settings: Settings, profile: Profile | None) -> Mapping[str, Any]:
+    """Engine, precision and batch sizes for one model: as given, else of its profile, else the defaults.
+
+    `grows`: nobody has said which batch sizes, and none are known yet. `--batch-sizes auto` says nothing, either.
+    """
+    given = settings.model_fields_set - ({"batch_sizes"} if settings.batch_sizes == "auto" else set())
+    chosen = {name: getattr(settings if profile is None or name in given else profile, name) for name in OF_MODEL}
+    grows = settings.profiles and chosen["batch_sizes"] == "auto"
+    return {**chosen, "batch_sizes": sizes_of(chosen["batch_sizes"]), "grows": grows}
+
+
+def _path(settings: Settings, valid_for: Mapping[str, str]) -> Path:
+    key = hashlib.sha256(json.dumps(valid_for, sort_keys=True).encode()).hexdigest()[:24]
+    return settings.cache_dir.expanduser() / "profiles" / f"{key}.json"

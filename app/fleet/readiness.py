@@ -1,0 +1,83 @@
+"""Whether a model can answer: one state per model, and the reason when it is not ready.
+
+Owns: that state. It is computed from the workers, the replicas and the model's `unloaded` whenever it is asked for, so
+it is never out of date. Must not know HTTP, nor whether the service is shutting down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from app.fleet.replica import Replica
+from app.fleet.served_model import ServedModel
+from app.scheduling.scheduler import Scheduler
+
+
+class ModelState(Enum):
+    """What a request for a model can expect now."""
+
+    READY = "ready"
+    """A worker serves the model."""
+    STARTING = "starting"
+    """No worker serves it, but one is being started: requests wait for it until their deadlines."""
+    UNAVAILABLE = "unavailable"
+    """No worker serves it, and none is being started: requests are refused."""
+    UNLOADED = "unloaded"
+    """It was unloaded, or is being unloaded: requests are refused until it is loaded again."""
+
+    @property
+    def accepts_requests(self) -> bool:
+        """Whether a request can be answered, now or after a wait."""
+        return self in (ModelState.READY, ModelState.STARTING)
+
+
+class Readiness:
+    """The states of all models. `replicas` may still grow."""
+
+    def __init__(
+        self, models: Mapping[str, ServedModel], scheduler: Scheduler[Any], replicas: Sequence[Replica]
+    ) -> None:
+        self._scheduler, self._replicas = scheduler, replicas
+        # A form is ready when its worker is, and is unloaded with the model it belongs to.
+        self._loaded_with: dict[str, ServedModel] = {}
+        for served in models.values():
+            for name in served.names:
+                self._loaded_with.setdefault(name, served)
+
+    def state(self, name: str) -> ModelState:
+        """The state of a model, or of one of its forms."""
+        if self._loaded_with[name].unloaded:
+            return ModelState.UNLOADED
+        if self._scheduler.serves(name):
+            return ModelState.READY
+        # Between a worker's death and the next start a replica's state is still "ready".
+        starting = any(each.state not in ("broken", "quarantined", "stopped") for each in self._replicas_of(name))
+        return ModelState.STARTING if starting else ModelState.UNAVAILABLE
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the model is served now."""
+        return self.state(name) is ModelState.READY
+
+    def reason(self, name: str) -> str:
+        """Why the model is not ready, in one sentence; empty when it is."""
+        state = self.state(name)
+        if state is ModelState.READY:
+            return ""
+        if state is ModelState.UNLOADED:
+            shown = self._loaded_with[name].model.name
+            return f"{shown} is unloaded; POST /v2/repository/models/{shown}/load loads it"
+        return f"no worker is ready for {name}: {_reasons(self._replicas_of(name))}"
+
+    def replica_reasons(self) -> str:
+        """What is wrong with the replicas that have no worker; empty when nothing is known."""
+        return _reasons(self._replicas)
+
+    def _replicas_of(self, name: str) -> list[Replica]:
+        index = self._loaded_with[name].index
+        return [each for each in self._replicas if each.plan.has(index)]
+
+
+def _reasons(replicas: Sequence[Replica]) -> str:
+    return "; ".join(f"{each.device} is {each.state}: {each.reason}" for each in replicas if each.reason)

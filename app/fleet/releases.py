@@ -1,0 +1,51 @@
+"""Releases of cached device memory that somebody asked for.
+
+Owns: which workers have been asked and not answered yet. A worker has at most one such request; whoever asks meanwhile
+shares its answer, so that many callers cannot fill the pipe to a worker. Must not know why memory is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+
+from app.fleet.process import WorkerProcess
+from app.worker.messages import Release, Released
+
+
+class Releases:
+    """Requests for releases and their answers: bytes returned, by rung of the memory guard."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._asked: dict[WorkerProcess, asyncio.Future[Mapping[int, int]]] = {}
+
+    async def release(self, workers: Sequence[WorkerProcess]) -> dict[str, dict[int, int]]:
+        """Have every worker release its caches; returns bytes by worker and rung once all have answered.
+
+        A worker does it after the batches it has. One that ends meanwhile has returned nothing.
+        """
+        answers = [asyncio.shield(self._ask(worker)) for worker in workers]  # Others may wait for the same answer.
+        returned = await asyncio.gather(*answers)
+        return {worker.id: dict(each) for worker, each in zip(workers, returned, strict=True)}
+
+    def released(self, worker: WorkerProcess, message: Released) -> None:
+        """A worker has released memory, for a request or because its memory guard wanted it."""
+        if message.request:
+            self._answer(worker, message.returned)
+
+    def worker_gone(self, worker: WorkerProcess) -> None:
+        """A worker has ended, and will not answer."""
+        self._answer(worker, {})
+
+    def _ask(self, worker: WorkerProcess) -> asyncio.Future[Mapping[int, int]]:
+        if worker not in self._asked:
+            self._asked[worker] = asyncio.get_running_loop().create_future()
+            worker.send(Release(next(self._numbers)))
+        return self._asked[worker]
+
+    def _answer(self, worker: WorkerProcess, returned: Mapping[int, int]) -> None:
+        future = self._asked.pop(worker, None)
+        if future is not None:
+            future.set_result(returned)

@@ -1,0 +1,201 @@
+"""Child processes that turn large JSON and protobuf requests into bytes, and large answers into JSON.
+
+    loop ─► kind, argument, payload ─► child (app.converter_main) ─► converted bytes, or the client's mistake
+
+Owns: these processes, at most `_PROCESSES` of them, started when first needed. Must not know what is converted. A
+thread would not do: making Python objects holds the interpreter, and the event loop with it. A child that dies takes
+the one request that it was converting with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+
+from app.errors import ServiceError, internal_error, invalid_request
+from app.processes.stopped import is_stopped
+from app.protocols import wire
+
+REQUEST = struct.Struct("<B3xIQ")
+"""Kind, argument, bytes of the payload that follows."""
+ANSWER = struct.Struct("<BxxxxxxxQ")
+"""Flags, bytes that follow; of an error they are JSON."""
+FAILED, LEAVING = 1, 2
+INSTANCES, TENSORS, MESSAGE, OUTPUTS, LABELLING = range(5)
+
+_PROCESSES = 2
+_SOCKET_BYTES = 1 << 20
+_LOOK_INTERVAL_S = 1.0
+_STOPPED_LOOKS = 4
+"""How often in a row a child may be found stopped before it is killed."""
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # The C library raises both by itself once a body was large, and then keeps what the next ones leave.
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
+_KILLED = 2
+"""So many children killed one after the other are the request's doing."""
+_ROOT = str(Path(__file__).parents[2])
+_MAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.converter_main import main; main()"
+
+
+class _KilledError(Exception):
+    """The child was killed by somebody else, or for having been stopped."""
+
+
+class Converter:
+    """Made inside a running event loop."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_PROCESSES)
+        self._idle: list[_Child] = []
+        self._children: set[_Child] = set()
+        self._closed = False
+
+    async def convert(self, kind: int, argument: int, payload: wire.Buffer) -> memoryview:
+        """The converted payload. Raises what the conversion raises: INVALID_REQUEST; cancelled, it ends the child."""
+        async with self._free:
+            child, killed = await self._one(), 0
+            while True:
+                try:
+                    flags, answer = await self._asked(child, kind, argument, payload)
+                    break
+                except _KilledError:
+                    # By a person, or for want of memory. The request may well be innocent: once more. Who stopped a
+                    # child may have stopped those that wait as well, so the next one is new.
+                    killed += not child.was_stopped
+                    if killed == _KILLED:
+                        raise _too_complex() from None
+                child = self._new()
+        if not flags & FAILED:
+            return memoryview(answer)
+        error = orjson.loads(answer)
+        raise internal_error() if error["code"] == "INTERNAL" else ServiceError(error["code"], error["message"])
+
+    async def _asked(self, child: _Child, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+        """Flags and answer of a child. Raises _KilledError, ServiceError."""
+        try:
+            flags, answer = await child.ask(kind, argument, payload)
+        except (OSError, EOFError):
+            await self._end(child)
+            if child.was_killed:
+                raise _KilledError from None
+            raise _too_complex() from None
+        except BaseException:
+            await self._end(child)
+            raise
+        if flags & LEAVING:
+            await self._end(child)
+        else:
+            self._idle.append(child)
+        return flags, answer
+
+    async def close(self) -> None:
+        """End every child. Idempotent."""
+        self._closed = True
+        for child in list(self._children):
+            await self._end(child)
+        self._idle.clear()
+
+    async def _one(self) -> _Child:
+        while self._idle:
+            child = self._idle.pop()
+            if child.is_alive():
+                return child
+            await self._end(child)
+        return self._new()
+
+    def _new(self) -> _Child:
+        if self._closed:
+            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+        child = _Child()
+        self._children.add(child)
+        return child
+
+    async def _end(self, child: _Child) -> None:
+        self._children.discard(child)
+        await child.end()
+
+
+def _too_complex() -> ServiceError:
+    return invalid_request("the request is too complex to be read here")
+
+
+class _Child:
+    """A process and our end of the socket that is its standard input."""
+
+    def __init__(self) -> None:
+        self.was_stopped = False
+        """Whether it was found stopped, and killed for that."""
+        self._connection, theirs = socket.socketpair()
+        self._connection.setblocking(False)
+        for end in (self._connection, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        with theirs:
+            # Not asyncio's: uvloop forks, which copies the page tables of a large process while everything waits.
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _MAIN],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", ""), **_ENVIRONMENT},
+            )
+
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self.process.poll() is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended because somebody wanted it to, not by what it read."""
+        return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+
+    async def ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+        """Flags and the answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""
+        answer = asyncio.ensure_future(self._ask(kind, argument, payload))
+        try:
+            looks = 0
+            while not answer.done():
+                await asyncio.wait((answer,), timeout=_LOOK_INTERVAL_S)
+                # In a row, as a pause of the whole service (docker pause) ends for the two of us at once.
+                looks = looks + 1 if is_stopped(self.process.pid) else 0
+                if looks == _STOPPED_LOOKS:
+                    self.was_stopped = True
+                    self.process.kill()
+            return answer.result()
+        finally:
+            if not answer.done():
+                answer.cancel()
+                await asyncio.gather(answer, return_exceptions=True)
+
+    async def _ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._connection, REQUEST.pack(kind, argument, len(payload)))
+        await loop.sock_sendall(self._connection, payload)
+        flags, size = ANSWER.unpack(await self._received(ANSWER.size))
+        return flags, await self._received(size)
+
+    async def _received(self, size: int) -> bytearray:
+        received = bytearray(size)
+        view = memoryview(received)
+        loop = asyncio.get_running_loop()
+        while view:
+            count = await loop.sock_recv_into(self._connection, view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return received
+
+    async def end(self) -> None:
+        self._connection.close()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)

@@ -1,0 +1,118 @@
+"""The one way from a transport to an answer.
+
+    find ─► admission ─► body, within the budget ─► what it asks ─► run, until the client leaves
+
+Owns: this order, and what all transports share: the models' service, who may ask it, and the budget of bodies. A
+transport brings a `Call`: how its terms, its body and its request are read. Must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from app.access.access import Access
+from app.access.shares import Shares
+from app.config import Settings
+from app.errors import ClientLeftError, ServiceError
+from app.fleet.served_model import ServedModel
+from app.ingress.budget import Budget, Share
+from app.ingress.context import RequestContext
+from app.ingress.converter import Converter
+from app.ingress.interrupt import Ending, interrupted_at
+from app.ingress.trim import Heap
+from app.protocols import signatures
+from app.serving.service import Service
+from app.serving.terms import Terms
+
+Answer = TypeVar("Answer")
+
+_FEW_CONNECTIONS = 8
+
+
+def connections(limit: int) -> Budget:
+    """Of all public ports together, HTTP's, TLS's and gRPC's.
+
+    One is taken under `client_of` its address when it is accepted, before a handshake (QUEUE_FULL: it is closed at
+    once), and given back when its descriptor is closed. A sixteenth is for addresses that have few: health checks and
+    modest clients come through while others take what they can.
+    """
+    return Budget(limit, "connections", least=min(_FEW_CONNECTIONS, limit // 4), spare=limit // 16)
+
+
+class Call(ABC, Generic[Answer]):
+    """A request for a model, as a transport sees it."""
+
+    def __init__(self, context: RequestContext, model: str, version: str = "") -> None:
+        self.context, self.model, self.version = context, model, version
+
+    @abstractmethod
+    def terms(self, settings: Settings) -> Terms:
+        """What is said before the body. Raises INVALID_REQUEST."""
+
+    @abstractmethod
+    async def read(self, share: Share, limit: interrupted_at) -> None:
+        """Receive the body, its bytes taken of `share`, within `limit`. Raises ServiceError, ClientLeftError."""
+
+    @abstractmethod
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+        """What the body asks of the model. Raises INVALID_REQUEST; may change the terms."""
+
+    @abstractmethod
+    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
+        """The answer; when the client leaves first, `on_leave` is called and `running` cancelled."""
+
+
+Run = Callable[[], Awaitable[Answer]]
+
+
+class Ingress:
+    """Into one service."""
+
+    def __init__(self, service: Service, access: Access) -> None:
+        self.service, self.access = service, access
+        self.converter = Converter()
+        self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests and answers")
+        """Of requests until they are computed, of large answers until their client has read them."""
+        self._heap = Heap(self.bodies)
+        self.shares = Shares()
+        self.calls = Budget(service.settings.max_connections, "calls")
+        self.connections = connections(service.settings.max_connections)
+        self._under_way: set[Ending] = set()
+
+    async def close(self) -> None:
+        """End what the ingress has started. Idempotent."""
+        await self._heap.close()
+        await self.converter.close()
+
+    def refuse_what_is_under_way(self) -> None:
+        """Each call that has no answer yet gets DRAINING now: it was waited for long enough."""
+        for each in list(self._under_way):
+            each.end(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
+
+    async def answer(self, call: Call[Answer]) -> Answer:
+        """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
+        with Ending(self._under_way):
+            return await self._answer(call)
+
+    async def _answer(self, call: Call[Answer]) -> Answer:
+        context, recorder = call.context, call.context.recorder
+        served = signatures.find(self.service, call.model, call.version)
+        context.model = call.model
+        terms = call.terms(self.service.settings)
+        terms.client = context.caller.name
+        self.service.admission.check(served, terms)
+        with self.shares.request(context.caller) as portion, self.bodies.share(context.caller.name, portion) as share:
+            portion.check_priority(terms.priority)
+            terms.portion = portion
+            try:
+                with interrupted_at(terms.deadline_s) as limit:
+                    await call.read(share, limit)
+                    recorder.uploaded(served, time.monotonic() - context.started_s)
+                    run = await call.prepare(self, served, terms, share)
+            except (ServiceError, ClientLeftError) as error:
+                recorder.upload_failed(served, error)
+                raise
+            return await call.watched(run(), recorder.abandon)

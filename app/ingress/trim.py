@@ -1,0 +1,58 @@
+"""Memory that bodies leave behind in the C library goes back to the system once none is held.
+
+Owns: when that is done. Must not know bodies: the budget tells how many bytes there were, and when all are gone.
+
+Large messages arrive in many pieces, which lie between what stays. The C library keeps the free pages between them for
+later, and never gives them back by itself: a flood of 20 MB messages would leave the server a hundred megabytes larger
+for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+from app.ingress.budget import Budget
+from backends.host import release_free_memory
+
+_WORTH_BYTES = 16 << 20
+"""Held in bodies, one after the other, until it is worth while."""
+_QUIET_S = 1.0
+
+
+def _release() -> None:
+    if gc.get_freeze_count():  # What was there at the start is not looked at: a collection takes milliseconds.
+        gc.collect()
+    release_free_memory()
+
+
+class Heap:
+    """Of this process. `release` gives free memory back, in a thread, once no body was held for `quiet_s` seconds."""
+
+    def __init__(self, bodies: Budget, release: Callable[[], None] = _release, quiet_s: float = _QUIET_S) -> None:
+        self._bodies, self._release, self._quiet_s = bodies, release, quiet_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._releasing: asyncio.Task[None] | None = None
+        self._released_at_bytes = 0
+        bodies.on_empty = self._emptied
+
+    async def close(self) -> None:
+        """End what is under way. Idempotent."""
+        self._bodies.on_empty = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._releasing is not None:
+            await self._releasing
+
+    def _emptied(self) -> None:
+        if self._timer is None and self._bodies.total - self._released_at_bytes >= _WORTH_BYTES:
+            self._timer = asyncio.get_running_loop().call_later(self._quiet_s, self._quiet)
+
+    def _quiet(self) -> None:
+        # When bodies are held again, the next moment without one is waited for.
+        self._timer = None
+        if self._bodies.held == 0 and (self._releasing is None or self._releasing.done()):
+            self._released_at_bytes = self._bodies.total
+            self._releasing = asyncio.create_task(asyncio.to_thread(self._release), name="release of the heap")

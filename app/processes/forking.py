@@ -1,0 +1,197 @@
+"""The inside of a nursery: a process from which others are forked.
+
+    server ─► nursery: imports the libraries once ─► fork ─► fork ─► child, which is the server's own
+      ▲                                                                │
+      └──── its process id ◄───────────────────────────────────────────┘
+
+Owns: what the two say to each other, and the loop that forks. Must not know what a child does. A nursery has one
+thread, touches no device and never sees a client's byte, so that a child is there within milliseconds and shares its
+memory. It forks twice, as daemons do, and the process in between ends at once: the child's parent is the server then
+(app/processes/nursery.py asks the system for that), so that it lives on without the nursery, and not without the
+server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pkgutil
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn, TypeAlias
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
+_EVENT = struct.Struct("<BIii")
+_REQUEST = struct.Struct("<I?")
+READY, FORKED, NOT_FORKED = 1, 2, 3
+_LOOK_S = 0.0002
+_MOST_DESCRIPTORS = 253  # SCM_MAX_FD: so many go with one packet.
+
+
+class Event(NamedTuple):
+    """What a nursery says: READY once its libraries are there, and whenever it is asked for the number 0; FORKED with a
+    child's process id; NOT_FORKED with the system's error number. `between`: the process between nursery and child.
+    """
+
+    kind: int
+    number: int
+    value: int
+    between: int
+
+
+def event_in(packet: bytes) -> Event:
+    """The event of a packet."""
+    return Event._make(_EVENT.unpack(packet))
+
+
+def pack_request(number: int, *, fresh: bool = False) -> bytes:
+    """Asks a nursery for a child, or for a `fresh` interpreter; its descriptors go beside it."""
+    return _REQUEST.pack(number, fresh)
+
+
+def forked(control: socket.socket, main: Callable[[socket.socket, int], None]) -> int:
+    """Fork a nursery from this process, which has one thread; returns its process id.
+
+    It runs `main` with its socket and the id of this process, and keeps nothing else open but the standard streams.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+
+    def run() -> None:
+        signal.set_wakeup_fd(-1)
+        kept = {0, 1, 2, control.fileno()}
+        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+            with contextlib.suppress(OSError):  # The one that listed them is closed already.
+                os.close(descriptor)
+        with contextlib.suppress(ConnectionError):  # The server is gone.
+            main(control, parent)
+
+    if pid == 0:
+        end_with(run)
+    return pid
+
+
+def end_with(run: Callable[[], None]) -> NoReturn:
+    """Run the rest of this process, which was forked; never returns. Its parent's exit hooks are not its own."""
+    status = 1
+    try:
+        run()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(status)
+
+
+def settle(parent: int, name: str) -> None:
+    """What a nursery does first: the server hears signals, and ends it in order; it dies with the server."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    name_process(name)
+    die_with(parent)
+
+
+def die_with(parent: int) -> None:
+    """This process ends when its parent does."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call this process: 15 characters."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def run_spawned() -> None:
+    """Be a nursery that is a fresh interpreter: sys.argv has its main function, its descriptor and the server's id."""
+    main, descriptor, server = sys.argv[1:4]
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    with contextlib.suppress(ConnectionError):  # The server is gone.
+        pkgutil.resolve_name(main)(socket.socket(fileno=int(descriptor)), int(server))
+
+
+Main: TypeAlias = Callable[[int, Sequence[int]], None]
+"""What a forked process does, with the server's process id and the descriptors that came with its number."""
+
+
+def fork_on_request(control: socket.socket, server: int, child: Main, fresh: Main | None = None) -> None:
+    """Fork a process for each number that is sent, until the server's end closes.
+
+    `server`: its process id. `child`: what a process does; `fresh`: what, where a fresh interpreter is asked for.
+    """
+    _say(control, READY)
+    while True:
+        packet, descriptors = received(control)
+        if not packet:
+            return
+        number, is_fresh = _REQUEST.unpack(packet)
+        if not number:
+            _say(control, READY)
+            continue
+        main = fresh if is_fresh and fresh is not None else child
+        _fork(control, number, server, lambda: main(server, descriptors))  # noqa: B023
+        for theirs in descriptors:
+            os.close(theirs)
+
+
+def _fork(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
+    """Fork a child of the server. One that cannot be forked is told of, and costs nothing else."""
+    try:
+        between = os.fork()
+    except OSError as error:
+        _say(control, NOT_FORKED, number, error.errno or 0)
+    else:
+        if between == 0:
+            end_with(lambda: _fork_again(control, number, server, run))
+        os.waitpid(between, 0)
+
+
+def _fork_again(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
+    """The process between nursery and child, and then the child."""
+    between = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _say(control, NOT_FORKED, number, error.errno or 0, between)
+        return
+    if pid:
+        return
+    while os.getppid() == between:  # It has nothing left to do but to end.
+        time.sleep(_LOOK_S)
+    die_with(server)
+    with contextlib.suppress(ConnectionError):  # The server does not want it any more; it will find that out.
+        _say(control, FORKED, number, os.getpid(), between)
+    control.close()
+    run()
+
+
+def _say(control: socket.socket, kind: int, number: int = 0, value: int = 0, between: int = 0) -> None:
+    """Raises ConnectionError."""
+    control.send(_EVENT.pack(kind, number, value, between))
+
+
+def received(control: socket.socket) -> tuple[bytes, list[int]]:
+    """A packet and the descriptors that came with it."""
+    descriptors = array("i")
+    data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize))
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    return data, descriptors.tolist()

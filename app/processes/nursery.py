@@ -1,0 +1,299 @@
+"""A nursery as the event loop sees it: the process from which others are forked, and another whenever it is gone.
+
+Owns: its process and socket, and who waits for a child. Must not know what a child does. Nothing here blocks: a nursery
+is asked for few children, and says little.
+
+What it has forked is this process's own child (forking): a nursery that ends, hangs or is stopped costs none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, pack_request
+from app.processes.stopped import is_stopped
+
+log = logging.getLogger("anychip.workers")
+
+BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_POLL_S = 0.02
+_LOOK_S = 1.0
+_LOOKS = 5
+"""So often a nursery may be found silent that has been asked for something, which takes it milliseconds. Looks are
+counted, and not seconds: of time in which this process itself stood still only one passes."""
+_IMPORT_LOOKS = 120
+_MOST_FAILURES = 3
+_SPAWNED = "import sys; sys.path[:] = sys.argv[4:]; from app.processes.forking import run_spawned; run_spawned()"
+
+Begun = tuple[int, socket.socket]
+"""The process id of a nursery and our end of the socket to it."""
+
+
+class Child:
+    """A child process of this one. `exited`, once it is reaped, has its exit status, minus the signal that ended it;
+    None where that is not known.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[int | None] = self._loop.create_future()
+        # Not the end of a socket: a process that it has started may still hold that.
+        try:
+            self._handle = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # A kernel or sandbox that has none.
+            self._handle = -1
+            self._loop.call_soon(self._look)
+        else:
+            self._loop.add_reader(self._handle, self._look)
+
+    def kill(self) -> None:
+        """End it now, if the system can. Until it is reaped its number is no other process's."""
+        if not self.exited.done():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _look(self) -> None:
+        status = None
+        with contextlib.suppress(ChildProcessError):
+            pid, waited = os.waitpid(self.pid, os.WNOHANG)
+            if pid == 0:
+                if self._handle < 0:
+                    self._loop.call_later(_POLL_S, self._look)
+                return
+            status = os.waitstatus_to_exitcode(waited)
+        if self._handle >= 0:
+            self._loop.remove_reader(self._handle)
+            os.close(self._handle)
+        self.exited.set_result(status)
+
+
+class Nursery:
+    """Made, used and stopped inside one running event loop. There is a process, or another is about to begin."""
+
+    def __init__(self, begin: Callable[[], Begun]) -> None:
+        """`begin`: starts a process; is called in a thread, and may raise OSError."""
+        self._begin = begin
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._forks: dict[int, asyncio.Future[Child]] = {}
+        self._control: socket.socket | None = None
+        self._process: Child | None = None
+        self._between = 0
+        self._failures = 0  # In a row, of those that have forked nothing.
+        self._silent = 0  # Looks.
+        self._stopped = False
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._start_soon()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None where none could be begun yet."""
+        return self._process.pid if self._process is not None else None
+
+    async def fork(self, *descriptors: int, fresh: bool = False) -> Child:
+        """A child, which gets these descriptors; `fresh`: its interpreter is to be a new one.
+
+        What cannot be forked is tried again, after pauses, until the caller is cancelled; of a nursery that ends, by
+        the next one. Raises ConnectionError when one nursery was never ready, or several in a row have forked nothing.
+        """
+        for pause_s in itertools.chain(BACKOFF_S[1:], itertools.repeat(BACKOFF_S[-1])):
+            try:
+                return await self._forked(descriptors, fresh=fresh)
+            except ConnectionError:
+                raise
+            except OSError as error:
+                log.error("no process can be forked; it is tried again in %g s: %s", pause_s, error)
+            await asyncio.sleep(pause_s)
+        raise AssertionError
+
+    async def _forked(self, descriptors: tuple[int, ...], *, fresh: bool) -> Child:
+        """Raises OSError when it cannot be forked; ConnectionError."""
+        while True:
+            await asyncio.shield(self._ready)
+            number = next(self._numbers)
+            child = self._forks[number] = self._loop.create_future()
+            _adopt(+1)
+            try:
+                self._send(number, descriptors, fresh=fresh)
+                return await asyncio.shield(child)
+            except ConnectionError as error:  # Nothing was forked: what was is heard of before the end.
+                self._settle(number, error)
+                if self._stopped or self._failures >= _MOST_FAILURES:
+                    raise
+
+    async def stop(self) -> None:
+        """End the process. Idempotent."""
+        if not self._stopped:
+            self._stopped = True
+            self._end("it was stopped")
+        await asyncio.wait((self._starting,))
+        if self._process is not None:
+            await asyncio.wait((self._process.exited,), timeout=BACKOFF_S[-1])
+
+    async def _start(self) -> None:
+        self._between = self._silent = 0
+        try:
+            pid, control = await asyncio.to_thread(self._begin)
+        except OSError as error:
+            self._end(f"it could not be begun: {error}")
+            return
+        self._control = control
+        self._process = Child(pid)
+        self._control.setblocking(False)
+        self._loop.add_reader(self._control.fileno(), self._readable)
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        if self._stopped:
+            self._end("it was stopped")
+
+    def _start_soon(self) -> None:
+        self._starting = self._loop.create_task(self._start(), name="start of a nursery")
+
+    def _look(self) -> None:
+        """Once a second: whether it answers."""
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._silent += 1
+        # While it imports it says nothing, unless it has been stopped.
+        patient = not self._ready.done() and self._silent <= _IMPORT_LOOKS
+        if self._silent > _LOOKS and not (patient and not is_stopped(self.pid)):
+            self._end("it does not answer")
+        elif self._ready.done():
+            with contextlib.suppress(ConnectionError):
+                self._send(0)
+
+    def _send(self, number: int, descriptors: tuple[int, ...] = (), *, fresh: bool = False) -> None:
+        """Raises ConnectionError."""
+        try:
+            if self._control is None:
+                raise ConnectionResetError("the process that forks has ended")
+            socket.send_fds(self._control, [pack_request(number, fresh=fresh)], descriptors)
+        except BlockingIOError:
+            pass  # It does not read: it will be found silent.
+        except OSError as error:
+            self._end(f"it takes no requests: {error}")
+            raise ConnectionResetError(str(error)) from None
+
+    def _readable(self) -> None:
+        assert self._control is not None
+        try:
+            packet = self._control.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._end("its socket is closed")
+            return
+        event = event_in(packet)
+        self._between = event.between
+        if event.kind != READY or not self._forks:
+            self._silent = 0
+        if event.kind == FORKED:
+            self._failures = 0
+            # One that nobody waits for any more finds its socket closed, ends, and is reaped all the same.
+            self._settle(event.number, Child(event.value))
+        elif event.kind == NOT_FORKED:
+            self._settle(event.number, OSError(event.value, os.strerror(event.value)))
+        elif not self._ready.done():
+            self._ready.set_result(None)
+
+    def _settle(self, number: int, outcome: Child | Exception) -> None:
+        waiting = self._forks.pop(number, None)
+        if waiting is None:
+            return
+        _adopt(-1)
+        if isinstance(outcome, Child):
+            waiting.set_result(outcome)
+        else:
+            waiting.set_exception(outcome)
+            waiting.exception()  # Whoever waits hears it; nobody need wait.
+
+    def _end(self, reason: str) -> None:
+        """The process, if there is one, is given up; another takes its place."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._control is not None:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+        if self._between:
+            Child(self._between)  # The nursery may have ended before it reaped that one.
+        self._failures += 1
+        gone = ConnectionResetError(f"the process that forks is gone: {reason}")
+        if not self._ready.done():
+            self._ready.set_exception(gone)
+            self._ready.exception()  # Whoever waits hears it; nobody need wait.
+        if not self._stopped:
+            self._ready = self._loop.create_future()
+        for number in list(self._forks):
+            self._settle(number, gone)
+        if not self._stopped:
+            log.error("%s; another one is begun", gone)
+            self._timer = self._loop.call_later(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1], self._start_soon)
+
+
+def spawned(main: str) -> Begun:
+    """Start a fresh interpreter that runs `main`, as "module:function", with its socket and this process's id.
+
+    For a thread: on a busy machine it takes a tenth of a second and more. Raises OSError.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.set_inheritable(True)
+    # The current folder may be another there.
+    path = [str(Path(entry or ".").resolve()) for entry in sys.path]
+    command = [sys.executable, "-c", _SPAWNED, main, str(theirs.fileno()), str(os.getpid()), *path]
+    try:
+        return _started(command), ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+def _started(command: Sequence[str]) -> int:
+    """As os.posix_spawn, which keeps the interpreter's lock until the new program runs: this gives it back meanwhile.
+
+    Raises OSError.
+    """
+    words = (ctypes.c_char_p * (len(command) + 1))(*map(os.fsencode, command), None)
+    variables = [os.fsencode(f"{name}={text}") for name, text in os.environ.items()]
+    environment = (ctypes.c_char_p * (len(variables) + 1))(*variables, None)
+    pid = ctypes.c_int()
+    if error := ctypes.CDLL(None).posix_spawn(ctypes.byref(pid), words[0], None, None, words, environment):
+        raise OSError(error, os.strerror(error))
+    return pid.value
+
+
+def reap(pid: int) -> None:
+    """End a nursery that no event loop has, or has any more."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+_adopting = 0
+
+
+def _adopt(more: int) -> None:
+    """While a child is awaited, what has lost its parent below this process becomes this process's child.
+
+    Not longer: what a worker's compiler has started and left is nobody's here.
+    """
+    global _adopting  # noqa: PLW0603
+    _adopting += more
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(_adopting > 0))

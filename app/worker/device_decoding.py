@@ -1,0 +1,189 @@
+"""Files in slots, decoded on the device: the rows of a batch that no decoder process has made.
+
+    slots ─► files ─► the device's decoder, all at once ─► turned, resized, placed there ─► rows of the batch's buffer
+                            └─ one is broken: halves, until it is alone ─► the server has it decoded on the host
+
+Owns: whether a model's files are decoded on the device (tried when it is loaded), and doing it. Must not know batches'
+ends, nor what becomes of a file that cannot be decoded here: somebody has sent it, and nothing of the worker but the
+device's own decoder looks into it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from app.worker.messages import WhoDecodes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from app.images.passing import PassedFile
+    from backends import Backend, Executable
+    from backends.contract.image_decoder import ImageDecoder
+    from models import Model, PixelModel
+
+Where = Literal["host", "device", "auto"]
+Pixels = npt.NDArray[np.uint8]
+Row = tuple[int, "PassedFile"]
+
+_PIXELS_AT_ONCE = 32 << 20
+"""Of images that are decoded by one call: they take 96 MiB of the device's memory."""
+
+log = logging.getLogger("anychip.worker")
+
+
+def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder | None:
+    """What decodes on the device, where that is wanted. Raises BackendUnavailableError where it has to and cannot."""
+    from backends import BackendUnavailableError
+
+    if where == "host":
+        return None
+    decoder = backend._image_decoder(device)
+    if decoder is None and where == "device":
+        raise BackendUnavailableError(f"{device} decodes no images: choose --decode host, or auto.")
+    return decoder
+
+
+def agreed(
+    decoder: ImageDecoder | None, model: Model, executable: Executable, where: Where
+) -> tuple[DeviceDecoding | None, WhoDecodes]:
+    """Who decodes the images of a model, tried on probes, and what is said of it.
+
+    Raises WrongAnswersError, BackendError where the device has to and must not; DeviceLostError.
+    """
+    from backends import BackendError, DeviceLostError
+    from models import PixelModel
+
+    if where == "host" or not isinstance(model, PixelModel):
+        return None, WhoDecodes()
+    if decoder is None:
+        return None, WhoDecodes(refusal="the device decodes no images")
+    if model.geometry(640, 480) is None:
+        return None, WhoDecodes(refusal="only its adapter knows how images are placed")
+    decoding = DeviceDecoding(decoder, model)
+    try:
+        found = decoding.tried(executable)
+    except DeviceLostError:
+        raise
+    except BackendError as error:
+        if where == "device":
+            raise type(error)(f"{model.name}: {error}: choose --decode host, or auto.") from error
+        log.warning("%s: images are decoded on the host: %s", model.name, error)
+        return None, WhoDecodes(refusal=str(error))
+    errors = ", ".join(f"{name} {error:.2g}" for name, error in found.items())
+    log.info("%s: JPEG files are decoded by %s; errors against the host's: %s", model.name, decoder.name, errors)
+    return decoding, WhoDecodes("device", errors=found)
+
+
+class DeviceDecoding:
+    """A model's images, decoded on its device. Owned by the thread that owns the device."""
+
+    def __init__(self, decoder: ImageDecoder, model: PixelModel) -> None:
+        self._decoder, self._model = decoder, model
+
+    def tried(self, executable: Executable) -> dict[str, float]:
+        """How far answers to probes are from those to the host's pixels. Raises WrongAnswersError, BackendError."""
+        from app.precision.decoding import decoded_by_host, errors, probe_files
+
+        pixels = self.decoded(probe_files())
+        return dict(errors(self._model, executable, decoded_by_host(self._model), pixels))
+
+    def decoded(self, files: Sequence[bytes]) -> Pixels:
+        """Whole files, which are good: the network's input of each, uint8 [n, *input_shape]. Raises BackendError."""
+        from app.images.header import read_header
+        from app.images.passing import PassedFile
+
+        buffer = np.zeros((len(files), *self._model.input_shape), np.uint8)
+        rows = [
+            (row, PassedFile(read_header(file), np.frombuffer(file, np.uint8).copy())) for row, file in enumerate(files)
+        ]
+        for part in _parts(rows):
+            self._write(part, buffer)
+        return buffer
+
+    def fill(self, slots: Sequence[tuple[int, Pixels]], buffer: Pixels) -> tuple[int, ...]:
+        """Decode what lies in slots into rows of a buffer. Returns the rows of those that cannot be decoded here, which
+        are zeros. Raises DeviceLostError.
+        """
+        from app.images.header import InvalidImageError
+        from app.images.passing import read_file
+
+        rows: list[Row] = []
+        refused: list[int] = []
+        for row, slot in slots:
+            try:
+                rows.append((row, read_file(slot)))
+            except InvalidImageError:
+                refused.append(row)
+        for part in _parts(rows):
+            refused += self._refused(part, buffer)
+        buffer[refused] = 0
+        return tuple(refused)
+
+    def _refused(self, part: Sequence[Row], buffer: Pixels) -> list[int]:
+        from backends import DeviceLostError
+
+        try:
+            self._write(part, buffer)
+            return []
+        except DeviceLostError:
+            raise
+        except Exception as error:  # Broken files, no memory: whatever a library makes of it, the host can do it, too.
+            if len(part) == 1:
+                log.info("%s cannot decode a file of %d bytes: %s", self._decoder.name, len(part[0][1].data), error)
+                return [part[0][0]]
+        half = len(part) // 2
+        return self._refused(part[:half], buffer) + self._refused(part[half:], buffer)
+
+    def _write(self, part: Sequence[Row], buffer: Pixels) -> None:
+        """Raises BackendError."""
+        import torch
+
+        from backends import BackendError
+        from backends.contract.errors import translated_errors
+        from models.contract.geometry import place
+
+        with torch.inference_mode():
+            images = self._decoder.decode([torch.from_numpy(file.data) for _, file in part])
+            with translated_errors(str(self._decoder.device)):
+                placed = torch.empty(
+                    (len(part), *self._model.input_shape), dtype=torch.uint8, device=self._decoder.device
+                )
+                for out, image, (_, file) in zip(placed, images, part, strict=True):
+                    header = file.header
+                    geometry = self._model.geometry(header.width, header.height)
+                    if tuple(image.shape) != (3, *header.stored_size[::-1]) or geometry is None:
+                        raise BackendError("the JPEG contradicts its header")
+                    place(_turned(image, header.orientation), geometry, out)
+                pixels = placed.cpu().numpy()
+        for (row, _), item in zip(part, pixels, strict=True):
+            buffer[row] = item
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """In lists that are decoded at once."""
+    part: list[Row] = []
+    pixels = 0
+    for row in rows:
+        more = row[1].header.width * row[1].header.height
+        if part and pixels + more > _PIXELS_AT_ONCE:
+            yield part
+            part, pixels = [], 0
+        part.append(row)
+        pixels += more
+    if part:
+        yield part
+
+
+def _turned(stored: Tensor, orientation: int) -> Tensor:
+    """uint8 [3, h, w] as displayed: what the host does with EXIF's orientation."""
+    from app.images.decoding import STEPS
+
+    image = stored.transpose(1, 2) if orientation >= 5 else stored
+    mirrored = [axis for axis, step in enumerate(STEPS[orientation], 1) if step < 0]
+    return image.flip(mirrored) if mirrored else image

@@ -1,0 +1,230 @@
+"""Loading, in the worker: every model made ready on the device, tried and warm, and the report on it.
+
+Owns: the order of loading, the batch buffers, the first latencies. Must not serve. Imports torch, models and backends
+only inside its functions: vendor libraries read the environment when they load, and main sets that first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
+from app.worker.growth import grown, pays
+from app.worker.messages import Load, Loaded, Ready, Report, Tuned, WhoDecodes
+
+if TYPE_CHECKING:
+    from backends import Backend, Executable, LoadedNetwork, LoadReport
+    from models import Model
+
+_WARM_UP_RUNS = 2
+
+log = logging.getLogger("anychip.worker")
+
+
+@dataclass
+class WorkerModel:
+    """A model on its device.
+
+    `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
+    the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took.
+    `staged`: with more time it may be served faster, by other engines or in larger batches. `decoding`: where the
+    device decodes its images; `who_decodes`: what is said of that.
+    """
+
+    model: Model
+    executable: Executable
+    report: LoadReport
+    buffers: list[npt.NDArray[np.uint8]]
+    latency_s: Mapping[int, float]
+    load_s: float
+    staged: bool = False
+    decoding: DeviceDecoding | None = None
+    who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
+
+    def next_buffer(self) -> npt.NDArray[np.uint8]:
+        """A buffer that no batch under way uses."""
+        self.buffers.append(self.buffers.pop(0))
+        return self.buffers[-1]
+
+
+@dataclass
+class LoadedDevice:
+    """Everything on one device. `models`: by their numbers, of which those not to be loaded have left gaps."""
+
+    backend: Backend
+    device: str
+    models: dict[int, WorkerModel]
+    ready: Ready
+
+    def close(self) -> None:
+        """Give the device back."""
+        for each in self.models.values():
+            each.executable.close()
+
+
+def load_device(load: Load) -> LoadedDevice:
+    """Load and warm every model. Raises ModelError, BackendError, and what plugins raise."""
+    from backends import open_backend, register_operator_libraries
+
+    for plugin in load.plugins:
+        importlib.import_module(plugin)
+    register_operator_libraries(load.operator_libraries)
+    backend = open_backend(load.device)
+    if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
+        _confine(load)
+    decoder = image_decoder(backend, load.device.id, load.decode)
+    models: dict[int, WorkerModel] = {}
+    for index, model in enumerate(load.models):
+        if model is not None:
+            models[index] = loaded = _loaded(load, index, model, backend)
+            loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
+    reports = tuple(_message(models[index]) if index in models else None for index in range(len(load.models)))
+    staged = any(each.staged for each in models.values())
+    ready = Ready(load.device.id, load.device.name, reports, staged)
+    return LoadedDevice(backend, load.device.id, models, ready)
+
+
+def _confine(load: Load) -> None:
+    """Before a file that is a program is read: no other program or process, no connection, nothing is written, and
+    nothing read but Python and this network's own files.
+
+    On the CPU alone: what drivers and compilers of other devices need, nobody can list for every vendor.
+    """
+    from models.confinement import confine_program, python_files, what_there_is
+    from models.exports.child import own_files
+
+    there = what_there_is()
+    if not (there.landlock and there.seccomp):
+        lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
+        log.warning("a file that is a program is served with fewer bounds: this kernel, or container, has %s", lacks)
+    files = [model.weights_file for model in load.models if model is not None]
+    own = [each for file in files if file is not None for each in own_files(Path(file))]
+    tempfile.tempdir = os.sep  # torch asks for its name when it is imported, and keeps nothing there.
+    confine_program([*python_files(), *own], [Path(os.devnull)], memory_bytes=None)
+
+
+def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:
+    from app.precision.gate import compile_options
+    from backends import EngineRefusedError, LoadedNetwork, Unbuilt
+    from models import PixelModel
+
+    began_s = time.monotonic()
+    options = compile_options(
+        model,
+        load.probes[index] if load.probes else None,
+        load.calibrations[index] if load.calibrations else None,
+        load.cache_dir,
+        quick=load.quick,
+    )
+    model.check_weights()
+    how = (load.tuned[index] if load.tuned else None) or load
+    sizes = model.batch_sizes(how.batch_sizes)
+
+    def made(sizes: tuple[int, ...], engine: str = how.engine, precision: str = how.precision) -> LoadedNetwork:
+        if model.batch_sizes(sizes) != sizes:
+            raise EngineRefusedError(f"the network takes no batches of {sizes[-1]}")
+        build = model.network if backend.facts.computes else model.network_of_shapes
+        network = Unbuilt(model.input_shape, build) if isinstance(model, PixelModel) else build()
+        return backend.load(network, load.device.id, engine, precision, sizes, options=options)
+
+    executable, report = made(sizes)
+    latencies: Mapping[int, float] = _measured(executable)
+    may_grow = isinstance(how, Tuned) and how.grows and pays(latencies)
+    if may_grow and not load.quick:
+        executable, report, latencies = _grown(load, backend, made, LoadedNetwork(executable, report), latencies)
+    # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
+    rows = 2 * executable.batch_sizes[-1]
+    buffers = [executable.buffer(rows) for _ in range(executable.depth)]
+    _say(load.device.id, model, report)
+    load_s = time.monotonic() - began_s
+    staged = report.staged or (may_grow and load.quick)
+    return WorkerModel(model, executable, report, buffers, latencies, load_s, staged)
+
+
+def _grown(
+    load: Load,
+    backend: Backend,
+    made: Callable[..., LoadedNetwork],
+    first: LoadedNetwork,
+    latency_s: Mapping[int, float],
+) -> tuple[Executable, LoadReport, Mapping[int, float]]:
+    """What is to serve once larger batches have been tried: `first`, or the same network for more sizes."""
+    from backends import BackendError, DeviceLostError
+
+    executable, report = first
+    sizes = grown(
+        report,
+        latency_s,
+        lambda size: made((size,), report.engine, report.precision),
+        _measured,
+        lambda: backend.memory(load.device.id),
+    )
+    if set(sizes) == set(latency_s):
+        return executable, report, latency_s
+    executable.close()  # Its memory is wanted for what follows.
+    try:
+        executable, report = made(sizes)
+    except DeviceLostError:
+        raise
+    except BackendError as error:
+        log.warning("batches of %d do not fit beside the smaller ones, which serve alone: %s", sizes[-1], error)
+        executable, report = made(tuple(latency_s))
+    return executable, report, _measured(executable)
+
+
+def _say(device: str, model: Model, report: LoadReport) -> None:
+    errors = ", ".join(f"{name} {error:.2g}" for name, error in report.measures.items()) or "not measured"
+    served = model.name, report.engine, report.precision, device, errors
+    log.info("%s: %s %s on %s; errors against float32: %s", *served)
+    for operator, how in report.operators.items():
+        if how != "replaced":
+            log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)
+
+
+def _message(loaded: WorkerModel) -> Loaded:
+    report = loaded.report
+    return Loaded(
+        Report(
+            engine=report.engine,
+            precision=report.precision,
+            version=report.version,
+            measures=dict(report.measures),
+            refusals=dict(report.refusals),
+            rejected=report.rejected,
+            staged=report.staged,
+            operators=dict(report.operators),
+        ),
+        dict(loaded.latency_s),
+        loaded.executable.depth,
+        loaded.load_s,
+        loaded.who_decodes,
+    )
+
+
+def _measured(executable: Executable) -> dict[int, float]:
+    """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
+
+    A first run may compile. Then it takes longer than as many runs of a smaller batch would.
+    """
+    fastest_s = executable.fastest_s
+    buffer = executable.buffer(executable.batch_sizes[-1])
+    least_s = math.inf  # An image, in batches so far.
+    for size in executable.batch_sizes:
+        for _ in range(_WARM_UP_RUNS):
+            if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:
+                break
+            executable.run(buffer[:size])
+        least_s = min(least_s, fastest_s[size] / size)
+    return dict(fastest_s)

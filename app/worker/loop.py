@@ -1,0 +1,299 @@
+"""The worker's loop: one thread owns one device and answers what the server asks, in order.
+
+    Run ─► gather slots into a batch ─► executable ─► Model.reduce ─► results beside the inputs ─► Done
+                                            └─ out of memory ─► release, halve, again
+
+Owns: batches under way, and their ends. Must not know HTTP, queues or deadlines. `run` takes a channel and an arena, so
+that tests run it in a thread; `main` is the process around it. torch, models and backends are imported only after that
+has set the environment: vendor libraries read theirs when they load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.processes.arena import Arena
+from app.processes.channel import Channel, ChannelError
+from app.worker.link import ServerLink
+from app.worker.load import LoadedDevice, load_device
+from app.worker.memory import MemoryWatch
+from app.worker.messages import Done, Ended, Failed, Load, Release, Run, Stop
+from app.worker.results import Result, ResultError, write_results
+
+if TYPE_CHECKING:
+    from backends import Executable, Started
+    from models import Options, TensorOptions
+
+STATS_INTERVAL_S = 1.0
+_FLUSH_S = 5.0
+_MAX_REASON = 2000
+
+log = logging.getLogger("anychip.worker")
+
+Pixels = npt.NDArray[np.uint8]
+Outputs = tuple[npt.NDArray[Any], ...]
+
+
+def run(channel: Channel, arena: Arena, load: Load) -> None:
+    """Load what is asked for, then serve until Stop or until the other end is gone."""
+    link = ServerLink(channel)
+    with contextlib.closing(channel), contextlib.closing(arena):
+        try:
+            try:
+                loaded = load_device(load)
+                memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
+            except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
+                log.debug("the worker cannot start", exc_info=True)
+                link.send(Ended(f"{error}" or type(error).__name__))
+                link.flush(_FLUSH_S)
+                return
+            gc.collect()
+            gc.freeze()  # What is loaded stays; collections between batches are short.
+            with contextlib.closing(loaded):
+                link.send(loaded.ready)
+                with link:
+                    Worker(loaded, memory, arena, link).serve()
+                    link.flush(_FLUSH_S)
+        except (EOFError, ConnectionError):
+            log.info("the server is gone; the worker ends")
+        except ChannelError as error:
+            log.error("the worker ends: %s", error)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A batch that was given to the device."""
+
+    run: Run
+    started: Started
+    started_s: float
+    expected_s: float
+    prepare_s: float
+    undecoded: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A batch's results, not sent yet. `fitted`, `prepare_s`, `undecoded`: as in Done."""
+
+    results: list[Result]
+    infer_s: float
+    fitted: int = 0
+    prepare_s: float = 0.0
+    undecoded: tuple[int, ...] = ()
+
+
+class Worker:
+    """Executables on one device, and the loop that feeds them."""
+
+    def __init__(self, loaded: LoadedDevice, memory: MemoryWatch, arena: Arena, link: ServerLink) -> None:
+        self._device = loaded.device
+        self._models = loaded.models
+        self._memory = memory
+        self._arena = arena
+        self._link = link
+        self._done_s = 0.0
+
+    def serve(self) -> None:
+        """Answer messages until Stop or until the device is lost. Raises EOFError, ConnectionError: no server."""
+        from backends import DeviceLostError
+
+        try:
+            self._serve()
+        except DeviceLostError as error:
+            log.exception("the device is lost")
+            self._link.send(Ended(f"{error}", "leaked" if self._memory.leaks else "lost"))
+
+    def _serve(self) -> None:
+        reported_s = -STATS_INTERVAL_S
+        under_way: _UnderWay | None = None
+        while True:
+            now_s = time.monotonic()
+            if now_s - reported_s >= STATS_INTERVAL_S:
+                reported_s = now_s
+                self._link.send(self._memory.stats())
+            # While a batch computes, the next one may come: it is copied meanwhile, and follows without a pause.
+            message = self._link.receive(STATS_INTERVAL_S if under_way is None else under_way.expected_s)
+            following = self._start(message) if isinstance(message, Run) else None
+            if under_way is not None:
+                self._answer(under_way.run, self._finish(under_way))
+            under_way = following
+            match message:
+                case Run() if following is None:
+                    self._answer(message, self._run(message))
+                case Release():
+                    self._link.send(self._memory.release(message))
+                case Stop():
+                    return
+
+    def _answer(self, run: Run, answer: _Computed | Failed) -> None:
+        if isinstance(answer, _Computed):
+            self._send_results(run, answer)
+        else:
+            self._link.send(answer)
+        self._memory.after_batch(self._link.send)
+
+    def _send_results(self, run: Run, computed: _Computed) -> None:
+        places = [self._arena.result(run.model, slot) for slot in run.slots]
+        for row in computed.undecoded:
+            computed.results[row] = None
+        try:
+            layouts, overflow_bytes, descriptor = write_results(computed.results, places)
+        except (ResultError, OSError, ValueError) as error:
+            self._link.send(_failed(run, error))
+            return
+        figures = computed.infer_s, computed.fitted, overflow_bytes, computed.prepare_s, computed.undecoded
+        done = Done(run.batch_id, layouts, *figures)
+        self._link.send(done, (descriptor,) if overflow_bytes else ())
+
+    def _start(self, run: Run) -> _UnderWay | None:
+        """Give the batch to the device and come back before it is done; None where that cannot be, or has failed.
+
+        Raises DeviceLostError.
+        """
+        from backends import BackendError, DeviceLostError
+
+        loaded = self._models[run.model]
+        if loaded.executable.depth == 1:
+            return None
+        received_s = time.perf_counter()
+        pixels, undecoded = self._gathered(run)
+        started_s = time.perf_counter()
+        try:
+            started = loaded.executable.start(pixels[: run.batch_size])
+        except DeviceLostError:
+            raise
+        except BackendError as error:
+            log.info("batch %d is tried again by itself: %s", run.batch_id, error)
+            return None
+        # A little less, so that waiting for a message never makes an answer late.
+        expected_s, prepare_s = 0.9 * loaded.latency_s[run.batch_size], time.perf_counter() - received_s
+        return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
+
+    def _finish(self, under_way: _UnderWay) -> _Computed | Failed:
+        """Raises DeviceLostError."""
+        from backends import DeviceLostError, OutOfDeviceMemoryError
+
+        run = under_way.run
+        try:
+            outputs = under_way.started.outputs()
+            now_s = time.perf_counter()
+            # The device was busy with the batch before until that was done.
+            infer_s = now_s - max(under_way.started_s, self._done_s)
+            self._done_s = now_s
+            results = self._reduced(run, outputs, run.asked(), run.batch_size)
+            return _Computed(results, infer_s, prepare_s=under_way.prepare_s, undecoded=under_way.undecoded)
+        except DeviceLostError:
+            raise
+        except OutOfDeviceMemoryError:
+            return self._run(run)
+        except Exception as error:
+            return _failed(run, error)
+
+    def _gathered(self, run: Run) -> tuple[Pixels, tuple[int, ...]]:
+        """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses.
+
+        And those whose files the device cannot decode. Raises DeviceLostError.
+        """
+        loaded, files = self._models[run.model], set(run.files)
+        buffer = loaded.next_buffer()
+        for row, slot in enumerate(run.slots):
+            if row not in files:
+                buffer[row] = self._arena.slot(run.model, slot).reshape(loaded.model.input_shape)
+        buffer[len(run.slots) : run.batch_size] = 0
+        if not files:
+            return buffer, ()
+        if loaded.decoding is None:  # They were meant for another worker.
+            buffer[list(run.files)] = 0
+            return buffer, run.files
+        return buffer, loaded.decoding.fill(
+            [(row, self._arena.slot(run.model, run.slots[row])) for row in files], buffer
+        )
+
+    def _run(self, run: Run) -> _Computed | Failed:
+        """Run a batch with nothing else under way. Raises DeviceLostError."""
+        from backends import DeviceLostError, OutOfDeviceMemoryError
+
+        try:
+            pixels, undecoded = self._gathered(run)
+            started_s = time.perf_counter()
+            results, fitted = self._results(run, pixels)
+            self._done_s = time.perf_counter()
+            fitted = 0 if fitted == run.batch_size else fitted
+            return _Computed(results, self._done_s - started_s, fitted, undecoded=undecoded)
+        except DeviceLostError:
+            raise
+        except OutOfDeviceMemoryError as error:
+            if self._memory.exhausted():  # Nothing helps but the worker's end; what is not done waits for the next one.
+                raise DeviceLostError(f"{error}: it leaks, and its replacement was not ready in time") from error
+            return _failed(run, error)
+        except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
+            return _failed(run, error)
+
+    def _results(self, run: Run, pixels: Pixels) -> tuple[list[Result], int]:
+        """Every item's result, and how many at once the device's memory held.
+
+        Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
+        smallest batch fits, ValueError, BackendError.
+        """
+        from backends import OutOfDeviceMemoryError
+
+        executable = self._models[run.model].executable
+        results: list[Result] = []
+        asked, size = run.asked(), run.batch_size
+        while len(results) < len(run.slots):
+            first = len(results)
+            outputs = self._outputs(executable, pixels[first : first + size])
+            if outputs is None:
+                smaller = [rung for rung in executable.batch_sizes if rung < size]
+                if not smaller:
+                    raise OutOfDeviceMemoryError(f"{self._device} has no memory for a batch of {size}")
+                size = max((rung for rung in smaller if rung <= size // 2), default=smaller[0])
+                continue
+            results += self._reduced(run, outputs, asked[first : first + size], size)
+        return results, size
+
+    def _reduced(self, run: Run, outputs: Outputs, asked: Sequence[Options | TensorOptions], size: int) -> list[Result]:
+        """What is sent of the outputs of a batch of `size`, an entry of `asked` for each. Raises ValueError."""
+        model = self._models[run.model].model
+        if any(len(output) != size for output in outputs):
+            shapes = [output.shape for output in outputs]
+            raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
+        # Before anything is reduced: a comparison with a threshold would drop NaN without a word.
+        if model.may_be_infinite or _finite([output[: len(asked)] for output in outputs]):
+            return [*model.reduce_all(outputs, asked)]
+        return [
+            model.reduce(outputs, row, options) if _finite([output[row] for output in outputs]) else None
+            for row, options in enumerate(asked)
+        ]
+
+    def _outputs(self, executable: Executable, pixels: Pixels) -> Outputs | None:
+        """None when the device has no memory for it, even with its cache released."""
+        from backends import OutOfDeviceMemoryError
+
+        while True:
+            try:
+                return executable.run(pixels)
+            except OutOfDeviceMemoryError as error:
+                log.warning("%s; its cache is released", error)
+            # Not inside `except`: the traceback still holds what the failed call had allocated.
+            if not self._memory.make_room():
+                return None
+
+
+def _failed(run: Run, error: Exception) -> Failed:
+    log.error("batch %d failed", run.batch_id, exc_info=error)
+    return Failed(run.batch_id, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+
+
+def _finite(outputs: Sequence[npt.NDArray[Any]]) -> bool:
+    return all(np.isfinite(output).all() for output in outputs if output.dtype.kind == "f")

@@ -1,0 +1,157 @@
+"""A worker's memory: levels, releases, and what it reports of them.
+
+Owns: measuring, climbing the guard's rungs, statistics. When to climb is decided in guard. Must not know batches beyond
+that one has ended. A query that fails ends nothing: of memory the last answer stays, of telemetry there is none.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
+from app.worker.messages import FromWorker, HandOver, Release, Released, Stats
+
+if TYPE_CHECKING:
+    from backends import Backend, Memory, Telemetry
+
+log = logging.getLogger("anychip.worker")
+
+
+class MemoryWatch:
+    """The memory of one worker on one device; made after everything is loaded and warm."""
+
+    def __init__(self, backend: Backend, device: str, limits: LeakLimits) -> None:
+        from backends import Memory
+
+        self.leaks = False
+        """Only another worker can help: the guard has asked for one, or has found the device full of what leaked."""
+        self._backend, self._device = backend, device
+        self._memory: Memory = Memory(0, 0, 0, 0)  # The last that could be read.
+        self._silent: set[str] = set()  # Queries that failed when they were last made.
+        self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
+        self._guard = Guard(limits, self._level(), time.monotonic(), shared=backend.facts.host_memory)
+
+    def after_batch(self, send: Callable[[FromWorker], None]) -> None:
+        """Its answer is on its way: look at the memory and do what the guard says. Raises DeviceLostError."""
+        self._guard.after_batch()
+        if self._forced_bytes:
+            send(Released("out_of_memory", {CACHE: sum(self._forced_bytes)}))
+            self._forced_bytes.clear()
+        started_s = time.monotonic()
+        if not self._guard.due(started_s):
+            return
+        level = self._level()
+        now_s = time.monotonic()
+        step = self._guard.look(level, now_s, now_s - started_s)
+        if step is None:
+            return
+        trigger = step.trigger
+        returned: dict[int, int] = {}
+        while step is not None and step.rung != HAND_OVER:
+            started_s = time.monotonic()
+            returned[step.rung], level = self._climb(step, level)
+            now_s = time.monotonic()
+            step = self._guard.released(step, level, now_s, now_s - started_s)
+        if returned:
+            send(Released(trigger, returned))
+        if step is not None:
+            self.leaks = True
+            send(HandOver(trigger))
+
+    def release(self, request: Release) -> Released:
+        """Both rungs, because somebody has asked for it. Raises DeviceLostError."""
+        returned: dict[int, int] = {}
+        level = self._level()
+        for rung in (COLLECT, CACHE):
+            returned[rung], level = self._climb(Step(rung, "batches"), level)
+        return Released("request", returned, request.request)
+
+    def make_room(self) -> bool:
+        """The device is out of memory: release its cache. Whether another try may do better. Raises BackendError."""
+        returned = self._backend.release_cache(self._device)
+        self._forced_bytes.append(returned)
+        return bool(returned) and len(self._forced_bytes) == 1
+
+    def exhausted(self) -> bool:
+        """The smallest batch has found no memory: whether only the worker's end can help. Raises DeviceLostError."""
+        self.leaks = self.leaks or self._guard.exhausted(self._level())
+        return self.leaks
+
+    def stats(self) -> Stats:
+        """As it is now. Raises DeviceLostError."""
+        from backends import fallback_counts
+
+        level = self._level()
+        return Stats(
+            allocated=level.allocated,
+            reserved=level.reserved,
+            used=level.used,
+            total=level.total,
+            resident=level.resident,
+            telemetry={name: figure for name, figure in asdict(self._telemetry()).items() if isfinite(figure)},
+            fallbacks=dict(fallback_counts()),
+        )
+
+    def _climb(self, step: Step, before: Level) -> tuple[int, Level]:
+        """Climb a rung; the bytes it returned, and what is left. Raises DeviceLostError."""
+        from backends import BackendError, DeviceLostError, run_release_hooks
+
+        counted = 0
+        try:
+            if step.rung == COLLECT:
+                gc.collect()
+            else:
+                counted = self._backend.release_cache(self._device)
+                counted += run_release_hooks(self._backend.name, self._device)
+        except DeviceLostError:
+            raise
+        except BackendError:
+            log.exception("rung %d of the memory guard failed", step.rung)
+        level = self._level()
+        seen = max(before.used - level.used, before.resident - level.resident, 0) if step.rung == COLLECT else 0
+        log.debug("rung %d for %s returned %d bytes", step.rung, step.trigger, counted or seen)
+        return counted or seen, level
+
+    def _level(self) -> Level:
+        import psutil
+
+        from backends import DeviceLostError
+
+        try:
+            self._memory = self._backend.memory(self._device)
+            self._heard("memory")
+        except DeviceLostError:
+            raise
+        except Exception as error:  # Vendors' queries fail in their own ways.
+            self._unheard("memory", error)
+        memory, resident = self._memory, psutil.Process().memory_info().rss
+        return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
+
+    def _telemetry(self) -> Telemetry:
+        from backends import DeviceLostError, Telemetry
+
+        try:
+            telemetry = self._backend.telemetry(self._device)
+            self._heard("telemetry")
+            return telemetry
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            self._unheard("telemetry", error)
+            return Telemetry()
+
+    def _heard(self, query: str) -> None:
+        if query in self._silent:
+            self._silent.discard(query)
+            log.info("%s answers about its %s again", self._device, query)
+
+    def _unheard(self, query: str, error: Exception) -> None:
+        if query not in self._silent:  # Once, not every second.
+            self._silent.add(query)
+            log.warning("%s does not say its %s: %s", self._device, query, error)

@@ -1,0 +1,278 @@
+"""What the server and a worker say to each other, over a channel each.
+
+Owns: the messages and how they are written, nothing else. They are small: pixels and results lie in the arena, and what
+is to be loaded comes in memory of its own.
+
+    server ─► Begin (with the arena's two descriptors and the Load's), Run, Release, Stop
+    worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
+
+Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or
+by a file it loads, can send wrong answers and cannot make the server run anything, or count under any name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from app.logs import Style
+from app.processes.arena import Pool
+from app.worker.guard import LeakLimits, Trigger
+
+if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
+    import numpy as np
+    import numpy.typing as npt
+
+    from app.precision.probes import Calibration
+    from backends import Device
+    from models import Model, Options, TensorOptions
+
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
+"""What a worker may call something that the server then counts under this name."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To the process, before all else: what it should know before it loads any library."""
+
+    name: str
+    environment: dict[str, str]
+    log_style: Style
+    pools: tuple[Pool, ...]
+    path: list[str]
+    """Where it finds modules, as the server does now."""
+    bare: bool = False
+    """It has no other environment, nor anything else of the server's: it runs a file that is a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """How one model is to be served. `grows`: with larger batches than these, too, where they pay (workers.growth)."""
+
+    engine: str
+    precision: str
+    batch_sizes: tuple[int, ...]
+    grows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to serve and how. Model i (None: it is not to be loaded) reads pool i of the arena.
+
+    `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
+    anything is loaded; `operator_libraries`: shared libraries to load after the vendor's package. `probes`: each
+    model's items for the gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
+    int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
+    seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
+    `tuned`: each model's own engine, precision and batch sizes; None or none at all: those of everybody. `decode`: who
+    decodes images: `auto`: the device where it can and answers alike.
+    """
+
+    models: tuple[Model | None, ...]
+    device: Device
+    engine: str
+    precision: str
+    batch_sizes: tuple[int, ...]
+    guard: LeakLimits = field(default_factory=LeakLimits)
+    plugins: tuple[str, ...] = ()
+    operator_libraries: tuple[str, ...] = ()
+    probes: tuple[npt.NDArray[np.uint8], ...] = ()
+    calibrations: tuple[Calibration | None, ...] = ()
+    cache_dir: Path | None = None
+    quick: bool = False
+    ballast: bytes = b""
+    tuned: tuple[Tuned | None, ...] = ()
+    decode: Literal["host", "device", "auto"] = "host"
+
+
+class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
+
+    `options`: Options or TensorOptions of each, or one for all; what arrives is their fields, and `asked` makes them
+    again. `files`: the positions of items whose slots hold a file, for the device to decode.
+    """
+
+    batch_id: int
+    model: int
+    slots: tuple[int, ...]
+    options: tuple[Any, ...]
+    batch_size: int
+    files: tuple[int, ...] = ()
+
+    def asked(self) -> list[Options | TensorOptions]:
+        """The options of each item, in the worker: as they were given to the server's end."""
+        from models import Options, TensorOptions
+
+        made = [
+            msgspec.convert(each, TensorOptions) if "outputs" in each else msgspec.convert(each, Options)
+            for each in self.options
+        ]
+        return made * len(self.slots) if len(made) == 1 else made
+
+
+class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Give cached memory back now; answered with a Released of the same `request`, after what came before it."""
+
+    request: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Finish and end."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """backends.LoadReport, field by field, as a message may hold it."""
+
+    engine: Name
+    precision: Name
+    version: str = ""
+    measures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
+    refusals: dict[str, str] = {}
+    rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
+    staged: bool = False
+    operators: dict[str, str] = {}
+
+
+class WhoDecodes(msgspec.Struct, frozen=True):
+    """Who decodes a model's images. `refusal`: why the device does not, where it was asked to; `errors`: of answers to
+    what it decodes, against those to the host's pixels.
+    """
+
+    by: Literal["host", "device"] = "host"
+    refusal: str = ""
+    errors: dict[str, float] = {}
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`: how many
+    batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included.
+    """
+
+    report: Report
+    latency_s: dict[int, float]
+    depth: int = 1
+    load_s: float = 0
+    decoding: WhoDecodes = WhoDecodes()
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Every model is loaded and warm; None: one that is not to be.
+
+    `staged`: a worker that is given more time may serve some of them faster.
+    """
+
+    device: str
+    device_name: str
+    loaded: tuple[Loaded | None, ...]
+    staged: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker cannot start, its device is lost, or it leaks and has no memory left; `reason` is one plain sentence.
+    Its process ends after this.
+    """
+
+    reason: str
+    kind: Literal["lost", "leaked"] = "lost"
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker's process lives and its interpreter runs, whatever its device is doing."""
+
+
+ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]]
+"""NumPy's name of an array's type, and its shape."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A batch is done: its results lie beside their inputs (app.worker.results).
+
+    `results`, in order: the layout of what `Model.reduce` returned for each item, None where the network computed NaN
+    or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory held, where it
+    did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes with this, for
+    results that are too large for their place; 0: there is none. `prepare_s`: seconds the worker took to begin it
+    while it computed the batch before. `undecoded`: the positions of items whose files the device could not decode:
+    they have no results.
+    """
+
+    batch_id: int
+    results: tuple[Annotated[tuple[ArrayLayout, ...], msgspec.Meta(max_length=1024)] | None, ...]
+    infer_s: float
+    fitted: int = 0
+    overflow_bytes: int = 0
+    prepare_s: float = 0.0
+    undecoded: tuple[int, ...] = ()
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A batch that failed; the worker lives on. `reason` is for the log."""
+
+    batch_id: int
+    reason: str
+
+
+class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Memory was given back. `returned`: bytes by rung (see guard); `request`: whose wish it was, 0 the guard's."""
+
+    trigger: Literal[Trigger, "request", "out_of_memory"]
+    returned: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
+    request: int = 0
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The worker wants to be replaced: it holds memory that only its end gives back. It serves on meanwhile."""
+
+    trigger: Trigger
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing).
+
+    `telemetry`: the figures of backends.Telemetry that are known, by name.
+    `fallbacks`: how often each operator ran on the CPU because the device lacks it, since the worker began.
+    """
+
+    allocated: int
+    reserved: int
+    used: int
+    total: int
+    resident: int
+    telemetry: Annotated[dict[Name, float], msgspec.Meta(max_length=256)] = {}
+    fallbacks: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)] = {}
+
+
+ToWorker: TypeAlias = Begin | Run | Release | Stop
+FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(FromWorker).decode
+_decode_in_worker = msgspec.msgpack.Decoder(ToWorker).decode
+
+
+def to_worker(message: ToWorker) -> bytes:
+    """For `from_server` at the other end."""
+    if isinstance(message, Run) and len(message.options) > 1:
+        first = message.options[0]
+        if all(each is first for each in message.options):  # What nobody has asked anything special of.
+            message = msgspec.structs.replace(message, options=(first,))
+    return _encode(message)
+
+
+def from_server(data: bytes) -> ToWorker:
+    """What the server has sent. Raises ValueError for anything that is not one of these messages."""
+    message: ToWorker = _decode_in_worker(data)
+    return message
+
+
+def to_server(message: FromWorker) -> bytes:
+    """For `from_worker` at the other end."""
+    return _encode(message)
+
+
+def from_worker(data: bytes) -> FromWorker:
+    """What a worker has sent. Raises ValueError for anything that is not one of these messages."""
+    message: FromWorker = _decode(data)
+    return message

@@ -1,0 +1,138 @@
+"""Results on their way from a worker to the server: in the arena beside their input, or in memory of their own.
+
+Owns: where the arrays of a batch lie, at both ends. Must not know what they mean.
+
+Each item's arrays lie one after the other in its slot's place for results (arena.RESULT_BYTES). What does not fit there
+goes, for the whole batch, into one memfd that is sealed against shrinking and sent with Done, up to MAX_OVERFLOW_BYTES.
+A worker that was taken over may write anything into this memory at any time; all that is computed here is checked
+against its size, and arrays in the arena are copied before they are used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from app.worker.messages import ArrayLayout
+
+Array: TypeAlias = npt.NDArray[Any]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Result: TypeAlias = tuple[Array, ...] | None
+"""What `Model.reduce` returned for one item; None where the network computed NaN or infinity."""
+Layout: TypeAlias = tuple[ArrayLayout, ...] | None
+
+MAX_OVERFLOW_BYTES = 1 << 30
+_ALIGNMENT_BYTES = 16
+_KINDS = "biufc"  # Numbers: NumPy would take others for Python objects.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class ResultError(Exception):
+    """Results that cannot be sent, or that are not what was announced."""
+
+
+def write_results(results: Sequence[Result], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], int, int]:
+    """Write each result to its place; the layouts, and the overflow's size and descriptor (0 and -1: there is none).
+
+    The descriptor is the caller's. Raises ResultError.
+    """
+    layouts: list[Layout] = []
+    large: list[tuple[tuple[Array, ...], int]] = []
+    overflow_bytes = 0
+    for result, place in zip(results, places, strict=True):
+        if result is None:
+            layouts.append(None)
+            continue
+        layout = tuple([(array.dtype.str, array.shape) for array in result])
+        layouts.append(layout)
+        size = _plan(layout)[1]
+        if size <= len(place):
+            _write(result, place)
+        else:
+            large.append((result, overflow_bytes))
+            overflow_bytes += _aligned(size)
+    if not large:
+        return tuple(layouts), 0, -1
+    if overflow_bytes > MAX_OVERFLOW_BYTES:
+        raise ResultError(f"the results of a batch take {overflow_bytes} bytes, and {MAX_OVERFLOW_BYTES} are allowed")
+    descriptor = os.memfd_create("anychip-results", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, overflow_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        memory = np.frombuffer(mmap.mmap(descriptor, overflow_bytes), dtype=np.uint8)
+        for result, start in large:
+            _write(result, memory[start:])
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return tuple(layouts), overflow_bytes, descriptor
+
+
+def read_results(layouts: Sequence[Layout], places: Iterable[Bytes], overflow: Bytes | None) -> list[Result]:
+    """What was written. Arrays from places are copies, those from `overflow` are views. Raises ResultError."""
+    results: list[Result] = []
+    start = 0
+    for layout, place in zip(layouts, places, strict=True):
+        if layout is None:
+            results.append(None)
+            continue
+        parts, size = _plan(layout)
+        if size <= len(place):
+            results.append(tuple([place[at:end].view(dtype).reshape(shape).copy() for dtype, shape, at, end in parts]))
+            continue
+        if overflow is None or start + size > len(overflow):
+            raise ResultError(f"a result of {size} bytes is missing")
+        lies = overflow[start : start + size]
+        results.append(tuple([lies[at:end].view(dtype).reshape(shape) for dtype, shape, at, end in parts]))
+        start += _aligned(size)
+    return results
+
+
+def map_overflow(descriptor: int, size: int) -> Bytes:
+    """The memory that came with Done, read-only; closes the descriptor. Raises ResultError, OSError."""
+    try:
+        if not 0 < size <= MAX_OVERFLOW_BYTES or os.fstat(descriptor).st_size < size:
+            raise ResultError(f"{size} bytes of results were announced, and are not there")
+        # Reading behind the end of a file that has shrunk would end this process.
+        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise ResultError("the memory of the results could shrink")
+        return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), dtype=np.uint8)
+    finally:
+        os.close(descriptor)
+
+
+def _write(result: tuple[Array, ...], place: Bytes) -> None:
+    start = 0
+    for array in result:
+        if array.nbytes:
+            place[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+        start = _aligned(start + array.nbytes)
+
+
+@lru_cache(maxsize=512)
+def _plan(layout: tuple[ArrayLayout, ...]) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...], int]:
+    """Each array's type, shape, begin and end, and the bytes of all of them. Raises ResultError."""
+    parts, start, end = [], 0, 0
+    for name, shape in layout:
+        try:
+            dtype = np.dtype(name)
+        except (TypeError, ValueError) as error:
+            raise ResultError(f"there is no type {name!r}") from error
+        if dtype.kind not in _KINDS or dtype.names is not None or any(length < 0 for length in shape):
+            raise ResultError(f"an array of {name!r} {shape} cannot be sent")
+        end = start + math.prod(shape) * dtype.itemsize
+        parts.append((dtype, shape, start, end))
+        start = _aligned(end)
+    return tuple(parts), end
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -1,0 +1,323 @@
+"""What a chip is to the rest of anychip.
+
+Owns: the contract between the service and a vendor's hardware, its plain data types and its errors. Must not know
+images, models or HTTP: a network is an nn.Module with an input shape.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from backends.vendors.table import Facts
+
+if TYPE_CHECKING:
+    from backends.contract.image_decoder import ImageDecoder
+
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+Form = Literal["pixels", "onnx", "program", "script"]
+"""What a network is made of: a module of PyTorch's over images, or what a file holds (TensorNetwork)."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a backend can be used here. `reason` is empty when it can, else one sentence with the remedy."""
+
+    available: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device. `id` is what `--device` takes, e.g. `cpu:0`; `auto_precision` is what `--precision auto` means."""
+
+    id: str
+    name: str
+    memory_bytes: int
+    auto_precision: str
+    details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device: `allocated` in tensors, `reserved` by the allocator, `used` of `total` by everybody."""
+
+    allocated: int
+    reserved: int
+    used: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What the device says of itself; NaN where it does not say.
+
+    `healthy`, `heat_throttled`, `power_throttled`: 1 or 0. Errors are counted by the device or its driver, from when
+    it likes: only what is added means anything. `driver_errors`: faults the driver reports of the device (XIDs).
+    """
+
+    utilization_ratio: float = nan
+    power_watts: float = nan
+    energy_joules: float = nan
+    temperature_celsius: float = nan
+    memory_temperature_celsius: float = nan
+    clock_hertz: float = nan
+    healthy: float = nan
+    heat_throttled: float = nan
+    power_throttled: float = nan
+    corrected_memory_errors: float = nan
+    uncorrected_memory_errors: float = nan
+    driver_errors: float = nan
+
+
+class Network(Protocol):
+    """What a backend can load: a module over uint8 [n, *input_shape] that returns a tuple of tensors."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """What one item is, in bytes: [height, width, 3] of images."""
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        """Cast the weights in place, leaving normalisation and decoding in float32."""
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, *input_shape] -> outputs, each [n, ...]."""
+
+
+class PackedTensor(Protocol):
+    """One input of a TensorNetwork: its name, and NumPy's type and the shape of one item."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its elements."""
+
+
+class TensorNetwork(Network, Protocol):
+    """A network of several tensors, which lie packed in each item: input_shape is (bytes of an item,).
+
+    `form`: what `file` holds: `onnx`, a `program` of torch.export, a `script`. An ONNX file is no module of PyTorch's:
+    calling that network only gives the reference. `core` is the graph itself, over one tensor an input; `places` where
+    each lies in an item. Where `batched` is False, the graph takes tensors without the axis of the batch, and a batch
+    is one item.
+    """
+
+    form: Form
+    file: str
+    core: Any
+    inputs: Sequence[PackedTensor]
+    places: Sequence[tuple[int, int]]
+    batched: bool
+
+    def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, bytes of an item] -> what `core` takes."""
+
+
+class Unbuilt:
+    """A network that is made when a caller needs more of it than its input's shape.
+
+    An engine that kept it compiled does not; making it takes a second for ResNet50.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network]) -> None:
+        self.input_shape = input_shape
+        self._build = build
+
+    @cached_property
+    def built(self) -> Network:
+        """The network; raises what making it raises."""
+        return self._build()
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        return self.built.cast(dtype)
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        return self.built(pixels)
+
+
+def built(network: Network) -> Network:
+    """The network itself, where it may still be Unbuilt."""
+    return network.built if isinstance(network, Unbuilt) else network
+
+
+class Started(Protocol):
+    """A batch that is under way on a device."""
+
+    def outputs(self) -> tuple[Array, ...]:
+        """Wait for it; what `Executable.run` returns and raises. Valid until two more batches have started."""
+
+
+class Executable(ABC):
+    """A network made ready on a device by an engine, for fixed batch sizes. It only runs; a LoadReport says what it is.
+
+    Owned by one thread. `batch_sizes`: those it takes, ascending.
+    `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
+    `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers, in seconds.
+    """
+
+    batch_sizes: tuple[int, ...]
+    depth: int = 1
+    fastest_s: Mapping[int, float]
+
+    @abstractmethod
+    def buffer(self, rows: int) -> Pixels:
+        """Zeros uint8 [rows, *input_shape] of its own, in memory from which the device copies fastest."""
+
+    @abstractmethod
+    def start(self, pixels: Pixels) -> Started:
+        """Begin what `run` does. Batches are waited for in the order of their beginning; till then `pixels` stay as is.
+
+        Raises what `run` raises, now or when it is waited for.
+        """
+
+    @abstractmethod
+    def run(self, pixels: Pixels) -> tuple[Array, ...]:
+        """uint8 [n, *input_shape] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
+
+        The returned arrays are valid until the next `run`. Raises ValueError for other pixels, OutOfDeviceMemoryError,
+        DeviceLostError, BackendError.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the executable holds. Idempotent."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading a network on a device found out.
+
+    `engine`, its `version` and the `precision`: what serves. `refusals`: why preferred engines do not, by engine, or by
+    engine and precision. `rejected`: the engines, each with its precision, whose answers the gate found wrong.
+    `measures`: the gate's errors of the engine that serves. `staged`: engines that take long were left out
+    (CompileOptions.quick). `operators`: those that the device lacks, and what runs instead: `replaced` by others of the
+    device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's choice.
+    """
+
+    engine: str
+    precision: str
+    version: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    rejected: tuple[tuple[str, str], ...] = ()
+    staged: bool = False
+    operators: Mapping[str, str] = field(default_factory=dict)
+
+
+class LoadedNetwork(NamedTuple):
+    """What `Backend.load` returns."""
+
+    executable: Executable
+    report: LoadReport
+
+
+def _accept(executable: Executable, report: LoadReport) -> Mapping[str, float]:
+    """Anything that runs at all, at every batch size."""
+    for size in executable.batch_sizes:
+        executable.run(executable.buffer(size))
+    return {}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What making a network ready may need beside the network.
+
+    `gate`: takes an executable and the report so far (engine, version, precision), runs it at every batch size and
+    returns what it has measured, or raises WrongAnswersError: then the next engine or precision is tried.
+    `calibration`: images like those to come, uint8 [n, height, width, 3], which int8 needs.
+    `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
+    `calibration_key` the images.
+    `quick`: leave out what is not ready in seconds.
+    """
+
+    gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
+    calibration: Callable[[], Pixels] | None = None
+    cache_dir: Path | None = None
+    key: str = ""
+    calibration_key: str = ""
+    quick: bool = False
+
+
+DEFAULTS = CompileOptions()
+
+
+def form_of(network: Network) -> Form:
+    """What a network is made of."""
+    form: Form = getattr(network, "form", "pixels")
+    return form
+
+
+def precisions_from(precision: str, preferred: str) -> tuple[str, ...]:
+    """What to try for a precision, in order: what loses too much steps up. `preferred` is the device's own."""
+    steps = {"int8": ("int8", preferred, "fp32"), "fp32": ("fp32",)}.get(precision, (precision, "fp32"))
+    return tuple(dict.fromkeys(steps))
+
+
+class Backend(ABC):
+    """One vendor. At most eight public members, for ever: what is needed next is first a private method."""
+
+    name: str
+    facts: Facts
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """Cheap; cannot raise; creates no device context; says why not."""
+
+    @abstractmethod
+    def devices(self) -> list[Device]:
+        """The devices this process may use. Raises BackendUnavailableError."""
+
+    @abstractmethod
+    def load(
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
+    ) -> LoadedNetwork:
+        """Make `network` (it may be Unbuilt) ready on `device`. It is the executable's afterwards.
+
+        `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
+        device's `auto_precision`. Where the gate finds an engine's answers wrong, the next one is tried, and after the
+        last of them a finer precision: the report says what it became. Raises BackendUnavailableError (no such
+        device), EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
+        """
+
+    @abstractmethod
+    def memory(self, device: str) -> Memory:
+        """Memory now, in bytes."""
+
+    @abstractmethod
+    def release_cache(self, device: str) -> int:
+        """Give cached memory back to the device or the host; returns the bytes returned. Not for the request path."""
+
+    @abstractmethod
+    def telemetry(self, device: str) -> Telemetry:
+        """What the device says of itself now."""
+
+    def _sick(self) -> Mapping[str, str]:
+        """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""
+        return {}
+
+    def _image_decoder(self, device: str) -> ImageDecoder | None:
+        """What decodes JPEG files on the device, in the process that owns it; None: nothing does."""
+        return None
+
+    def _take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
+        """Have these devices, which another process has found, without asking the driver for them again."""

@@ -1,0 +1,76 @@
+"""The contract's errors, and what runtimes raise, translated once into these.
+
+Owns: the errors, the words by which a fault is known that every runtime uses, and the translation. A vendor's own words
+are in its row (backends.vendors.table). Must not know engines.
+
+Errors: BackendError
+          ├─ BackendUnavailableError  the hardware or its software is not here; says why and what to do
+          ├─ EngineRefusedError       this engine cannot run this network at this precision here; says why
+          │    └─ WrongAnswersError     it can, and its answers are not the network's
+          ├─ OutOfDeviceMemoryError   the device has too little memory for what was asked
+          └─ DeviceLostError          the device no longer answers; the process that owns it must end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from backends.vendors import table as vendors
+
+
+class BackendError(Exception):
+    """Something about a chip or its software; the message is one plain sentence."""
+
+
+class BackendUnavailableError(BackendError):
+    """The hardware or its software is not here; the message says why and what to do."""
+
+
+class EngineRefusedError(BackendError):
+    """An engine cannot run this network at this precision here; the message says why."""
+
+
+class WrongAnswersError(EngineRefusedError):
+    """An engine runs the network, and its answers are not the network's; the message says by how much."""
+
+
+class OutOfDeviceMemoryError(BackendError):
+    """The device has too little memory for what was asked."""
+
+
+class DeviceLostError(BackendError):
+    """The device no longer answers; only ending the process that owns it helps."""
+
+
+# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, others' constants.
+_OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "bad_alloc", "out of memory", "out_of_memory")
+_LINE = 200
+
+
+@contextmanager
+def translated_errors(device: str) -> Iterator[None]:
+    """Turn what a runtime raises into the contract's errors. `device`: PyTorch's name of it, such as `npu:0`.
+
+    Raises OutOfDeviceMemoryError, DeviceLostError, BackendError; what is neither MemoryError nor RuntimeError passes.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise OutOfDeviceMemoryError(f"{device} has too little memory.") from error
+    except RuntimeError as error:
+        rows = vendors.of_type(device.partition(":")[0])
+        reason, said = first_line(error), str(error).lower()
+        remedies = (remedy for row in rows for part, remedy in row.remedies.items() if part.lower() in said)
+        remedy = next((f" ({text})" for text in remedies), "")
+        if any(phrase in said for phrase in (*_OUT_OF_MEMORY, *(text for row in rows for text in row.out_of_memory))):
+            raise OutOfDeviceMemoryError(f"{device} has too little memory: {reason}{remedy}") from error
+        if any(phrase in said for row in rows for phrase in row.lost):
+            raise DeviceLostError(f"{device} is lost: {reason}{remedy}") from error
+        raise BackendError(f"{device} failed: {reason}{remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says anything, at most 200 characters."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:_LINE]

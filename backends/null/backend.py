@@ -1,0 +1,383 @@
+"""A device that computes nothing: answers of the right shape after a chosen delay, and faults where it is told to fail.
+
+Owns: where the behaviour is kept (`ANYCHIP_NULL`), and what faults do to the process. It serves the tests of the
+server, load tests, and operators who want to see what the server does when a device misbehaves. Must not be taken for
+hardware, by `auto` or by the report: its answers are zeros.
+
+The worker warms every batch size with images that are all zero before it serves. A batch of such images is
+therefore not counted: "the third batch" is the third that holds anything, on one device in one process, whichever
+model it is for. Each run counts: a batch that is tried again in halves is three.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backends.contract.backend import (
+    DEFAULTS,
+    Array,
+    Backend,
+    CompileOptions,
+    Device,
+    Executable,
+    LoadedNetwork,
+    Memory,
+    Network,
+    Pixels,
+    Probe,
+    Started,
+    Telemetry,
+)
+from backends.contract.errors import (
+    BackendError,
+    BackendUnavailableError,
+    EngineRefusedError,
+    OutOfDeviceMemoryError,
+    translated_errors,
+)
+from backends.engines import Engine, compile_first
+from backends.engines.engine import CheckedExecutable
+from backends.null.behaviour import Behaviour, FaultKind, parse
+from backends.vendors.table import Facts
+
+_TEMPERATURE_CELSIUS = 50.0
+_CLOCK_HERTZ = 1e9
+_VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.
+
+
+def configure(text: str) -> None:
+    """Set what devices loaded from now on do, here and in processes started from here; empty: nothing in particular.
+
+    Raises BackendUnavailableError, and then changes nothing.
+    """
+    parse(text)
+    if text.strip():
+        os.environ[_VARIABLE] = text
+    else:
+        os.environ.pop(_VARIABLE, None)
+
+
+def _configured() -> Behaviour:
+    return parse(os.environ.get(_VARIABLE, ""))
+
+
+@dataclass
+class _State:
+    """What one device has been through in this process."""
+
+    counted: int = 0
+    leaked: list[mmap.mmap] = field(default_factory=list)
+    cached: list[mmap.mmap] = field(default_factory=list)
+    made_s: float = field(default_factory=time.monotonic)
+    busy_s: float = 0.0
+    free_s: float = 0.0  # When the batches that are under way will be done.
+    errors: float = 0.0  # Of each kind.
+    told: tuple[float, float] = (0.0, 0.0)  # How long it had lived and been busy when it last said so.
+
+    def busy_ratio(self) -> float:
+        """Since this was last asked."""
+        now = (time.monotonic() - self.made_s, self.busy_s)
+        (lived_s, busy_s), self.told = self.told, now
+        return min(1.0, (now[1] - busy_s) / (now[0] - lived_s)) if now[0] > lived_s else 0.0
+
+    @property
+    def leaked_bytes(self) -> int:
+        return sum(len(block) for block in self.leaked)
+
+    @property
+    def cached_bytes(self) -> int:
+        return sum(len(block) for block in self.cached)
+
+
+class NullBackend(Backend):
+    """Devices `null:0`, `null:1`, … as many as it is told to have."""
+
+    name = "null"
+
+    def __init__(self) -> None:
+        self._states: dict[str, _State] = {}
+
+    # Read-only and computed, because the behaviour is set after this module is imported; callers only ever read it.
+    @property
+    def facts(self) -> Facts:  # type: ignore[override]
+        """What is configured now. Cannot raise: `probe` says what makes no sense."""
+        text = os.environ.get(_VARIABLE, "")
+        try:
+            behaviour = parse(text)
+            reads_pixels, ballast_bytes = behaviour.reads_pixels, behaviour.probes_mb << 20
+            quick = behaviour.import_ms == 0  # With a package that takes its time its workers are spawned, as vendors'.
+        except BackendUnavailableError:
+            reads_pixels, ballast_bytes, quick = True, 0, True
+        return Facts(
+            vendor="null",
+            late_environment=quick,
+            device_type="null",
+            engines=(_NullEngine.name,),
+            precisions=_NullEngine.precisions,
+            environment={_VARIABLE: text} if text else {},
+            automatic=False,
+            computes=False,
+            reads_pixels=reads_pixels,
+            ballast_bytes=ballast_bytes,
+        )
+
+    def probe(self) -> Probe:
+        """Available, unless it is told what makes no sense."""
+        try:
+            _configured()
+        except BackendUnavailableError as error:
+            return Probe(False, str(error))
+        return Probe(True)
+
+    def devices(self) -> list[Device]:
+        """The number it is told to have."""
+        behaviour = _configured()
+        return [
+            Device(f"null:{index}", "computes nothing", behaviour.memory_mb << 20, "fp32")
+            for index in range(behaviour.devices)
+        ]
+
+    def load(
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
+    ) -> LoadedNetwork:
+        """After `load_ms`. What is configured now holds for the executable's life."""
+        behaviour, state = _configured(), self._state(device)
+        if engine not in ("auto", _NullEngine.name):
+            raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")
+        time.sleep(behaviour.load_ms / 1e3)
+        chosen = "fp32" if precision == "auto" else precision
+        return compile_first([_NullEngine(behaviour, state)], network, device, (chosen,), batch_sizes, options=options)
+
+    def memory(self, device: str) -> Memory:
+        """What has leaked here is allocated, what is cached only reserved. Raises BackendUnavailableError."""
+        state = self._state(device)
+        leaked, reserved = state.leaked_bytes, state.leaked_bytes + state.cached_bytes
+        return Memory(leaked, reserved, reserved, _configured().memory_mb << 20)
+
+    def release_cache(self, device: str) -> int:
+        """Gives back what batches have left in the cache; a leak no release returns. Raises BackendUnavailableError."""
+        state = self._state(device)
+        returned = state.cached_bytes
+        state.cached.clear()
+        return returned
+
+    def telemetry(self, device: str) -> Telemetry:
+        """With `power_w` so much power, the energy that follows, and how busy it is with waiting; else nothing. With
+        `sick`, too hot, and one error more of each kind every time.
+
+        Raises BackendUnavailableError.
+        """
+        state, behaviour = self._state(device), _configured()
+        if not behaviour.power_w:
+            return Telemetry()
+        state.errors += behaviour.sick
+        return Telemetry(
+            utilization_ratio=state.busy_ratio(),
+            power_watts=behaviour.power_w,
+            energy_joules=behaviour.power_w * (time.monotonic() - state.made_s),
+            temperature_celsius=_TEMPERATURE_CELSIUS,
+            memory_temperature_celsius=_TEMPERATURE_CELSIUS,
+            clock_hertz=_CLOCK_HERTZ,
+            healthy=float(not behaviour.sick),
+            heat_throttled=float(behaviour.sick),
+            power_throttled=0.0,
+            corrected_memory_errors=state.errors,
+            uncorrected_memory_errors=state.errors,
+            driver_errors=state.errors,
+        )
+
+    def _state(self, device: str) -> _State:
+        known = [each.id for each in self.devices()]
+        if device not in known:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
+        return self._states.setdefault(device, _State())
+
+
+class _NullEngine(Engine):
+    name = "null"
+    precisions = ("fp32",)
+    forms = ("pixels", "onnx", "program", "script")
+
+    def __init__(self, behaviour: Behaviour, state: _State) -> None:
+        self._behaviour = behaviour
+        self._state = state
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        """Keeps the shapes of the outputs and forgets the network."""
+        with translated_errors(device):
+            outputs = _outputs(network, batch_sizes[0])
+        if any(output.shape[:1] != batch_sizes[:1] for output in outputs):
+            raise EngineRefusedError(f"it answers {batch_sizes[0]} images with {[tuple(o.shape) for o in outputs]}")
+        shapes = [tuple(output.shape[1:]) for output in outputs]
+        if self._behaviour.output_mb:
+            shapes[0] = _widened(shapes[0], _numpy_dtype(outputs[0]), self._behaviour.output_mb << 20)
+        answers = {
+            size: tuple(
+                np.zeros((size, *shape), _numpy_dtype(output)) for shape, output in zip(shapes, outputs, strict=True)
+            )
+            for size in batch_sizes
+        }
+        return _NullExecutable(device, answers, network.input_shape, self._behaviour, self._state)
+
+
+def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
+    """Outputs for `size` images, of which only shapes and types mean anything.
+
+    The network is run for it, once. On PyTorch's "meta" device nothing would be computed, but what that needs takes a
+    second to import, and most networks take less.
+    """
+    with torch.inference_mode():
+        return network(torch.zeros((size, *network.input_shape), dtype=torch.uint8))
+
+
+def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:
+    """Floating point is float32, as the outputs of every engine are."""
+    return np.dtype(np.float32) if tensor.is_floating_point() else torch.empty(0, dtype=tensor.dtype).numpy().dtype
+
+
+def _widened(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> tuple[int, ...]:
+    """The shape with a last axis so long that an item has so many bytes."""
+    others = math.prod(shape[:-1])
+    return (*shape[:-1], max(shape[-1] if shape else 1, size_bytes // max(1, others * dtype.itemsize)))
+
+
+class _NullExecutable(CheckedExecutable):
+    """Every answer is made beforehand: a run without delay and faults costs its checks alone, a few microseconds."""
+
+    def __init__(
+        self,
+        device: str,
+        answers: dict[int, tuple[Array, ...]],
+        input_shape: tuple[int, ...],
+        behaviour: Behaviour,
+        state: _State,
+    ) -> None:
+        super().__init__(device, tuple(answers), input_shape)
+        self._answers = answers
+        self._behaviour = behaviour
+        self._state = state
+        self._delay_s = {
+            size: (behaviour.delay_ms + behaviour.image_delay_ms * size) / 1e3 for size in self.batch_sizes
+        }
+        self._reads_pixels = behaviour.reads_pixels
+        self.depth = behaviour.depth
+
+    def start(self, pixels: Pixels) -> Started:
+        """Faults act at once, as those of a driver that is given work."""
+        if self.depth == 1:
+            return super().start(pixels)
+        self._check(pixels)
+        delay_s = self._delay_s[len(pixels)]
+        self._state.busy_s += delay_s
+        with translated_errors(self._device):
+            answers = self._answered(pixels)
+        self._state.free_s = max(self._state.free_s, time.monotonic()) + delay_s
+        return _StartedBatch(answers, self._state.free_s)
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        if delay_s := self._delay_s[len(pixels)]:
+            self._state.busy_s += delay_s
+            time.sleep(delay_s)  # Releases the interpreter lock, as waiting for a device does.
+        return self._answered(pixels)
+
+    def _answered(self, pixels: Pixels) -> tuple[Array, ...]:
+        answers = self._answers[len(pixels)]
+        # A first row tells most often, and takes no time; all of them take 30 us for eight images of 224 pixels.
+        if self._reads_pixels and (pixels[0, :1].any() or pixels.any()):
+            self._state.counted += 1
+            self._take(self._behaviour.leak_mb << 20, self._state.leaked)
+            self._take(self._behaviour.cache_mb << 20, self._state.cached)
+            for fault in self._behaviour.faults:
+                rows = fault.trigger.rows(pixels, self._state.counted)
+                if rows and fault.kind == "nan":
+                    answers = tuple(_with_nan(answer, rows) for answer in answers)
+                elif rows:
+                    self._act(fault.kind)
+        return answers
+
+    def _take(self, size: int, blocks: list[mmap.mmap]) -> None:
+        """Keep `size` bytes in `blocks`. Raises OutOfDeviceMemoryError when the device or the host has no more."""
+        if not size:
+            return
+        if self._state.leaked_bytes + self._state.cached_bytes + size > self._behaviour.memory_mb << 20:
+            lost = "leaked" if self._state.leaked else "cached"
+            raise OutOfDeviceMemoryError(f"{self._device} has no memory left: it has {lost}.")
+        # Pages of its own: what the allocator hands out may be resident already, and then nothing would grow.
+        try:
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise OutOfDeviceMemoryError(f"{self._device} cannot take {size} bytes: {error}.") from error
+        np.frombuffer(block, dtype=np.uint8)[:: mmap.PAGESIZE] = 1  # A page takes memory once it is written to.
+        blocks.append(block)
+
+    def _act(self, kind: FaultKind) -> None:
+        """Raises BackendError, OutOfDeviceMemoryError; ends or stops the process; or does not come back.
+
+        A process that was stopped and is continued (SIGCONT) answers as if nothing had been.
+        """
+        if kind == "fail":
+            raise BackendError(f"{self._device} was told to fail.")
+        if kind == "oom":
+            raise OutOfDeviceMemoryError(f"{self._device} was told to run out of memory.")
+        if kind == "hang":
+            threading.Event().wait()  # The interpreter lives on, as in a driver call that never returns.
+        # A crash is how a driver's abort ends a process: at once. A frozen process does not even say that it lives.
+        os.kill(os.getpid(), signal.SIGSTOP if kind == "freeze" else signal.SIGKILL)
+
+    def _release(self) -> None:
+        self._answers = {}
+
+
+class _StartedBatch:
+    """A batch under way until `done_s` of the monotonic clock."""
+
+    def __init__(self, answers: tuple[Array, ...], done_s: float) -> None:
+        self._answers, self._done_s = answers, done_s
+
+    def outputs(self) -> tuple[Array, ...]:
+        if (left_s := self._done_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+        return self._answers
+
+
+def _with_nan(answer: Array, rows: list[int]) -> Array:
+    if answer.dtype.kind != "f":  # A class number cannot be NaN.
+        return answer
+    answer = answer.copy()
+    answer[rows] = np.nan
+    return answer
+
+
+def _import() -> None:
+    """Take as long as a vendor's package does, in a worker."""
+    if multiprocessing.parent_process() is not None:
+        try:
+            import_ms = _configured().import_ms
+        except BackendUnavailableError:  # To be said later, by `probe`.
+            return
+        time.sleep(import_ms / 1e3)
+
+
+_import()

@@ -1,0 +1,142 @@
+"""What the null device is told to do: delays, memory, and faults on chosen batches.
+
+Owns: the grammar of `ANYCHIP_NULL` (docs/null.md), and which batch pulls a fault. Must not do anything itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from backends.contract.backend import Pixels
+from backends.contract.errors import BackendUnavailableError
+
+FaultKind = Literal["fail", "crash", "hang", "freeze", "oom", "nan"]
+
+_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+_TOLERANCE = 8  # Levels a channel: JPEG does not keep colours exactly.
+_TRIGGER = re.compile(r"(?P<sign>[*>]?)(?P<number>[1-9][0-9]{0,8})|#(?P<colour>[0-9a-fA-F]{6})")
+_HOUR_MS = 3_600_000
+_TIB_MB = 1 << 20
+_GIB_MB = 1 << 10
+
+# Setting -> whether it is a whole number, its least and its greatest value.
+_SETTINGS = {
+    "devices": (True, 1, 64),
+    "delay_ms": (False, 0, _HOUR_MS),
+    "image_delay_ms": (False, 0, _HOUR_MS),
+    "load_ms": (False, 0, _HOUR_MS),
+    "memory_mb": (True, 1, _TIB_MB),
+    "leak_mb": (True, 0, _TIB_MB),
+    "cache_mb": (True, 0, _TIB_MB),
+    "power_w": (False, 0, 100_000),
+    "sick": (True, 0, 1),
+    "depth": (True, 1, 2),
+    "probes_mb": (True, 0, _GIB_MB),
+    "output_mb": (True, 0, _GIB_MB),
+    "import_ms": (False, 0, _HOUR_MS),
+}
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Which batches: the `number`-th (``), every `number`-th (`*`), larger than it (`>`), or one with a `colour`."""
+
+    sign: Literal["", "*", ">", "#"]
+    number: int = 0
+    colour: tuple[int, int, int] = (0, 0, 0)
+
+    def rows(self, pixels: Pixels, counted: int) -> list[int]:
+        """The rows of uint8 [n, height, width, 3] that pull it; all of them where it is the batch that does.
+
+        `counted`: how many batches have been, with this one.
+        """
+        if self.sign == "#":
+            middle = pixels[:, pixels.shape[1] // 2, pixels.shape[2] // 2].astype(np.int16)
+            close = np.flatnonzero((np.abs(middle - self.colour) <= _TOLERANCE).all(axis=1))
+            # A place that is not filled is all zero. It is no black image.
+            return [int(row) for row in close if pixels[row].any()]
+        if self.sign == ">":
+            pulled = len(pixels) > self.number
+        else:
+            pulled = counted % self.number == 0 if self.sign == "*" else counted == self.number
+        return list(range(len(pixels))) if pulled else []
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong, and with which batches."""
+
+    kind: FaultKind
+    trigger: Trigger
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the device does. Delays in milliseconds, memory in MiB, power in watts (0: it says nothing of itself);
+    `sick`: of itself it says nothing good. Of several faults the first that is pulled acts. `depth`: how many batches
+    may be under way; `probes_mb`: what is sent to a worker beside its models; `output_mb`: size of an image's first
+    answer; `import_ms`: time a worker imports.
+    """
+
+    devices: int = 1
+    delay_ms: float = 0.0
+    image_delay_ms: float = 0.0
+    load_ms: float = 0.0
+    memory_mb: int = 1024
+    leak_mb: int = 0
+    cache_mb: int = 0
+    power_w: float = 0.0
+    sick: int = 0
+    depth: int = 1
+    probes_mb: int = 0
+    output_mb: int = 0
+    import_ms: float = 0.0
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def reads_pixels(self) -> bool:
+        """Whether it must see images: to count batches, and to find colours."""
+        return bool(self.faults or self.leak_mb or self.cache_mb)
+
+
+def parse(text: str) -> Behaviour:
+    """`delay_ms=5,crash=*100` to a behaviour. Raises BackendUnavailableError, naming the part that makes no sense."""
+    settings: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, _, value = part.partition("=")
+        try:
+            if key in _KINDS:
+                faults.append(Fault(key, _trigger(value)))
+            elif key in settings:
+                raise ValueError("it is given twice")
+            elif key in _SETTINGS:
+                settings[key] = _number(value, *_SETTINGS[key])
+            else:
+                raise ValueError(f"it knows {', '.join((*_SETTINGS, *_KINDS))}")
+        except ValueError as error:
+            raise BackendUnavailableError(
+                f"The null device does not understand {part!r}: {error} (docs/null.md)."
+            ) from None
+    return Behaviour(**settings, faults=tuple(faults))
+
+
+def _trigger(text: str) -> Trigger:
+    found = _TRIGGER.fullmatch(text)
+    if not found:
+        raise ValueError("a fault takes 3 (third batch), *7 (every seventh), >4 (larger ones) or #ff0000 (a colour)")
+    if found["colour"]:
+        red, green, blue = bytes.fromhex(found["colour"])
+        return Trigger("#", colour=(red, green, blue))
+    return Trigger(cast(Literal["", "*", ">"], found["sign"]), int(found["number"]))
+
+
+def _number(text: str, whole: bool, least: int, most: int) -> float:
+    found = re.fullmatch(r"[0-9]+" if whole else r"[0-9]+(\.[0-9]*)?", text)
+    if not found or not least <= float(text) <= most:
+        raise ValueError(f"it takes a {'whole ' if whole else ''}number from {least} to {most}")
+    return int(text) if whole else float(text)

@@ -1,0 +1,293 @@
+"""What a device does about operators that it lacks.
+
+    attempt ─► "Could not run 'aten::x'" ─► the table's replacement, else a copy to the CPU and back ─► attempt again
+
+Owns: when a replacement (backends.operators.replacements) is used, the CPU fallback and its count, operator libraries,
+and the rewriting of modules to shapes that are known. What is registered stays for the life of the process: PyTorch has
+one dispatcher. Must not know engines, or which vendor it helps. Registers at load only, in the thread that owns the
+device.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.library import Library
+
+from backends.contract.errors import BackendError, first_line
+from backends.operators.replacements import REPLACEMENTS
+
+Kind = Literal["replaced", "cpu", "vendor-cpu"]
+T = TypeVar("T")
+
+# PyTorch's own words, then Cambricon's and Intel's when their fallback is off.
+_LACKS = re.compile(
+    r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend"
+    r"|The operator '([\w:.]+)' is not currently implemented for the (\w+) device"
+)
+# Ascend's when its fallback is off; a plain RuntimeError.
+_REFUSED = re.compile(r"The operator '([\w:.]+)' would execute its main computation on CPU .*_FALLBACK_CPU_DISABLE=1")
+_VENDOR_FALLBACK = re.compile(r"fall(?:ing)? ?back to run on the CPU")
+_OPERATOR = re.compile(r"\b[a-z_]\w*::\w+(?:\.\w+)?")
+# A copy to the CPU is made of these, so that none of them can be made of a copy.
+_NEEDED = {"copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "empty", "empty_strided", "resize_", "set_"}
+
+_libraries: dict[str, Library] = {}  # By namespace; what is registered ends with its Library.
+_kinds: dict[str, Kind] = {}
+_runs: Counter[str] = Counter()
+_heard: dict[str, Kind] = {}  # Vendors' fallbacks: they speak of each once a process.
+_wanted: list[str] = []
+_loaded: set[str] = set()
+
+
+class Operators:
+    """The operators that one load needs on a device."""
+
+    def __init__(self, device_type: str) -> None:
+        self._key = device_type.upper() if device_type in ("cuda", "xpu") else "PrivateUse1"
+        self._names = {device_type, self._key.lower()}
+        self._found: dict[str, Kind] = {}
+        self._said: set[tuple[str, str, int]] = set()
+
+    def completed(self, attempt: Callable[[], T]) -> T:
+        """`attempt`, again for every operator that it shows to be missing and that can be provided.
+
+        Every other error passes, and so does a missing operator that cannot be provided: one whose result is a view.
+        """
+        while True:
+            before = _runs.copy()
+            try:
+                with self._listening():
+                    result = attempt()
+            except Exception as error:
+                operator = self._missing(error)
+                if not operator or not self._provide(operator):
+                    raise
+                continue
+            self._found.update((operator, _kinds[operator]) for operator in _runs - before)
+            return result
+
+    def found(self) -> dict[str, Kind]:
+        """What the last attempts could not have run without, and who did it; vendors' fallbacks of the process."""
+        return {**_heard, **self._found}
+
+    def _missing(self, error: BaseException) -> str:
+        """The operator that the device lacks; empty for any other error. Engines raise theirs from PyTorch's."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, RuntimeError):
+            cause = cause.__cause__
+        text = " ".join(str(cause).split())
+        if isinstance(cause, NotImplementedError) and (found := _LACKS.search(text)):
+            operator, backend = found[1] or found[3], found[2] or found[4]
+            return operator if backend.lower() in self._names else ""
+        refused = _REFUSED.search(text)
+        return refused[1] if refused else ""
+
+    def _provide(self, operator: str) -> bool:
+        """Register what stands for an operator; False when there is nothing new to register."""
+        namespace, _, rest = operator.partition("::")
+        base, _, named = rest.partition(".")
+        packet = getattr(getattr(torch.ops, namespace), base, None)
+        if packet is None or base in _NEEDED:
+            return False
+        names = packet.overloads()
+        wanted = [named or "default"]
+        if wanted[0] not in names or _name(packet, wanted[0]) in _kinds:
+            wanted = [] if named else names  # Some devices do not say which of its forms they lack.
+        provided = False
+        for overload in (getattr(packet, each) for each in wanted):
+            name = _name(packet, overload._overloadname)
+            function = REPLACEMENTS.get(f"{namespace}::{base.removesuffix('_')}")
+            kernel = None if name in _kinds else _kernel(name, overload, function)
+            if kernel is not None:
+                if namespace not in _libraries:
+                    _libraries[namespace] = Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+                _libraries[namespace].impl(name.partition("::")[2], kernel, self._key)  # type: ignore[no-untyped-call]
+                provided = True
+        return provided
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear vendors' warnings of their own fallback; all others are warned of as they were, each once a load."""
+        always = torch.is_warn_always_enabled()
+        torch.set_warn_always(True)  # Else PyTorch's way to warn once hides all operators but the first.
+        caught: list[warnings.WarningMessage] = []
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                yield
+        finally:
+            torch.set_warn_always(always)
+            for each in caught:
+                key = (str(each.message), each.filename, each.lineno)
+                names = _OPERATOR.findall(key[0]) if _VENDOR_FALLBACK.search(key[0]) else []
+                _heard.update(dict.fromkeys(names, "vendor-cpu"))
+                if not names and key not in self._said:
+                    self._said.add(key)
+                    warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)
+
+
+def fallback_counts() -> dict[str, int]:
+    """How often each operator ran on the CPU instead, since the process began. Not what vendors do in silence."""
+    return {operator: runs for operator, runs in dict(_runs).items() if _kinds[operator] == "cpu"}
+
+
+def _name(packet: Any, overload: str) -> str:
+    return str(packet._qualified_op_name) + ("" if overload == "default" else f".{overload}")
+
+
+def _kernel(name: str, overload: Any, function: Callable[..., Tensor] | None) -> Callable[..., Any] | None:
+    """What stands for an overload; None when nothing can: a view of a copy would be no view."""
+    arguments, returns = overload._schema.arguments, overload._schema.returns
+    written = [each for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    given = len(arguments) - sum(each.kwarg_only for each in written)
+    if function is not None and given == len(inspect.signature(function).parameters):
+        _kinds[name] = "replaced"
+        return _replacement(name, function, written[0] if written else None)
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+        return None
+    _kinds[name] = "cpu"
+    return _on_cpu(name, overload, [each.name for each in written])
+
+
+def _replacement(name: str, function: Callable[..., Tensor], written: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        _runs[name] += 1
+        if written is None:
+            return function(*args, **kwargs)
+        target: Tensor = kwargs.pop(written.name) if written.kwarg_only else args[0]
+        return _fill(target, function(*args, **kwargs))
+
+    return kernel
+
+
+def _on_cpu(name: str, overload: Any, written: Sequence[str]) -> Callable[..., Any]:
+    names = [each.name for each in overload._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        _runs[name] += 1
+        copies: dict[int, tuple[Tensor, Tensor]] = {}  # A tensor given twice is one tensor on the CPU, too.
+        devices: list[torch.device] = []
+
+        def there(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return [there(each) for each in value]
+            device = value.device if isinstance(value, Tensor) else value
+            if not isinstance(device, torch.device) or device.type == "cpu":
+                return value
+            devices.append(device)
+            if not isinstance(value, Tensor):
+                return torch.device("cpu")
+            return copies.setdefault(id(value), (value, value.cpu()))[1]
+
+        def back(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return type(value)(back(each) for each in value)
+            if not isinstance(value, Tensor):
+                return value
+            # What was written in place comes back as the tensor that was given.
+            given = next((original for original, copy in copies.values() if copy is value), None)
+            return value.to(devices[0]) if given is None else given
+
+        result = overload(*there(args), **{key: there(value) for key, value in kwargs.items()})
+        every = {**dict(zip(names, args, strict=False)), **kwargs}
+        for argument in written:
+            value = every[argument]
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                if id(tensor) in copies:
+                    _fill(tensor, copies[id(tensor)][1])
+        return back(result)
+
+    return kernel
+
+
+def _fill(target: Tensor, result: Tensor) -> Tensor:
+    if target.shape != result.shape:  # As `out=` does.
+        target.resize_(result.shape)
+    return target.copy_(result)
+
+
+def fixed_shapes(network: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
+    """Replace adaptive pooling by pooling of a fixed window where one fits; returns the names of what was rewritten.
+
+    The network, on the CPU, is run once on a black image of `input_shape` to see the sizes. Left alone: a module that
+    sees several sizes, or one that its output does not divide.
+    """
+    seen: dict[nn.Module, set[tuple[int, int]]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen.setdefault(module, set()).add((inputs[0].shape[-2], inputs[0].shape[-1]))
+
+    adaptive = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+    # Under every name: a module may be used in several places.
+    found = [
+        each for each in network.named_modules(remove_duplicate=False) if isinstance(each[1], adaptive) and each[0]
+    ]
+    if not found:
+        return []
+    handles = [module.register_forward_pre_hook(note) for module in {module for _, module in found}]
+    try:
+        with torch.no_grad():
+            network(torch.zeros((1, *input_shape), dtype=torch.uint8))
+    finally:
+        for handle in handles:
+            handle.remove()
+    fixed = {module: _fixed(module, next(iter(sizes))) for module, sizes in seen.items() if len(sizes) == 1}
+    rewritten = []
+    for name, module in found:
+        if replacement := fixed.get(module):
+            parent, _, child = name.rpartition(".")
+            setattr(network.get_submodule(parent), child, replacement)
+            rewritten.append(name)
+    return rewritten
+
+
+def _fixed(module: Any, size: tuple[int, int]) -> nn.Module | None:
+    wanted = module.output_size if isinstance(module.output_size, Sequence) else (module.output_size,) * 2
+    outputs = [have if want is None else want for want, have in zip(wanted, size, strict=True)]
+    if any(want < 1 or have % want for want, have in zip(outputs, size, strict=True)):
+        return None
+    kernel = (size[0] // outputs[0], size[1] // outputs[1])
+    if isinstance(module, nn.AdaptiveMaxPool2d):
+        return nn.MaxPool2d(kernel, kernel, return_indices=module.return_indices)
+    return nn.AvgPool2d(kernel, kernel)
+
+
+def register_operator_libraries(paths: Iterable[str]) -> None:
+    """Have these loaded with the first network, once the vendor's package is there: they may be linked with it.
+
+    Raises BackendError at once for a file that is not there.
+    """
+    for path in paths:
+        _file(path)
+        if path not in _wanted:
+            _wanted.append(path)
+
+
+def load_operator_libraries(paths: Iterable[str] | None = None) -> None:
+    """Load shared libraries that register operators, by default those registered; each once. Raises BackendError."""
+    for path in list(_wanted) if paths is None else paths:
+        file = _file(path)
+        if file in _loaded:
+            continue
+        try:
+            torch.ops.load_library(file)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise BackendError(f"The operator library {path} cannot be loaded: {first_line(error)}.") from error
+        _loaded.add(file)
+
+
+def _file(path: str) -> str:
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise BackendError(f"The operator library {path} is not there.")
+    return str(file)

@@ -1,0 +1,148 @@
+"""The CPU: always there, the reference for everything else.
+
+Owns: what the CPU backend offers and prefers. How a network runs is the engines' business, what the machine has is read
+by backends.host.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from math import isnan, nan
+from typing import Any
+
+import psutil
+import torch
+
+from backends import host
+from backends.contract.backend import (
+    DEFAULTS,
+    Backend,
+    CompileOptions,
+    Device,
+    LoadedNetwork,
+    Memory,
+    Network,
+    Probe,
+    Telemetry,
+    precisions_from,
+)
+from backends.contract.errors import BackendUnavailableError, EngineRefusedError
+from backends.engines import (
+    EagerEngine,
+    Engine,
+    InductorEngine,
+    OnnxRuntimeEngine,
+    OpenVINOEngine,
+    TorchScriptEngine,
+    compile_first,
+)
+from backends.vendors import table as vendors
+
+log = logging.getLogger(__name__)
+
+_DEVICE = "cpu:0"
+_FLOATS = ("bf16", "fp32")  # int8 is the business of engines that quantise.
+# avx512_bf16 was measured: docs/performance.md, "CPU engines, measured". amx_bf16, matrix units for it, was not yet.
+_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
+
+
+class CpuBackend(Backend):
+    """All cores this process may use, as one device."""
+
+    name = "cpu"
+    facts = vendors.CPU
+
+    def __init__(self, threads: int | None = None) -> None:
+        """`threads`: how many cores the engines may use; by default all that this process may."""
+        self._threads = threads or host.core_count()
+        self._energy = host.EnergyCounter()
+        self._last_energy = (time.monotonic(), self._energy.joules())
+        psutil.cpu_percent()  # Utilisation counts from here.
+
+    def probe(self) -> Probe:
+        """Always available."""
+        return Probe(True)
+
+    def devices(self) -> list[Device]:
+        """One device."""
+        flags = host.cpu_flags()
+        return [
+            Device(
+                id=_DEVICE,
+                name=host.cpu_name(),
+                memory_bytes=host.memory_bytes()[1],
+                auto_precision="bf16" if flags & _BF16_FLAGS else "fp32",
+                details={
+                    "threads": str(self._threads),
+                    "capability": torch.backends.cpu.get_cpu_capability(),
+                    "bf16": ", ".join(sorted(flags & _BF16_FLAGS)) or "none",
+                },
+            )
+        ]
+
+    def load(
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
+    ) -> LoadedNetwork:
+        """Sets the number of threads that PyTorch uses in this process."""
+        if device not in ("cpu", _DEVICE):
+            raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
+        engines: dict[str, Engine] = {
+            "openvino": OpenVINOEngine(self._threads),
+            "onnxruntime": OnnxRuntimeEngine(self._threads, ("fp32", "int8")),
+            "eager": EagerEngine(_FLOATS),
+            "inductor": InductorEngine((*_FLOATS, "int8")),
+            "torchscript": TorchScriptEngine(_FLOATS),
+        }
+        if engine != "auto" and engine not in engines:
+            raise EngineRefusedError(f"The CPU has no engine {engine!r}; it has {' and '.join(engines)}.")
+        if precision == "auto":
+            precision = self.devices()[0].auto_precision
+        if precision == "bf16" and self.devices()[0].auto_precision != "bf16":
+            # Measured with ResNet50 on such a CPU: seven times slower than float32.
+            log.warning("this CPU has no units for bf16, which then runs several times slower than fp32")
+        torch.set_num_threads(self._threads)
+        chosen = [engines[name] for name in self.facts.engines] if engine == "auto" else [engines[engine]]
+        precisions = precisions_from(precision, self.devices()[0].auto_precision)
+        return compile_first(chosen, network, _DEVICE, precisions, batch_sizes, options=options)
+
+    def memory(self, device: str) -> Memory:
+        """`allocated` and `reserved` are the process's resident set: the C library does not tell them apart."""
+        resident = int(psutil.Process().memory_info().rss)
+        used, total = host.memory_bytes()
+        return Memory(resident, resident, used, total)
+
+    def release_cache(self, device: str) -> int:
+        """Collect garbage and let the C library return free pages; the bytes are those the resident set lost."""
+        process = psutil.Process()
+        before = int(process.memory_info().rss)
+        gc.collect()
+        host.release_free_memory()
+        return max(0, before - int(process.memory_info().rss))
+
+    def telemetry(self, device: str) -> Telemetry:
+        """Utilisation of the machine and mean power since the last call; energy since the backend was made."""
+        (then_s, then_joules), now_s, joules = self._last_energy, time.monotonic(), self._energy.joules()
+        self._last_energy = (now_s, joules)
+        elapsed_s = now_s - then_s
+        return Telemetry(
+            utilization_ratio=psutil.cpu_percent() / 100,
+            power_watts=nan if isnan(joules) or elapsed_s <= 0 else (joules - then_joules) / elapsed_s,
+            energy_joules=joules,
+            temperature_celsius=_temperature_celsius(),
+        )
+
+
+def _temperature_celsius() -> float:
+    """Of the hottest package or core, as Linux's drivers for Intel and AMD report it."""
+    sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # Only where psutil knows how.
+    return max((entry.current for name in ("coretemp", "k10temp") for entry in sensors.get(name, ())), default=nan)

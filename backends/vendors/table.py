@@ -1,0 +1,528 @@
+"""What is known of each vendor's chips: one row of facts a vendor, and nothing that runs.
+
+Owns: the rows. Detection, the adapters, the translation of faults, telemetry, simulated devices, set-up
+(`deploy/install.py`) and the images (`deploy/image/dockerfiles.py`) read them. Must import nothing but the standard
+library: set-up reads this file, by its path, where torch is not installed yet.
+
+A vendor outside this repository brings its own row (docs/new-backend.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a vendor's container takes of its host. Paths may hold `*`.
+
+    `one_of`: the first that is there is taken, the vendor's tool. `groups`: files whose groups the container's user
+    must be in. `group_variables`: of deploy/compose/.env, with the file whose group is their value. `runtime`: an
+    option of `docker run`.
+    """
+
+    devices: tuple[str, ...] = ()
+    optional_devices: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    group_variables: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to a vendor's tool: its command, and the pattern of what in an answer means trouble."""
+
+    command: tuple[str, ...]
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a backend before any device is touched.
+
+    Names. `name`: what `--device` takes. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor as
+    people call it. `chips`: what it calls its devices. `aliases`: other words that `--device` takes.
+    `device_type`: PyTorch's name of the device type.
+
+    Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part of
+    torch. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`: parts of a
+    torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: what pip must
+    keep to where the vendor's software needs it. `compilers`: packages of its engines that are not those of the device.
+
+    Machine. `device_files`: patterns of the files that the driver makes; any of them will do. `pci_vendor`: the
+    vendor's number in /sys/bus/pci, empty where unknown. `visibility_variable`: the environment variable that limits a
+    process to some devices. `telemetry`: the module of backends.telemetry that reads the vendor's tool. `libraries`:
+    what its stack loads first: driver, runtime, management. `health`, `users`: what its tool is asked about ill cards,
+    and about other people's processes on them. `flavour`: its image, `container` what that takes of the host.
+
+    Processes. `environment`: what a worker process is started with, because the vendor's libraries read it when they
+    load; `{cache}` in it is the cache directory. `late_environment`: they read it when they first need it, so that a
+    process which has them already may be used.
+
+    Networks. `engines` and `precisions` are in order of preference; `by_name`: engines that `auto` does not try, as
+    they take long to start or are no faster. `auto_precision`: what `--precision auto` means. `channels_last`: whether
+    networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling is
+    worth more than adaptive. `fused_layers`: whether cuDNN's kernels for a convolution and what follows it are looked
+    for (backends.engines.fused). `graph_class`: the class of captured graphs in the device's module of torch, empty
+    where none is known.
+
+    Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
+    parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
+
+    Behaviour. `automatic`: whether `auto` may choose it. `computes`: where False, its answers mean nothing, and the
+    precision gate skips it. `reads_pixels`: where False, they do not even depend on the images, which are not decoded.
+    `host_memory`: the device's memory is the host's, so that others add to what is used of it. `ballast_bytes`: so much
+    is sent to a worker with what it is to load, for tests.
+
+    Simulation. `sample_device`, `sample_fault`, `sample_capability`: a name, a fault's message and the compute
+    capability that a simulated device shows.
+    """
+
+    vendor: str
+    device_type: str
+    engines: tuple[str, ...]
+    precisions: tuple[str, ...]
+    name: str = ""
+    title: str = ""
+    chips: str = "devices"
+    aliases: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    install: str = ""
+    build_tags: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()
+    device_files: tuple[str, ...] = ()
+    pci_vendor: str = ""
+    visibility_variable: str | None = None
+    telemetry: str = ""
+    libraries: tuple[str, ...] = ()
+    health: Question | None = None
+    users: Question | None = None
+    flavour: str = ""
+    container: Container = Container()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    late_environment: bool = False
+    by_name: tuple[str, ...] = ()
+    auto_precision: str = "fp16"
+    channels_last: bool | None = True
+    fixed_shapes: bool = False
+    fused_layers: bool = False
+    graph_class: str = ""
+    lost: tuple[str, ...] = ()
+    out_of_memory: tuple[str, ...] = ()
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    automatic: bool = True
+    computes: bool = True
+    reads_pixels: bool = True
+    host_memory: bool = False
+    ballast_bytes: int = 0
+    sample_device: str = ""
+    sample_fault: str = ""
+    sample_capability: tuple[int, int] | None = None
+
+    def variables(self, surroundings: Mapping[str, str], cache_dir: Path) -> dict[str, str]:
+        """`environment` for a process in these surroundings, which win.
+
+        Of allocator settings there may be one: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
+        PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and a user who sets one means it.
+        """
+        allocator = any(name.endswith("_ALLOC_CONF") for name in surroundings)
+        return {
+            name: text.replace("{cache}", str(cache_dir))
+            for name, text in self.environment.items()
+            if name not in surroundings and not (allocator and name.endswith("_ALLOC_CONF"))
+        }
+
+
+# The texts (libcudart 13.0) of those errors after which, says driver_types.h, "the process must be terminated". HIP and
+# the vendors that answer to torch.cuda word theirs alike.
+_CUDA_LOST = (
+    "uncorrectable ecc",
+    "uncorrectable nvlink",
+    "illegal memory access",
+    "invalid access of peer gpu memory",
+    "launch timed out",
+    "unspecified launch failure",
+    "device-side assert",
+    "hardware stack error",
+    "illegal instruction",
+    "misaligned address",
+    "not supported on global/shared address space",
+    "invalid program counter",
+    "tensor memory not completely freed",
+    "mps client has been terminated",
+    "external entity outside of cuda",
+)
+
+# What runs beside numpy 1, with which Huawei's, Cambricon's and Hygon's base images come. CANN 8 fails with numpy 2
+# (remedies, below); OpenCV 4.12 and ml-dtypes 0.6, which onnx needs, are the first that need numpy 2.
+NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-dtypes<0.6")
+
+_AMD_VARIABLES = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
+_AMD_GROUPS = tuple(_AMD_VARIABLES.values())
+
+NVIDIA = Facts(
+    name="cuda",
+    vendor="nvidia",
+    title="NVIDIA",
+    chips="GPUs",
+    aliases=("nvidia",),
+    device_type="cuda",
+    install="pip install torch from PyTorch's index for CUDA",
+    device_files=("/dev/nvidiactl", "/dev/nvidia[0-9]*", "/dev/nvmap", "/dev/dxg"),  # nvmap: Jetson; dxg: WSL
+    pci_vendor="0x10de",
+    visibility_variable="CUDA_VISIBLE_DEVICES",
+    telemetry="nvidia",
+    libraries=("libcuda.so.1", "libnvidia-ml.so.1"),
+    health=Question(
+        ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
+        r"^\d+, [1-9]\d*$",
+    ),
+    users=Question(("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"),
+    compilers=("torch_tensorrt", "tensorrt"),
+    flavour="cuda",
+    container=Container(runtime="--gpus all"),
+    # cuDNN keeps 10,000 plans a thread by default (pytorch#104701).
+    # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
+    environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    engines=("tensorrt", "graph", "eager"),
+    # Not inductor: its package of a ResNet-50 ends the process that loads it (seen: H100, torch 2.11, CUDA 13).
+    by_name=("onnxruntime", "torchscript"),
+    precisions=("fp16", "bf16", "int8", "fp32"),
+    fused_layers=True,
+    graph_class="CUDAGraph",
+    # The two further ones are what a process gets once the driver was reset or reloaded under it.
+    lost=(*_CUDA_LOST, "cuda error: unknown error", "driver shutting down"),
+    remedies={
+        "busy or unavailable": "another process has the card for itself: end it, or let several share the card "
+        "(nvidia-smi --compute-mode=0)",
+    },
+)
+ASCEND = Facts(
+    name="npu",
+    vendor="ascend",
+    title="Huawei Ascend",
+    chips="NPUs",
+    aliases=("ascend", "huawei"),
+    device_type="npu",
+    packages=("torch_npu",),
+    install="pip install torch-npu of the version of torch (anychip[ascend]), beside a CPU build of torch and CANN",
+    constraints=NUMPY_1,
+    device_files=("/dev/davinci[0-9]*",),
+    pci_vendor="0x19e5",
+    # Its numbers must ascend, else the driver sees no device.
+    visibility_variable="ASCEND_RT_VISIBLE_DEVICES",
+    telemetry="ascend",
+    libraries=("libascend_hal.so", "libascendcl.so", "libhccl.so"),
+    health=Question(("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
+    users=Question(("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
+    flavour="ascend",
+    container=Container(
+        devices=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+        optional_devices=("/dev/davinci_manager_docker",),
+        mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
+        one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
+        groups=("/dev/davinci_manager",),
+        group_variables={"ASCEND_GID": "/dev/davinci_manager"},
+    ),
+    environment={
+        # Against fragmentation; needs HDK 23.0.0 (of 2023). For an older one, set the variable yourself.
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        # Executors kept on the host, one for each operator and shape; the default is 10000.
+        "ACLNN_CACHE_LIMIT": "2000",
+        # Where operators are compiled after all (310P, 910A), they are kept.
+        "ACL_OP_COMPILER_CACHE_MODE": "enable",
+        "ACL_OP_COMPILER_CACHE_DIR": "{cache}/ascend",
+        # torch_npu runs operators that it lacks on the CPU and only tells standard error. As an error they are known:
+        # backends.operators.operators then runs them on the CPU, counts them and shows them.
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
+    },
+    engines=("torchair", "graph", "eager"),
+    by_name=("onnxruntime",),  # onnxruntime-cann
+    precisions=("fp16", "bf16", "fp32"),
+    channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
+    fixed_shapes=True,
+    graph_class="NPUGraph",
+    # Ascend's faults are plain RuntimeErrors with a number; 207001 is its memory error outside torch_npu's allocator.
+    lost=("error code is 507", "multi bit ecc", "device is lost"),
+    out_of_memory=("error code is 207001",),
+    remedies={
+        # vllm-ascend#472 and #2210: the compiler of operators in CANN 8 fails with numpy 2.
+        "500001": "CANN's compiler of operators does not run; with CANN 8 this is numpy 2: pip install 'numpy<2'",
+        "cannot run aclop operators during npu graph capture": "the network needs operators that cannot be captured: "
+        "choose --engine eager or torchair",
+    },
+    sample_device="Ascend910B3",
+    # What torch_npu 2.13 raises over a driver that answers 507015.
+    sample_fault=(
+        "npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU function error: "
+        "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
+        "[Error]: The aicore execution is abnormal."
+    ),
+)
+AMD = Facts(
+    name="rocm",
+    vendor="amd",
+    title="AMD",
+    chips="GPUs",
+    aliases=("amd", "hip"),  # `hip` is what ROCm calls itself, though torch takes it nowhere.
+    device_type="cuda",
+    install="pip install torch from PyTorch's index for ROCm",
+    build_tags=("rocm",),
+    device_files=("/dev/kfd",),
+    pci_vendor="0x1002",
+    visibility_variable="HIP_VISIBLE_DEVICES",
+    telemetry="amd",
+    libraries=("libamdhip64.so", "librocm_smi64.so"),
+    compilers=("torch_migraphx",),
+    flavour="rocm",
+    container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
+    # Shapes are fixed and warmed before anything is served: HYBRID measures the kernels for a shape that its database
+    # lacks, once, where FAST would take one unmeasured. What is found and compiled is kept: minutes on some cards.
+    environment={
+        "MIOPEN_FIND_MODE": "HYBRID",
+        "MIOPEN_USER_DB_PATH": "{cache}/miopen",
+        "MIOPEN_CUSTOM_CACHE_DIR": "{cache}/miopen",
+    },
+    engines=("migraphx", "graph", "eager"),
+    by_name=("onnxruntime",),  # onnxruntime-migraphx
+    precisions=("fp16", "bf16", "fp32"),
+    # Which layout MIOpen is faster in differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
+    channels_last=None,
+    graph_class="CUDAGraph",
+    lost=_CUDA_LOST,
+)
+HYGON = Facts(
+    name="dcu",
+    vendor="hygon",
+    title="Hygon",
+    chips="DCUs",
+    aliases=("hygon",),
+    device_type="cuda",
+    install="install the vendor's torch wheel for your DTK (developer.sourcefind.cn)",
+    build_tags=("das", "dtk"),
+    constraints=NUMPY_1,
+    device_files=("/dev/mkfd", "/dev/kfd"),
+    pci_vendor="0x1d94",
+    visibility_variable="HIP_VISIBLE_DEVICES",
+    telemetry="hygon",
+    libraries=("libgalaxyhip.so", "librocm_smi64.so.2"),
+    flavour="dcu",
+    container=Container(
+        ("/dev/kfd", "/dev/dri"),
+        optional_devices=("/dev/mkfd",),
+        mounts=("/opt/hyhal",),
+        groups=_AMD_GROUPS,
+        group_variables=_AMD_VARIABLES,
+    ),
+    environment=AMD.environment,
+    engines=AMD.engines,
+    by_name=AMD.by_name,
+    precisions=AMD.precisions,
+    channels_last=AMD.channels_last,
+    graph_class="CUDAGraph",
+    lost=_CUDA_LOST,
+)
+CAMBRICON = Facts(
+    name="mlu",
+    vendor="cambricon",
+    title="Cambricon",
+    chips="MLUs",
+    aliases=("cambricon",),
+    device_type="mlu",
+    packages=("torch_mlu",),
+    install="install the vendor's wheel for your version of torch; it is on no public index",
+    constraints=NUMPY_1,
+    device_files=("/dev/cambricon_dev[0-9]*",),
+    pci_vendor="0xcabc",
+    visibility_variable="MLU_VISIBLE_DEVICES",
+    telemetry="cambricon",
+    libraries=("libcndrv.so", "libcnrt.so", "libcndev.so"),
+    flavour="mlu",
+    container=Container(
+        ("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
+        optional_devices=("/dev/cambricon_ipcm[0-9]*",),
+        one_of=("/usr/bin/cnmon",),
+    ),
+    engines=("graph", "eager"),
+    precisions=("fp16", "bf16", "fp32"),
+    fixed_shapes=True,
+    graph_class="MLUGraph",
+    sample_device="MLU370-X8",
+    # TORCH_CNRT_CHECK of the public torch_mlu words it so; Biren's and Moore Threads' words are ours.
+    sample_fault="CNRT error: MLU kernel execution failed",
+    sample_capability=(5, 0),
+)
+BIREN = Facts(
+    name="supa",
+    vendor="biren",
+    title="Biren",
+    chips="GPUs",
+    aliases=("biren",),
+    device_type="supa",
+    packages=("torch_br", "torch_supa"),  # torch_br for BR1xx, torch_supa for BR2xx: the device type is the same.
+    install="install the vendor's wheel: torch_supa for BR2xx, torch_br for BR1xx",
+    device_files=("/dev/biren/card_[0-9]*",),
+    visibility_variable="SUPA_VISIBLE_DEVICES",
+    telemetry="biren",
+    engines=("graph", "eager"),
+    precisions=("bf16", "fp16", "fp32"),
+    auto_precision="bf16",
+    fixed_shapes=True,
+    graph_class="SUPAGraph",
+    sample_device="Biren166",
+    sample_fault="SUPA error: the kernel did not end",
+    sample_capability=(1, 0),
+)
+MOORE_THREADS = Facts(
+    name="musa",
+    vendor="moorethreads",
+    title="Moore Threads",
+    chips="GPUs",
+    aliases=("mthreads", "moorethreads"),
+    device_type="musa",
+    packages=("torch_musa",),
+    install="install the vendor's wheel for your version of torch",
+    build_tags=("musa",),
+    device_files=("/dev/mtgpu.[0-9]*",),
+    pci_vendor="0x1ed5",
+    visibility_variable="MUSA_VISIBLE_DEVICES",
+    telemetry="moorethreads",
+    engines=("graph", "eager"),
+    precisions=("fp16", "fp32"),
+    fixed_shapes=True,
+    graph_class="MUSAGraph",  # torch_musa/musa_graph; older ones have none, and the engine refuses.
+    sample_device="MTT S4000",
+    sample_fault="MUSA error: the kernel did not end",
+    sample_capability=(2, 2),
+)
+# Vendors whose own builds of torch answer to torch.cuda, in NVIDIA's place. Served with what every torch.cuda has.
+METAX = Facts(
+    name="metax",
+    vendor="metax",
+    title="MetaX",
+    chips="GPUs",
+    aliases=("maca",),
+    device_type="cuda",
+    install="install the vendor's torch wheel for MACA",
+    build_tags=("metax",),
+    device_files=("/dev/mxcd",),
+    pci_vendor="0x9999",
+    visibility_variable="CUDA_VISIBLE_DEVICES",
+    engines=("graph", "eager"),
+    precisions=("fp16", "bf16", "fp32"),
+    graph_class="CUDAGraph",
+    lost=_CUDA_LOST,
+)
+ILUVATAR = Facts(
+    name="iluvatar",
+    vendor="iluvatar",
+    title="Iluvatar CoreX",
+    chips="GPUs",
+    aliases=("corex",),
+    device_type="cuda",
+    install="install the vendor's torch wheel for CoreX",
+    build_tags=("corex",),
+    device_files=("/dev/iluvatar[0-9]*",),
+    pci_vendor="0x1e3e",
+    visibility_variable="CUDA_VISIBLE_DEVICES",
+    engines=("graph", "eager"),
+    precisions=("fp16", "bf16", "fp32"),
+    graph_class="CUDAGraph",
+    lost=_CUDA_LOST,
+)
+KUNLUN = Facts(
+    name="kunlun",
+    vendor="kunlun",
+    title="Kunlunxin",
+    chips="XPUs",
+    aliases=("kunlunxin",),
+    device_type="cuda",
+    packages=("torch_xmlir",),  # Must be imported before the first call of torch.cuda.
+    install="install the vendor's torch and torch_xmlir",
+    device_files=("/dev/xpuctrl",),
+    pci_vendor="0x1d22",
+    visibility_variable="CUDA_VISIBLE_DEVICES",
+    engines=("graph", "eager"),
+    precisions=("fp16", "bf16", "fp32"),
+    graph_class="CUDAGraph",
+    lost=_CUDA_LOST,
+)
+INTEL = Facts(
+    name="xpu",
+    vendor="intel",
+    title="Intel",
+    chips="GPUs",
+    aliases=("intel",),
+    device_type="xpu",
+    install="pip install torch from PyTorch's index for XPU",
+    device_files=("/dev/dri/renderD*",),
+    pci_vendor="0x8086",
+    visibility_variable="ZE_AFFINITY_MASK",
+    telemetry="intel",
+    libraries=("libze_loader.so.1",),
+    engines=("graph", "eager"),
+    precisions=("fp16", "bf16", "fp32"),
+    graph_class="XPUGraph",
+)
+CPU = Facts(
+    name="cpu",
+    vendor="cpu",
+    title="CPU",
+    chips="CPUs",
+    compilers=("openvino", "onnxruntime"),
+    flavour="cpu",
+    device_type="cpu",
+    engines=("openvino", "onnxruntime", "eager"),
+    by_name=("inductor", "torchscript"),
+    precisions=("bf16", "int8", "fp32"),
+    host_memory=True,
+    # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
+    # at every batch size fit.
+    environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
+    late_environment=True,
+)
+
+ACCELERATORS: tuple[Facts, ...] = (
+    NVIDIA,
+    ASCEND,
+    AMD,
+    HYGON,
+    CAMBRICON,
+    BIREN,
+    MOORE_THREADS,
+    METAX,
+    ILUVATAR,
+    KUNLUN,
+    INTEL,
+)
+"""Rows of this repository, in the order in which `auto` tries them; the CPU comes last."""
+
+SOFTWARE = tuple(
+    dict.fromkeys(
+        ["torch", "torchvision", *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.compilers))]
+    )
+)
+"""Packages whose versions decide how a network is computed."""
+
+_known: list[Facts] = [*ACCELERATORS, CPU]
+
+
+def learn(facts: Facts) -> None:
+    """Add the row of a vendor outside this repository; again: nothing."""
+    if facts not in _known:
+        _known.append(facts)
+
+
+def known() -> Iterable[Facts]:
+    """Every row of this process."""
+    return tuple(_known)
+
+
+def of_type(device_type: str) -> tuple[Facts, ...]:
+    """The rows of a PyTorch device type: `cuda` has several."""
+    return tuple(facts for facts in _known if facts.device_type == device_type)

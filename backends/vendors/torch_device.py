@@ -1,0 +1,366 @@
+"""What every accelerator that PyTorch reaches has in common; a vendor's file holds only its differences.
+
+Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`.
+Must not import a vendor's package except in `_module`, in the process that owns the device.
+
+Run on an H100 (docs/hardware.md), unverified on other vendors' cards: tests use fakes of the answers and packages.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import glob
+import importlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from backends import detect, host
+from backends.contract.backend import (
+    DEFAULTS,
+    Backend,
+    CompileOptions,
+    Device,
+    LoadedNetwork,
+    Memory,
+    Network,
+    Probe,
+    Telemetry,
+    built,
+    form_of,
+    precisions_from,
+)
+from backends.contract.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeviceLostError,
+    EngineRefusedError,
+    OutOfDeviceMemoryError,
+    first_line,
+    translated_errors,
+)
+from backends.contract.image_decoder import ImageDecoder
+from backends.engines import (
+    EagerEngine,
+    Engine,
+    GraphEngine,
+    InductorEngine,
+    MIGraphXEngine,
+    OnnxRuntimeEngine,
+    TensorRTEngine,
+    TorchairEngine,
+    TorchScriptEngine,
+    compile_first,
+)
+from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
+from backends.simulated import configured, simulates
+from backends.telemetry import Sampler, sampler
+from backends.vendors.table import Facts
+
+log = logging.getLogger(__name__)
+
+# By name, as in Facts.engines: what makes each, of the precisions that it may offer and the vendor's row.
+_ENGINES: dict[str, Callable[[tuple[str, ...], Facts], Engine]] = {
+    "tensorrt": lambda precisions, facts: TensorRTEngine(precisions),
+    "torchair": lambda precisions, facts: TorchairEngine(precisions, facts.channels_last),
+    "migraphx": lambda precisions, facts: MIGraphXEngine(precisions),
+    "graph": lambda precisions, facts: GraphEngine(
+        precisions, facts.channels_last, facts.graph_class, facts.fused_layers
+    ),
+    "eager": lambda precisions, facts: EagerEngine(precisions, facts.channels_last, facts.fused_layers),
+    "inductor": lambda precisions, facts: InductorEngine(precisions, bool(facts.channels_last)),
+    "onnxruntime": lambda precisions, facts: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
+    "torchscript": lambda precisions, facts: TorchScriptEngine(precisions),
+}
+_QUANTISING = {"tensorrt"}
+
+
+class TorchBackend(Backend):
+    """A vendor behind a PyTorch device type. `name` is what `--device` takes; ids are `name:index`."""
+
+    facts: Facts
+    _taken: tuple[Device, ...] | None = None  # Found by another process.
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        """`facts`: the vendor's row, where the class does not name one."""
+        if facts is not None:
+            self.facts = facts
+        self.name = self.facts.name
+
+    def probe(self) -> Probe:
+        """The first call in a process may take the child's time; no context is created here."""
+        try:
+            reason = self._refusal()
+        except Exception as error:  # The contract: whatever happens, it is an answer.
+            log.debug("probing %s", self.name, exc_info=True)
+            reason = f"{self.facts.title} could not be probed: {first_line(error)}"
+        return Probe(not reason, reason)
+
+    def devices(self) -> list[Device]:
+        """What the child has seen, or another process has found."""
+        if self._taken is not None:
+            return list(self._taken)
+        probe = self.probe()
+        if not probe.available:
+            raise BackendUnavailableError(probe.reason)
+        return [
+            Device(
+                f"{self.name}:{index}",
+                str(one["name"]),
+                int(one["memory_bytes"]),
+                self._preferred(),
+                {key: str(one[key]) for key in ("uuid", "pci") if one.get(key)},
+            )
+            for index, one in enumerate(self._found().devices)
+            if not one.get("error")
+        ]
+
+    def load(
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precision: str,
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions = DEFAULTS,
+    ) -> LoadedNetwork:
+        """Imports the vendor's package into this process."""
+        known = [one.id for one in self.devices()]
+        if device not in known:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
+        offered = (*self.facts.engines, *self.facts.by_name)
+        if engine not in ("auto", *offered):
+            raise EngineRefusedError(f"{self.facts.title} has no engine {engine!r}; it has {' and '.join(offered)}.")
+        precision = self._preferred() if precision == "auto" else precision
+        target = self._torch_id(device)
+        module = self._module()
+        load_operator_libraries()
+        with translated_errors(target):
+            module.set_device(target)
+            self._configure(module)
+        # Older chips of a vendor lack it: 910A, 310P, MLU370 and before.
+        knows_bf16 = getattr(module, "is_bf16_supported", None)
+        if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
+            raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
+        if self.facts.fixed_shapes:
+            fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
+        operators = Operators(self.facts.device_type)
+        # Few engines read files of other makers: for those `auto` means every one that does.
+        others = self.facts.by_name if form_of(network) == "onnx" else ()
+        names = (*self.facts.engines, *others) if engine == "auto" else (engine,)
+        floats = tuple(each for each in self.facts.precisions if each != "int8")
+        engines = [
+            _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self.facts) for name in names
+        ]
+        precisions = precisions_from(precision, self._preferred())
+        try:
+            loaded = compile_first(
+                engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
+            )
+        except OutOfDeviceMemoryError as error:
+            raise OutOfDeviceMemoryError(f"{error}{self._held_by_others(device)}") from error
+        return loaded._replace(report=replace(loaded.report, operators=operators.found()))
+
+    def memory(self, device: str) -> Memory:
+        """In the process that owns the device: it creates a context."""
+        target, module = self._torch_id(device), self._module()
+        with translated_errors(target):
+            allocated, reserved = int(module.memory_allocated(target)), int(module.memory_reserved(target))
+        try:
+            with translated_errors(target):
+                free, total = module.mem_get_info(target)
+        except DeviceLostError:
+            raise
+        except (BackendError, AttributeError, NotImplementedError) as error:
+            # Some devices do not say how much is free (Intel's client GPUs: pytorch#159728). Then what others hold is
+            # not known, and no reason to end a worker.
+            log.debug("%s does not say how much memory is free: %s", device, error)
+            total = max(reserved, int(getattr(module.get_device_properties(target), "total_memory", 0) or 0))
+            free = total - reserved
+        return Memory(allocated, reserved, int(total - free), int(total))
+
+    def _held_by_others(self, device: str) -> str:
+        """What to say of a device that is too small, where others hold a part of it that matters; else empty."""
+        try:
+            memory = self.memory(device)
+        except BackendError:
+            return ""
+        others = memory.used - memory.reserved
+        if others < memory.total / 4:
+            return ""
+        held = f"{others / 2**30:.1f} of {memory.total / 2**30:.1f} GiB"
+        return f" Other processes hold {held} of {device}: end them, or choose another device."
+
+    def release_cache(self, device: str) -> int:
+        """Bytes that the allocator gave back. Raises what a device fault is translated to: on npu this synchronises."""
+        target, module = self._torch_id(device), self._module()
+        with translated_errors(target):
+            before = int(module.memory_reserved(target))
+            gc.collect()
+            module.empty_cache()
+            return max(0, before - int(module.memory_reserved(target)))
+
+    def telemetry(self, device: str) -> Telemetry:
+        """The last sample of the vendor's tool, at once; NaN at first, without a tool, and where it is silent."""
+        if simulates(self.facts.device_type) or not self.facts.telemetry:
+            return Telemetry()
+        index = self._tool_index(int(device.partition(":")[2] or "0"))
+        return Telemetry() if index is None else self._sampler.latest(index)
+
+    def _image_decoder(self, device: str) -> ImageDecoder | None:
+        if not simulates(self.facts.device_type):
+            return self._vendors_decoder(self._torch_id(device))
+        simulation, _ = configured()
+        if not simulation.decode:
+            return None
+        from backends.simulated.decoder import SimulatedDecoder
+
+        target = self._torch_id(device)
+        self._module().set_device(target)
+        return SimulatedDecoder(target, simulation)
+
+    def _vendors_decoder(self, target: str) -> ImageDecoder | None:
+        """What the vendor's libraries decode JPEG with on a device of PyTorch's name."""
+        return None
+
+    def _take(self, devices: Sequence[Device]) -> None:
+        self._taken = tuple(devices)
+
+    @cached_property
+    def _sampler(self) -> Sampler:
+        made = sampler(self.facts.telemetry)
+        atexit.register(made.close)
+        return made
+
+    def _tool_index(self, index: int) -> int | None:
+        """The number a vendor's tool gives to the device that torch calls `index`; None where that cannot be known.
+
+        The visibility variable hides devices from torch, not from the tools. It may also name devices otherwise.
+        """
+        visible = os.environ.get(self.facts.visibility_variable or "")
+        if not visible:
+            return index
+        names = [name.strip() for name in visible.split(",")]
+        return int(names[index]) if index < len(names) and names[index].isdigit() else None
+
+    def _preferred(self) -> str:
+        # A CPU without fp16 units takes seconds for an image in it.
+        return "fp32" if simulates(self.facts.device_type) else self.facts.auto_precision
+
+    def _found(self) -> detect.Found:
+        return detect.found(self._package, self.facts.device_type)
+
+    def _configure(self, module: Any) -> None:
+        """Set the vendor's own switches in the process that owns the device; called once the device is chosen."""
+
+    def _not_installed(self) -> str:
+        """Why the software is not there; empty when it is."""
+        if self._package and not detect.installed(self._package):
+            return f"{self._package} is not installed: {self.facts.install}."
+        return ""
+
+    @property
+    def _package(self) -> str:
+        """The package to import: of several the first that is installed. Empty: the device type is part of torch."""
+        packages = self.facts.packages
+        return next((each for each in packages if detect.installed(each)), packages[-1] if packages else "")
+
+    def _mistaken(self, answer: detect.Found) -> str:
+        """Why the devices that answered are not this vendor's; empty when they are."""
+        return ""
+
+    def _refusal(self) -> str:
+        if reason := self._not_installed():
+            return reason
+        here = bool(driver_files(self))
+        node = self.facts.device_files[0].replace("[0-9]*", "0").replace("*", "128")
+        missing = (
+            f"the driver of {self.facts.title} is not there: {node} is missing; "
+            "install the driver, and pass the device into the container"
+        )
+        # A preloaded library may stand in for a driver; a package of the vendor's may say more than a missing file.
+        if not here and not self._package and not os.environ.get("LD_PRELOAD"):
+            return _sentence(missing)
+        answer = self._found()
+        if answer.error:
+            what = self._package or "torch"
+            return _sentence(
+                f"{what} is installed and cannot be used: {answer.error.rstrip('.')}" + ("" if here else f"; {missing}")
+            )
+        if reason := self._mistaken(answer):
+            return reason
+        if answer.devices and not self._healthy(answer):
+            reasons = "; ".join(self._sick().values())
+            return _sentence(f"No device of {self.facts.title} answers: {reasons.rstrip('.')}")
+        if not answer.devices:
+            variable = self.facts.visibility_variable
+            hint = f"; check {variable}" if variable in os.environ else "; check the driver with the vendor's tool"
+            return _sentence(f"{self.facts.title} has no device that this process may use{hint}" if here else missing)
+        return ""
+
+    @staticmethod
+    def _healthy(answer: detect.Found) -> bool:
+        return any(not one.get("error") for one in answer.devices)
+
+    def _sick(self) -> dict[str, str]:
+        found = self._found().devices if self._taken is None else ()
+        return {f"{self.name}:{index}": str(one["error"]) for index, one in enumerate(found) if one.get("error")}
+
+    def _torch_id(self, device: str) -> str:
+        return f"{self.facts.device_type}:{device.partition(':')[2] or '0'}"
+
+    def _module(self) -> Any:
+        try:
+            if self._package:
+                importlib.import_module(self._package)
+            return torch.get_device_module(self.facts.device_type)
+        except Exception as error:  # Vendors raise every kind.
+            raise BackendError(f"{self._package or 'torch'} cannot be used: {first_line(error)}") from error
+
+
+class CudaTypeBackend(TorchBackend):
+    """A vendor that answers to torch.cuda."""
+
+    def _not_installed(self) -> str:
+        if reason := super()._not_installed():
+            return reason
+        return "" if torch.version.cuda else f"This torch is not built for {self.facts.title}: {self.facts.install}."
+
+    def _mistaken(self, answer: detect.Found) -> str:
+        vendor = detect.vendor_of_cuda(answer, detect.system_evidence())
+        if not answer.devices or vendor == self.facts.vendor:
+            return ""
+        if vendor.startswith("shim:"):
+            return f"torch.cuda is a disguise of {vendor[5:]} here: choose --device {vendor[5:]}."
+        return f"torch.cuda answers here, but the device is not of {self.facts.title}: it is {vendor}'s."
+
+
+def torch_device(backend: Backend, device: str) -> torch.device:
+    """PyTorch's own name of a backend's device, ready to be used in this process. Raises BackendError.
+
+    Tools use it to look into a network operator by operator; workers use `Backend.load`.
+    """
+    if not isinstance(backend, TorchBackend):
+        return torch.device(device.partition(":")[0])
+    module, target = backend._module(), backend._torch_id(device)
+    load_operator_libraries()
+    with translated_errors(target):
+        module.set_device(target)
+    return torch.device(target)
+
+
+def driver_files(backend: TorchBackend) -> list[str]:
+    """The device files of the driver of the backend's vendor that are here, whether or not they may be opened."""
+    return [path for pattern in backend.facts.device_files for path in glob.glob(pattern)]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper() if text.startswith('the ') else text[0]}{text[1:]}."

@@ -1,0 +1,27 @@
+"""The errors of models: each message is one plain sentence that says what to do.
+
+Must not know what raises them.
+
+Errors: ModelError
+          ├─ UnknownModelError    no architecture of this name
+          ├─ WeightsNotFoundError  the weights are not here; the message says how to get them
+          └─ WeightsError          the weights are here and cannot be used (malicious, corrupt, of another network)
+"""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """A model cannot be had; the message is one plain sentence for the person who starts the service."""
+
+
+class UnknownModelError(ModelError):
+    """No architecture of this name is known."""
+
+
+class WeightsNotFoundError(ModelError):
+    """The weights are not here; the message says how to get them."""
+
+
+class WeightsError(ModelError):
+    """The weights are here and cannot be used."""

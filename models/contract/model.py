@@ -1,0 +1,272 @@
+"""What a network is to the rest of anychip.
+
+Owns: the contract every model family fulfils, and the errors of this package. Must not know HTTP, devices or engines.
+
+    bytes ─► (app decodes) ─► PixelModel.preprocess ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
+                                    └─ Placement ──────────────────────────────────┐
+           predictions ◄─ PixelModel.postprocess (server) ◄─ Model.reduce (worker) ◄─┘
+
+Networks that take and give tensors are models.contract.tensors' business: a Model without images.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from models.contract.geometry import Geometry
+
+Task = Literal["classify", "detect", "segment", "pose", "obb", "infer"]
+OBJECT_TASKS: tuple[Task, ...] = ("detect", "segment", "pose", "obb")
+"""Their predictions have `detections`, with a box each."""
+MaskForm = Literal["polygon", "rle", "png", "none"]
+MASK_FORMS: tuple[MaskForm, ...] = ("polygon", "rle", "png", "none")
+Array = npt.NDArray[Any]
+
+
+PROGRAMS = (".pt2", ".ts", ".torchscript")
+"""Files that may run whatever their writer liked; a .onnx is a description, and weights are weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request may ask of the predictions. `masks`: how those of instances are written."""
+
+    top_k: int = 5
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.7
+    max_detections: int = 300
+    masks: MaskForm = "polygon"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an image lies in the network's input.
+
+    `width` and `height` are the image's as displayed (EXIF applied), in pixels, before any scaled decode.
+    A point (x, y) of the image lies at (x * scale + pad_x, y * scale + pad_y) of the input.
+    """
+
+    width: int
+    height: int
+    scale: float = 1.0
+    pad_x: float = 0.0
+    pad_y: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A tensor of an answer, in the words of the Open Inference Protocol.
+
+    `datatype`: FP32, INT32, …; `shape`: of a batch, which is in front, with -1 where a dimension may vary.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class PixelNetwork(nn.Module):
+    """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
+
+    Pixels cross the bus as bytes; normalisation happens here, in float32, on the device. `core` is the network proper;
+    `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs. `only_float32`: it
+    refuses that, and wants to be tried in float32 whatever was asked for.
+    """
+
+    only_float32: bool = False
+
+    input_shape: tuple[int, int, int]  # height, width, 3
+    core: nn.Module
+    mean: Tensor
+    inverse_std: Tensor
+
+    def __init__(
+        self, core: nn.Module, input_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """`mean` and `std` are per RGB channel for pixels in 0..1."""
+        super().__init__()
+        self.core = core
+        self.input_shape = input_shape
+        self.core_dtype = torch.float32
+        scaled_mean = torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1)
+        inverse_std = torch.tensor(std, dtype=torch.float32).mul(255).reciprocal().view(1, 3, 1, 1)
+        self.register_buffer("mean", scaled_mean, persistent=False)
+        self.register_buffer("inverse_std", inverse_std, persistent=False)
+
+    def cast(self, dtype: torch.dtype) -> PixelNetwork:
+        """Cast `core` (in place) to float32, float16 or bfloat16; normalisation and decoding stay float32."""
+        self.core.to(dtype)
+        self.core_dtype = dtype
+        return self
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """uint8 [n, height, width, 3] -> `core_dtype` [n, 3, height, width] (channels-last strides)."""
+        x = pixels.permute(0, 3, 1, 2).to(torch.float32)
+        return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
+
+    def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
+        """What `normalise` returns -> the outputs that `Model.reduce` takes."""
+        raise NotImplementedError
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, height, width, 3] -> the outputs that `Model.reduce` takes."""
+        return self.compute(self.normalise(pixels))
+
+
+@dataclass(frozen=True)
+class Model(ABC):
+    """A network with its weights and labels: picklable, so that a worker process can be handed one.
+
+    `weights` is what answers say: `official`, `sample`, `random` or the name of a file. `input_shape`: what one item of
+    a batch is, in bytes: the batch is uint8 [n, *input_shape]. `may_be_infinite`: whether NaN and infinity among the
+    outputs are an answer, and not a failure. `weights_sha256`: of the file, "" where there is none; `weights_pinned`:
+    whether only this file will do.
+    """
+
+    may_be_infinite: ClassVar[bool] = False
+
+    name: str
+    architecture: str
+    labels: tuple[str, ...]
+    weights: str
+    weights_file: str | None
+    input_shape: tuple[int, ...]
+    weights_sha256: str = field(default="", kw_only=True)
+    weights_pinned: bool = field(default=False, kw_only=True)
+
+    @property
+    def is_program(self) -> bool:
+        """Whether its file may run what its writer liked."""
+        return self.weights_file is not None and Path(self.weights_file).suffix in PROGRAMS
+
+    def check_weights(self) -> None:
+        """Where its owner has said which file it is: that it still is. Raises WeightsError."""
+        if self.weights_pinned and self.weights_file is not None:
+            from models.contract.digest import check_sha256
+
+            check_sha256(Path(self.weights_file), self.weights_sha256)
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """What the model answers with."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the network's output tensors, in order."""
+
+    @abstractmethod
+    def network(self) -> Any:
+        """Build the network and load its weights: eval mode, float32, on the CPU; what a backend loads.
+
+        Raises WeightsError when the file does not fit.
+        """
+
+    def network_of_shapes(self) -> Any:
+        """The same for a device that computes nothing: the shapes and types of its outputs are right, the values mean
+        nothing. Raises as `network`.
+        """
+        return self.network()
+
+    @abstractmethod
+    def reduce(self, outputs: Sequence[Array], index: int, options: Any) -> tuple[Array, ...]:
+        """In the worker: the small arrays of item `index` of a batch that are worth sending to the server.
+
+        `options`: what the request asks for. Returned arrays own their memory (no views of `outputs`).
+        """
+
+    def reduce_all(self, outputs: Sequence[Array], options: Sequence[Any]) -> list[tuple[Array, ...]]:
+        """The same of the first items of a batch, as many as there are `options`, all finite where that is asked for.
+
+        More may be sent of each than `reduce` returns, where that is cheaper here than in the server.
+        """
+        return [self.reduce(outputs, index, each) for index, each in enumerate(options)]
+
+    def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
+        """Those of a ladder of batch sizes that the network can be made ready for; never none."""
+        return tuple(ladder)
+
+
+@dataclass(frozen=True)
+class PixelModel(Model):
+    """An image model, with its geometry: one item is uint8 [height, width, 3]."""
+
+    input_shape: tuple[int, int, int]
+
+    @abstractmethod
+    def network(self) -> PixelNetwork:
+        """The network on the CPU, with BatchNorm fused where that pays."""
+
+    @abstractmethod
+    def decode_size(self, width: int, height: int) -> tuple[int, int]:
+        """The smallest (width, height) an image of this displayed size may be decoded to at reduced scale.
+
+        Only a decoder that can scale while decoding (JPEG) uses it. (width, height) itself forbids scaling.
+        """
+
+    @abstractmethod
+    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
+        """Place an image in the network's input.
+
+        `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
+        `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
+        work releases the interpreter lock.
+        """
+
+    def placement(self, width: int, height: int) -> Placement:
+        """What `preprocess` returns for an image of this displayed size."""
+        return Placement(width, height)
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """What `preprocess` does to an image of this displayed size that is decoded in full, where a device can do it
+        as well; None: it cannot.
+        """
+        return None
+
+    @abstractmethod
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+        """In the server: what `reduce` returned -> one entry of "predictions" (docs/api.md). A pure function."""
+
+    def postprocess_all(
+        self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
+    ) -> list[dict[str, Any]]:
+        """The same of several images, where that takes less time than one after the other."""
+        return [self.postprocess(*each, options) for each in zip(outputs, placements, strict=True)]
+
+    @property
+    def image_model(self) -> PixelModel:
+        """The image model that postprocesses these outputs."""
+        return self
+
+    @property
+    @abstractmethod
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation of each RGB channel, for pixels in 0..1."""
+
+    @property
+    @abstractmethod
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """What `tensors` returns, of a batch: the batch's dimension is in front."""
+
+    @abstractmethod
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """In the server: what `reduce` returned -> the answer as tensors of one image, by the names of `answers`."""
+
+
+def softmax(logits: Array) -> Array:
+    """Stable softmax over the last axis, float32."""
+    logits = logits.astype(np.float32, copy=False)
+    scores: Array = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= np.add.reduce(scores, axis=-1, keepdims=True)
+    return scores

@@ -1,0 +1,76 @@
+"""The child process in which a network file is read for the first time and tried: `FILE FORM DECLARED ANSWER`.
+
+Owns: the way in and out, and what the process may not do (models.confinement): no other program, no socket, no file
+but Python's and the one that is tried. What a file does to the process that opens it, it does here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+# Of address space, of which libraries take more than they use; a thread reserves as much for its allocations.
+_MEMORY_BYTES = 4 << 30
+_THREAD_BYTES = 256 << 20
+_COPIES = 16  # Of a file's weights, with what a network computes from them.
+# Of processor time, which threads use up together.
+_SECONDS = 300
+_BYTES_A_SECOND = 1 << 20
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _tried(file: str, form: str, declared: dict[str, Any]) -> Any:
+    images = declared.pop("images")
+    if images is not None:
+        from models.exports import image_trial as exported_image_trial
+
+        found = exported_image_trial.tried(Path(file), form, images["sidecar"], images["labels"])
+        if found is not None:
+            return found
+    from models.exports import trial as exported_trial
+
+    return exported_trial.tried(file, form, declared)
+
+
+def own_files(file: Path) -> list[Path]:
+    """The files of one network: its own, and what lies beside it under its name."""
+    own = f"{file.stem}."
+    return [each for each in file.parent.iterdir() if each.name.startswith(own) or each.name == "metadata.yaml"]
+
+
+def _main(file: str, form: str, declared: str, answer: str) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux: ends with whoever asked, however that ended.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
+    from models.exports import image_trial as exported_image_trial  # noqa: F401 - before it may read little more
+
+    gc.enable()
+    from models.confinement import confine_program, python_files
+    from models.contract.errors import ModelError
+
+    given = json.loads(declared)
+    folder = Path(answer).parent
+    own = own_files(Path(file).absolute())
+    size = sum(each.stat().st_size for each in own)
+    confine_program(
+        [*python_files(), *own],
+        [folder, Path(os.devnull)],
+        memory_bytes=_MEMORY_BYTES + (os.cpu_count() or 1) * _THREAD_BYTES + _COPIES * size,
+        seconds=_SECONDS + size // _BYTES_A_SECOND,
+    )
+    try:
+        found = _tried(file, form, given)
+    except ModelError as error:
+        found = {"error": str(error)}
+    Path(answer).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,278 @@
+"""A network from a file that carries its own graph: `name=file.onnx`, `.xml`, `.pt2`, `.ts`, `.torchscript`.
+
+Owns: whether it is one of images or of tensors, what its owner may declare beside it (`file.json` of images,
+`file.tensors.json` and `file.probes.npz` of tensors, `file.labels.txt`), and the child process
+that reads it first: what a strange file does to a process, it does not do to the server. Must not know how graphs are
+called (models.exports.networks, models.exports.images).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.contract.model import Array, Model
+from models.contract.task_adapter import AdaptedFile, made
+from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
+from models.exports.metadata import Sidecar, read_sidecar
+from models.weights.checkpoint import labels_beside
+
+if TYPE_CHECKING:
+    from models.exports.networks import Form, GraphNetwork
+
+SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
+PLATFORMS = {
+    "onnx": "onnx_onnxv1",
+    "pt2": "pytorch_export",
+    "ts": "pytorch_torchscript",
+    "torchscript": "pytorch_torchscript",
+}
+TIME_LIMIT_S = 600.0
+_PASSED_ON = (
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+)
+_CHILD = Path(__file__).with_name("child.py")
+_PROBES = 8
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _AtMost(_Strict):
+    at_most: int = Field(ge=1)
+
+
+class _Input(_Strict):
+    datatype: str | None = None
+    shape: list[int | str] | None = None
+    range: tuple[int, int] | None = None
+
+
+class _Declared(_Strict):
+    """`file.tensors.json`: what the file itself does not say. docs/tensors.md."""
+
+    inputs: dict[str, _Input] = {}
+    outputs: list[str] = []
+    dimensions: dict[str, int | _AtMost] = {}
+    batched: bool | None = None
+
+
+@dataclass(frozen=True)
+class ExportedModel(TensorModel):
+    """`architecture` is the file's suffix without the dot; `probes_file`: its owner's probes, None: random ones."""
+
+    probes_file: str | None
+
+    @property
+    def platform(self) -> str:
+        """As the Open Inference Protocol calls it where it does; torch.export's programs it does not know."""
+        return PLATFORMS[self.architecture]
+
+    def network(self) -> GraphNetwork:
+        """The file's graph on the CPU, as it was saved. Raises WeightsError."""
+        from models.exports.networks import GraphNetwork, load_graph
+
+        assert self.weights_file is not None
+        form = _form(self.weights_file)
+        network = GraphNetwork(self, load_graph(self.weights_file, form), form, self.weights_file)
+        return network.requires_grad_(False)
+
+    def probes(self) -> Array:
+        """Random items, or its owner's. Raises WeightsError."""
+        if self.probes_file is None:
+            arrays = random_arrays(self.inputs, _PROBES)
+        else:
+            arrays = read_probes(Path(self.probes_file), self.inputs)
+        count = len(next(iter(arrays.values())))
+        items = np.zeros((count, *self.input_shape), np.uint8)
+        for row in range(count):
+            whole = {name: array if self.batched else array[row] for name, array in arrays.items()}
+            self.pack(whole, row, items[row])
+        return items
+
+
+def bare_environment(folder: str = os.sep) -> dict[str, str]:
+    """The environment of a process that runs what a file says: nothing of ours but where libraries are, as what it
+    holds may be secret. `folder`: where it may write, if anywhere.
+    """
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
+    }
+
+
+def open_exported(name: str, file: Path) -> Model:
+    """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
+
+    It is a model of images where the file's metadata or `file.json` beside it says so, else one of tensors.
+    """
+    if not file.is_file():
+        raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
+    sidecar = read_sidecar(file)
+    declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
+    probes_file = str(probes.absolute()) if probes.is_file() else None
+    is_tensors = declared is not None or (sidecar is not None and sidecar.task == "tensors")
+    if is_tensors and file.suffix == ".xml":
+        raise WeightsError(f"{file.name}: OpenVINO's networks are served for images only: export an .onnx for tensors.")
+    if is_tensors:
+        images: dict[str, Any] | None = None
+    else:
+        images = {"sidecar": None if sidecar is None else sidecar.model_dump(), "labels": labels_beside(file)}
+    asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
+    found = _tried(file, asked)
+    if "how" in found:
+        return _image_model(name, file, found, sidecar)
+    inputs, results = (tuple(_spec(each) for each in found[key]) for key in ("inputs", "results"))
+    low, high = found["batch_range"]
+    return ExportedModel(
+        name,
+        file.suffix[1:],
+        _labels(file),
+        file.name,
+        str(file.absolute()),
+        (item_bytes(inputs),),
+        inputs,
+        results,
+        bool(found["batched"]),
+        (int(low), int(high)),
+        probes_file,
+    )
+
+
+def _image_model(name: str, file: Path, found: Mapping[str, Any], sidecar: Sidecar | None) -> Model:
+    from models.exports.adapted_images import AdaptedModel
+    from models.exports.images import Export, ExportedClassifier, ExportedDetector
+    from models.exports.layouts import Interpretation
+
+    height, width = found["size"]
+    how = Interpretation(**{**found["how"], "strides": tuple(found["how"]["strides"])})
+    keypoints = found["keypoints"]
+    export = Export(
+        how,
+        (height, width),
+        (found["batch"][0], found["batch"][1]),
+        found["freed"],
+        found["resize"],
+        (found["mean"][0], found["mean"][1], found["mean"][2]),
+        (found["std"][0], found["std"][1], found["std"][2]),
+        None if keypoints is None else (keypoints[0], keypoints[1]),
+        found["exporter"],
+        found["licence"],
+    )
+    about = (name, file.suffix[1:], tuple(found["labels"]), file.name, str(file.absolute()), (height, width, 3))
+    if sidecar is not None and sidecar.adapter is not None:
+        shapes = tuple(tuple(shape) for shape in found["shapes"])
+        known = AdaptedFile((height, width), tuple(found["labels"]), shapes, json.dumps(sidecar.options or {}))
+        made(sidecar.adapter, known)  # A file that is none of its task stops the start.
+        return AdaptedModel(*about, export=export, adapter=sidecar.adapter, file=known)
+    if how.task == "classify":
+        by: Literal["pillow", "torch"] = "pillow" if export.exporter.startswith("ultralytics") else "torch"
+        statistics = export.mean, export.std
+        return ExportedClassifier(
+            *about, min(height, width), "bilinear", True, *statistics, resize_by=by, export=export
+        )
+    return ExportedDetector(*about, export=export)
+
+
+def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Arrays [n, …] of an .npz by the inputs' names, n the same for all. Raises WeightsError."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {spec.name: np.ascontiguousarray(archive[spec.name]) for spec in inputs}
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(f"{file.name} cannot be read as probes, an array for each input: {reason}.") from error
+    for spec in inputs:
+        array = arrays[spec.name]
+        if array.dtype != spec.dtype or array.shape[1:] != spec.shape or not len(array):
+            raise WeightsError(
+                f"{spec.name} in {file.name} must be {spec.datatype} [n, {', '.join(map(str, spec.shape))}], "
+                f"not {array.dtype} {list(array.shape)}."
+            )
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise WeightsError(f"the arrays in {file.name} are of different lengths.")
+    return arrays
+
+
+def _form(file: str) -> Form:
+    from models.exports.networks import FORMS
+
+    return FORMS[Path(file).suffix]
+
+
+def _declared(file: Path) -> _Declared | None:
+    beside = file.with_name(f"{file.stem}.tensors.json")
+    if not beside.is_file():
+        return None
+    try:
+        return _Declared.model_validate_json(beside.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise WeightsError(f"{beside.name}: {where + ': ' if where else ''}{first['msg']}.") from error
+
+
+def _labels(file: Path) -> tuple[str, ...]:
+    beside = file.with_name(f"{file.stem}.labels.txt")
+    if not beside.is_file():
+        return ()
+    return tuple(line.strip() for line in beside.read_text(encoding="utf-8-sig").strip().splitlines())
+
+
+def _spec(found: Mapping[str, Any]) -> TensorSpec:
+    limits = found["limits"]
+    return TensorSpec(
+        found["name"],
+        found["datatype"],
+        tuple(found["shape"]),
+        tuple(found["dimensions"]),
+        None if limits is None else (limits[0], limits[1]),
+    )
+
+
+def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What models.exports.trial says of a file. Raises WeightsError."""
+    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
+        environment = bare_environment(folder) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        answer = Path(folder) / "answer.json"
+        form = "openvino" if file.suffix == ".xml" else _form(str(file))
+        given = str(file.absolute()), form, json.dumps(declared), str(answer)
+        command = [sys.executable, str(_CHILD), *given]
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
+        )
+        try:
+            code = child.wait(TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise WeightsError(f"{file.name} was not read and tried within {TIME_LIMIT_S:g} s.") from None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if not answer.is_file():
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            last = lines[-1][:200].rstrip(".") if lines else "it said nothing"
+            raise WeightsError(f"{file.name} ended the process that read it (status {code}): {last}.")
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in found:
+        raise WeightsError(found["error"])
+    return found

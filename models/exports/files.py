@@ -1,0 +1,68 @@
+"""The files that make up a network: its own, and those beside it in which it keeps weights.
+
+Owns: which these are. Must not read weights, nor know what a network computes. What it reads of an ONNX file is
+untrusted, as in models.onnx.file; unlike there subgraphs and functions are followed, as ONNX Runtime runs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.contract.errors import WeightsError
+from models.onnx.file import fields
+
+# Of each message of onnx.proto3 the fields that may hold tensors, and what message each of them is.
+_GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR, _PLACE = range(7)
+_MODEL_PARTS = {7: _GRAPH, 25: _FUNCTION}
+_PARTS: dict[int, dict[int, int]] = {
+    _GRAPH: {1: _NODE, 5: _TENSOR, 15: _SPARSE},
+    _FUNCTION: {7: _NODE, 11: _ATTRIBUTE},
+    _NODE: {5: _ATTRIBUTE},
+    _ATTRIBUTE: {5: _TENSOR, 6: _GRAPH, 10: _TENSOR, 11: _GRAPH, 22: _SPARSE, 23: _SPARSE},
+    _SPARSE: {1: _TENSOR, 2: _TENSOR},
+    _TENSOR: {13: _PLACE},
+}
+
+
+def files_of(file: Path) -> tuple[Path, ...]:
+    """The file, and all others that hold weights of it. Raises WeightsError for an ONNX file that cannot be read, or
+    whose weights are not in its folder.
+    """
+    if file.suffix == ".xml":
+        weights = file.with_suffix(".bin")
+        return (file, weights) if weights.is_file() else (file,)
+    if file.suffix != ".onnx":
+        return (file,)
+    folder = file.parent.resolve()
+    found = [file]
+    for name in _locations(file):
+        beside = (folder / name).resolve()
+        if not beside.is_file() or folder not in beside.parents:
+            raise WeightsError(f"{file.name} keeps its weights in {name!r}, which is not beside it.")
+        found.append(beside)
+    return tuple(found)
+
+
+def _locations(file: Path) -> list[str]:
+    """Names of files with weights, as the ONNX file states them, each once. Raises WeightsError."""
+    names: set[str] = set()
+    try:
+        data = memoryview(file.read_bytes())
+        waiting = [(_MODEL_PARTS, data)]  # And no recursion: a file may nest as deep as it likes.
+        while waiting:
+            parts, message = waiting.pop()
+            for number, value in fields(message):
+                kind = parts.get(number)
+                if kind is None or isinstance(value, int):
+                    continue
+                if kind != _PLACE:
+                    waiting.append((_PARTS[kind], value))
+                    continue
+                pair = {key: bytes(text).decode() for key, text in fields(value) if not isinstance(text, int)}
+                if pair.get(1) == "location":
+                    names.add(pair.get(2, ""))
+    except OSError as error:
+        raise WeightsError(f"{file.name} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, LookupError) as error:
+        raise WeightsError(f"{file.name} is damaged, cut short, or not an ONNX file.") from error
+    return sorted(names)

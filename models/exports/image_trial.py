@@ -1,0 +1,191 @@
+"""Tries a file as a network of images: what it is, its size, its layout and whether it takes batches.
+
+    metadata + sidecar ─► Description ─► runs of one and of two images ─► what models.exports.images.Export holds
+
+Owns: these runs. In a process of its own (models.exports.child): must not be imported by the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.contract.errors import WeightsError
+from models.exports.images import load_parts
+from models.exports.layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
+from models.exports.metadata import Description, Sidecar, description, script_metadata, yaml_metadata
+from models.onnx.file import OnnxFile, read_onnx
+from models.onnx.graph import OnnxPart
+from models.onnx.operators import as_tensor
+from models.onnx.torchvision_detectors import as_detector
+from models.openvino.layers import read_openvino
+from models.tasks.coco import COCO_CLASSES
+from models.vision import torchvision
+
+_IMAGES = 2  # The least that shows whether an image's outputs depend on its neighbours'.
+_AGREEMENT = 1e-3  # Of the largest number of an output.
+_GREATEST_BATCH = 2**31 - 1
+_MOST_SIDE = 8_192
+
+Run = Callable[[Tensor], list[Tensor]]
+
+
+def tried(
+    file: Path, form: str, sidecar: Mapping[str, Any] | None, labels: Sequence[str] | None
+) -> dict[str, Any] | None:
+    """Fields of Export, and the labels, as JSON takes them; None for a file that is no network of images.
+
+    Raises WeightsError.
+    """
+    onnx = None
+    if form == "onnx":
+        try:
+            onnx = read_onnx(file)
+        except WeightsError:
+            if sidecar is None:  # It may still be one of tensors, which others read.
+                return None
+            raise
+    metadata: Mapping[str, Any] = script_metadata(file) if onnx is None else onnx.metadata
+    if form == "openvino":
+        onnx, metadata = read_openvino(file), yaml_metadata(file)
+    is_detr = onnx is not None and _is_detr(onnx)
+    detector = None if onnx is None else as_detector(onnx)
+    if onnx is not None and is_detr:
+        onnx, metadata = onnx.with_constants(SIZES), {"task": "detect", **metadata}
+    elif detector is not None:
+        onnx, metadata = detector, {"task": "detect", **metadata}
+    try:
+        about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels)
+        if about is None and form == "openvino":
+            raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
+        if about is None:
+            return None
+        if is_detr and about.layout is None:
+            about = about.model_copy(update={"layout": "detr"})
+        if detector is not None and about.task != "adapted":
+            about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
+        return _tried(file, about, onnx)
+    except (ValueError, WeightsError) as error:
+        if detector is not None and sidecar is None:  # It was served as tensors, and is.
+            return None
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"{file.name}: {error}.") from error
+
+
+def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, Any]:
+    size, stated_batch, is_open = about.size, 1, False
+    if onnx is not None:
+        size, stated_batch, is_open = _input(onnx, size)
+    if size is None:
+        raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
+    is_single = about.layout == "torchvision"  # One image, without the axis of a batch.
+    whole = is_single or about.task in ("classify", "adapted") or all(side % 32 == 0 for side in size)
+    if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
+        raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
+    core, tail = load_parts(str(file), file.suffix[1:], False)
+
+    def run(pixels: Tensor) -> list[Tensor]:
+        try:
+            with torch.inference_mode():
+                values = core(pixels[0] if is_single else pixels)
+                return [as_tensor(each).float() for each in (values if tail is None else tail(*values))]
+        except WeightsError:
+            raise
+        except Exception as error:  # Whatever a graph that does not fit its input provokes.
+            line = next((each for each in str(error).splitlines() if each.strip()), type(error).__name__)[:200]
+            raise ValueError(f"it does not run on {list(pixels.shape)}: {line.rstrip('.')}") from error
+
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator)
+    outputs = run(pixels[:stated_batch])
+    how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
+    batch, freed = (stated_batch, stated_batch), False
+    if stated_batch == 1 and not is_single:
+        if onnx is not None and not is_open:
+            assert isinstance(core, OnnxPart)
+            assert isinstance(tail, OnnxPart)
+            core.free_batch = tail.free_batch = freed = True
+        batched = _takes_batches(run, pixels)
+        batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
+    labels = about.labels or tuple(f"class {number}" for number in range(how.classes))
+    return {
+        "how": asdict(how),
+        "size": size,
+        "batch": batch,
+        "freed": freed,
+        "resize": resize_of(about, how),
+        "mean": about.mean or ((0.485, 0.456, 0.406) if _is_imagenet(about) else (0.0, 0.0, 0.0)),
+        "std": about.std or ((0.229, 0.224, 0.225) if _is_imagenet(about) else (1.0, 1.0, 1.0)),
+        "keypoints": about.keypoints,
+        "exporter": about.exporter,
+        "licence": about.licence,
+        "labels": labels,
+        "shapes": [[1, *output.shape[1:]] for output in outputs],
+    }
+
+
+def _is_detr(onnx: OnnxFile) -> bool:
+    """Whether it is as RT-DETR's own repository exports its networks, and those of D-FINE and DEIM: by its names."""
+    names = {value.name for value in onnx.inputs}
+    return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
+
+
+def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names by torchvision's numbers, in which 0 is the background, and COCO's objects have 91 with gaps."""
+    if labels is None or labels[:1] == ("__background__",):
+        return None if labels is None else tuple(labels)
+    if tuple(labels) == COCO_CLASSES:
+        weights = torchvision.models.detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.DEFAULT
+        return tuple(weights.meta["categories"])
+    return ("__background__", *labels)
+
+
+def _is_imagenet(about: Description) -> bool:
+    """Classifiers other than Ultralytics', and RF-DETR, are trained with ImageNet's mean and deviation, unless somebody
+    says so.
+    """
+    is_classifier = about.task == "classify" and not about.exporter.startswith("ultralytics")
+    return is_classifier or about.layout == "rfdetr"
+
+
+def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool]:
+    """Height and width, the stated batch (1 where it is open), and whether it is open. Raises ValueError."""
+    seen = ", ".join(f"{value.name} {list(value.shape or ())}" for value in onnx.inputs)
+    shapes = [value.shape for value in onnx.inputs]
+    if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
+        shapes = [(1, *shapes[0])]
+    if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
+        raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
+    batch, channels, height, width = shapes[0]
+    if channels != 3:
+        raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
+    if isinstance(height, int) and isinstance(width, int):
+        if size is not None and size != (height, width):
+            raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
+        size = (height, width)
+    return size, batch if isinstance(batch, int) else 1, not isinstance(batch, int)
+
+
+def _takes_batches(run: Run, pixels: Tensor) -> bool:
+    """Whether two images at once have the outputs that each has alone."""
+    try:
+        together = run(pixels)
+        alone = [run(pixels[row : row + 1]) for row in range(len(pixels))]
+    except (ValueError, WeightsError):
+        return False
+    for number, output in enumerate(together):
+        if len(output) != len(pixels):
+            return False
+        for row, single in enumerate(alone):
+            if single[number].shape[1:] != output.shape[1:]:
+                return False
+            tolerance = _AGREEMENT * float(single[number].abs().max()) + 1e-6
+            if not torch.allclose(output[row : row + 1], single[number], rtol=0, atol=tolerance):
+                return False
+    return True

@@ -1,0 +1,378 @@
+"""Networks out of files that carry their own graph: ONNX, torch.export's .pt2, TorchScript.
+
+    uint8 [n, item_bytes] ─► one tensor an input ─► the file's graph ─► tuple of tensors [n, …]
+
+Owns: loading and calling such graphs. Must not know where they run: engines call them, or take the file instead.
+
+A .pt2 or .ts is a program. What is pickled inside a .pt2 is read as tensors only, and objects are refused; that keeps
+out the plainest attack, and is no sandbox (docs/tensors.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from models.contract.errors import WeightsError
+from models.contract.model import Array
+from models.contract.tensors import TensorModel
+
+Form = Literal["onnx", "program", "script"]
+FORMS: dict[str, Form] = {".onnx": "onnx", ".pt2": "program", ".ts": "script", ".torchscript": "script"}
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    **{f"UINT{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
+    "FP16": torch.float16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+_DATATYPES = {**{dtype: name for name, dtype in TORCH_DTYPES.items()}, torch.bfloat16: "BF16"}
+_ONNX_DATATYPES = {
+    "float": "FP32",
+    "double": "FP64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "bool": "BOOL",
+    "string": "BYTES",
+    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+_OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled, whatever they are.
+
+Length = int | str | None
+"""An axis as a file states it: its length, the name of one that is open, None for an open one without a name."""
+
+
+class GraphSignature:
+    """What a file says of its inputs and outputs; None where it says nothing."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        datatypes: Sequence[str | None],
+        shapes: Sequence[Sequence[Length] | None],
+        outputs: Sequence[str] | None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """`ranges`: least and greatest length of open axes, by name."""
+        self.names, self.datatypes, self.shapes = tuple(names), tuple(datatypes), tuple(shapes)
+        self.outputs = None if outputs is None else tuple(outputs)
+        self.ranges = dict(ranges or {})
+
+
+class Graph(nn.Module):
+    """A file's graph: tensors in, a tuple of tensors out, in the order of `signature`."""
+
+    signature: GraphSignature
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Make what is float32 in it `dtype`, in place."""
+        raise NotImplementedError
+
+
+class OnnxSessionGraph(Graph):
+    """An ONNX file, run by ONNX Runtime on the CPU as it is written, not optimised: it may be the reference."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise WeightsError("ONNX files need ONNX Runtime: pip install 'anychip[onnx]'.") from error
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        inputs = self._session.get_inputs()
+        self.signature = GraphSignature(
+            [each.name for each in inputs],
+            [_ONNX_DATATYPES.get(each.type.removeprefix("tensor(").removesuffix(")"), each.type) for each in inputs],
+            [each.shape for each in inputs],
+            [each.name for each in self._session.get_outputs()],
+        )
+
+    def __deepcopy__(self, _: Any) -> OnnxSessionGraph:
+        return self  # It never changes.
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Only to float32, in which a file keeps the types that it has."""
+        if dtype != torch.float32:
+            raise RuntimeError("an ONNX file keeps its own types")
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As the class says; tensors on the CPU."""
+        arrays = (tensor.numpy() for tensor in tensors)
+        outputs = self._session.run(None, dict(zip(self.signature.names, arrays, strict=True)))
+        return tuple(torch.from_numpy(np.ascontiguousarray(output)) for output in outputs)
+
+
+class ProgramGraph(Graph):
+    """What torch.export has saved."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        with zipfile.ZipFile(file) as archive:
+            if any(Path(name).name.startswith(_OBJECTS) for name in archive.namelist()):
+                raise WeightsError(f"{Path(file).name} holds objects besides tensors, which are not read.")
+        with _tensors_only(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(file)
+        for node in program.graph.nodes:
+            if node.op == "call_function" and not _is_operator(node.target):
+                raise WeightsError(f"{Path(file).name} calls {node.target}, which is no operator of tensors.")
+        self.signature = _program_signature(program)
+        self._arguments = program.call_spec.in_spec
+        module = unchecked_module(program)
+        for node in module.graph.nodes:
+            if node.target is torch.ops.aten.sym_size.int:
+                node.target = _length
+        module.recompile()
+        self._module = module.requires_grad_(False)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Weights and the types that the graph itself names."""
+        for tensor in (*self._module.parameters(), *self._module.buffers()):
+            if tensor.dtype == torch.float32:
+                tensor.data = tensor.data.to(dtype)
+        self._replaced(lambda value: dtype if value is torch.float32 else value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """As of any module; what the graph makes on the device of its export, it then makes there."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        placed = fn(torch.zeros(()))
+        if placed.dtype != torch.float32:
+            self.cast(placed.dtype)
+        # Tensors are never on "cpu:0".
+        device = torch.device("cpu") if placed.device.type == "cpu" else placed.device
+        self._replaced(lambda value: device if isinstance(value, torch.device) else value)
+        return self
+
+    def train(self, mode: bool = True) -> ProgramGraph:
+        """Exported networks do not change their mode."""
+        return self
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As the class says."""
+        args, kwargs = pytree.tree_unflatten(list(tensors), self._arguments)
+        return _flat(self._module(*args, **kwargs))
+
+    def _replaced(self, replacement: Any) -> None:
+        for node in self._module.graph.nodes:
+            if node.op == "call_function":
+                node.args = pytree.tree_map(replacement, node.args)
+                node.kwargs = pytree.tree_map(replacement, node.kwargs)
+        self._module.recompile()
+
+
+class ScriptGraph(Graph):
+    """What torch.jit has saved. It knows the names of its inputs and nothing else of them."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        if getattr(torch.jit, "load", None) is None:
+            raise WeightsError(f"PyTorch {torch.__version__} has no TorchScript any more: export a .pt2 instead.")
+        self._file = file
+        self._dtype: torch.dtype | None = None  # As it was saved.
+        self.module = self._loaded("cpu")
+        arguments = [each for each in self.module.forward.schema.arguments if each.name != "self"]
+        wanted = [each for each in arguments if not each.has_default_value()]
+        strange = [each.name for each in wanted if str(each.type) != "Tensor"]
+        if strange:
+            raise WeightsError(f"{Path(file).name} takes {', '.join(strange)}, which is not a tensor.")
+        names = [each.name for each in wanted]
+        self.signature = GraphSignature(names, [None] * len(names), [None] * len(names), None)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Weights; what the graph makes itself keeps its type."""
+        self.module.to(dtype)
+        self._dtype = dtype
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """As of any module; loaded again for a device, since only loading moves what the graph makes itself.
+
+        PyTorch would not move its weights to a device of a vendor's own package: they are no Parameters.
+        """
+        placed = fn(torch.zeros(()))
+        if placed.device.type != "cpu":
+            self.module = self._loaded(str(placed.device))
+            if self._dtype is not None:
+                self.module.to(self._dtype)
+        if placed.dtype != torch.float32:
+            self._dtype = placed.dtype
+        self.module._apply(fn)
+        return self
+
+    def _loaded(self, device: str) -> Any:
+        load: Any = torch.jit.load
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load(self._file, map_location=device).eval()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """As the class says."""
+        return _flat(self.module(*tensors))
+
+
+def load_graph(file: str, form: Form) -> Graph:
+    """The graph in a file, on the CPU. Raises WeightsError."""
+    kinds: dict[Form, Any] = {"onnx": OnnxSessionGraph, "program": ProgramGraph, "script": ScriptGraph}
+    try:
+        graph: Graph = kinds[form](file)
+    except WeightsError:
+        raise
+    except Exception as error:  # Three libraries, and no end to what a broken file can provoke in them.
+        lines = (line.strip() for line in str(error).splitlines())
+        reason = next((line for line in lines if line), type(error).__name__)[:200].rstrip(".")
+        what = {"onnx": "an ONNX file", "program": "what torch.export saves", "script": "TorchScript"}[form]
+        raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason}.") from error
+    return graph
+
+
+class GraphNetwork(nn.Module):
+    """A graph as backends load it (backends.TensorNetwork): items in bytes in, the declared outputs out."""
+
+    def __init__(self, model: TensorModel, graph: Graph, form: Form, file: str) -> None:
+        super().__init__()
+        self.core = graph
+        self.form, self.file, self.batched = form, file, model.batched
+        self.input_shape = model.input_shape
+        self.inputs, self.places = model.inputs, model.layout
+        self._types = [TORCH_DTYPES[spec.datatype] for spec in model.inputs]
+        self._results = [TORCH_DTYPES[spec.datatype] for spec in model.results]
+        self._core_dtype = torch.float32
+
+    def cast(self, dtype: torch.dtype) -> GraphNetwork:
+        """Cast what is float32 in the graph; inputs follow, outputs keep their types."""
+        if dtype != self._core_dtype:
+            self.core.cast(dtype)
+            self._core_dtype = dtype
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; all there is to move is the graph, which has its own way."""
+        self.core.to(*args, **kwargs)
+        return self
+
+    def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, item_bytes] -> what the graph takes: views where its types are those of the file."""
+        tensors = []
+        for spec, (start, stop), dtype in zip(self.inputs, self.places, self._types, strict=True):
+            tensor = items[:, start:stop].view(dtype).reshape(-1, *spec.shape)
+            wide = dtype is torch.float32 and self._core_dtype is not torch.float32
+            tensor = tensor.to(self._core_dtype) if wide else tensor
+            tensors.append(tensor if self.batched else tensor[0])
+        return tuple(tensors)
+
+    def forward(self, items: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, item_bytes] -> tensors [n, …], with n 1 where there is no batch dimension."""
+        outputs = self.core(*self.tensors(items))
+        return tuple(
+            (output if self.batched else output[None]).to(dtype)
+            for output, dtype in zip(outputs, self._results, strict=True)
+        )
+
+
+def datatype_of_tensor(tensor: Tensor) -> str:
+    """The Open Inference Protocol's name of a tensor's type; bfloat16 is sent as float32."""
+    name = _DATATYPES.get(tensor.dtype, str(tensor.dtype))
+    return "FP32" if name == "BF16" else name
+
+
+def arrays_to_tensors(arrays: Sequence[Array]) -> list[Tensor]:
+    """Copies of arrays as tensors."""
+    return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
+
+
+def output_names(structure: Any) -> list[str]:
+    """Names for a network's answer by its structure, whose leaves are all different.
+
+    Keys of a mapping and fields of a named tuple, in the order of the leaves, else output, or output_0, output_1, ….
+    """
+    flat = _flat(structure)
+    if isinstance(structure, Mapping) and set(structure.values()) == set(flat):
+        return [str(key) for key in sorted(structure, key=lambda key: flat.index(structure[key]))]
+    if hasattr(structure, "_fields") and len(structure._fields) == len(flat):
+        return list(structure._fields)
+    return ["output"] if len(flat) == 1 else [f"output_{index}" for index in range(len(flat))]
+
+
+def _flat(answer: Any) -> tuple[Any, ...]:
+    return tuple(leaf for leaf in pytree.tree_leaves(answer) if leaf is not None)
+
+
+def unchecked_module(program: Any) -> Any:
+    """The graph of an exported program as a module, without its checks of what it is called with.
+
+    The graph insists on the device and the types of the export, and what checks its arguments cannot be traced.
+    """
+    try:
+        module = program.module(check_guards=False)
+    except TypeError:  # Older PyTorch has no such guards.
+        module = program.module()
+    checks = getattr(getattr(torch.ops.aten, "_assert_tensor_metadata", None), "default", None)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is checks:
+            module.graph.erase_node(node)
+    module.recompile()
+    module._forward_pre_hooks.clear()
+    module._forward_pre_hooks_with_kwargs.clear()
+    return module
+
+
+def _program_signature(program: Any) -> GraphSignature:
+    inputs = program.graph_signature.user_inputs
+    if not all(isinstance(name, str) for name in inputs):
+        raise WeightsError("it was exported with arguments that are no tensors")
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    if not all(isinstance(values[name], Tensor) for name in inputs):
+        raise WeightsError("it was exported with arguments that are no tensors")
+    tensors = [values[name] for name in inputs]
+    spec = program.call_spec.out_spec
+    structure = pytree.tree_unflatten([f"{index}" for index in range(spec.num_leaves)], spec)
+    greatest = 2**31 - 1
+    ranges = {
+        str(symbol): (int(limits.lower), greatest if limits.upper > greatest else int(limits.upper))
+        for symbol, limits in program.range_constraints.items()
+    }
+    return GraphSignature(
+        inputs,
+        [_DATATYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors],
+        [[length if isinstance(length, int) else str(length) for length in tensor.shape] for tensor in tensors],
+        output_names(structure),
+        ranges,
+    )
+
+
+def _length(tensor: Tensor, axis: int) -> int:
+    # A number, and not what tracers make of one: those who trace do so for one shape.
+    return int(tensor.shape[axis])
+
+
+def _is_operator(target: Any) -> bool:
+    module = getattr(target, "__module__", "")
+    return isinstance(target, torch._ops.OperatorBase) or module in ("_operator", "math", "builtins")
+
+
+@contextlib.contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Have torch.load unpickle nothing but tensors, whoever calls it: torch.export.load asks for more."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

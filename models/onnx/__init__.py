@@ -1,0 +1,4 @@
+"""ONNX files as PyTorch modules.
+
+Must not know tasks.
+"""

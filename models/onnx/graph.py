@@ -1,0 +1,335 @@
+"""An ONNX file as a PyTorch module, so that it runs wherever PyTorch does: every device and every engine.
+
+    file ─► models.onnx.file ─► nodes ─► one call of models.onnx.operators each ─► tensors
+
+Owns: the order of calls and which weights they get. Nodes that depend on weights alone are computed once. Halves of the
+file become float32: the precision is the engine's choice. Must not know what the outputs mean.
+Operators that are not known are all named in one error before anything is computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import models.onnx.layers
+import models.onnx.shapes  # noqa: F401  # Both register their operators.
+from models.contract.errors import WeightsError
+from models.contract.model import Array
+from models.onnx.file import Node, OnnxFile, read_onnx
+from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
+from models.onnx.torchvision_detectors import as_detector
+from models.openvino.layers import read_openvino
+
+_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
+_MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
+
+
+@dataclass(frozen=True)
+class _Call:
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    frees: tuple[str, ...]  # Values that no later node needs.
+
+
+class OnnxPart(nn.Module):
+    """Some of a graph's nodes, in an order of computation. Weights are buffers; numbers of the host stay Python's."""
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[Node],
+        known: Mapping[str, Any],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> None:
+        """`name`: what errors call the file. `known`: constants by name, of which those that are used are taken."""
+        super().__init__()
+        self.file_name = name
+        self.input_names, self.output_names = tuple(inputs), tuple(outputs)
+        self.free_batch = False
+        self._calls = _planned(nodes, {*known, *outputs})
+        self._host: dict[str, Any] = {}
+        self._buffers_of: dict[str, str] = {}
+        wanted = {each for node in nodes for each in node.inputs} | set(outputs)
+        names: dict[int, str] = {}  # One for each tensor: those that trace refuse one that has two.
+        for number, key in enumerate(sorted(wanted & known.keys())):
+            value = known[key]
+            if isinstance(value, Tensor):
+                if id(value) not in names:
+                    names[id(value)] = f"constant_{number}"
+                    self.register_buffer(f"constant_{number}", value.contiguous())
+                self._buffers_of[key] = names[id(value)]
+            else:
+                self._host[key] = value
+
+    def forward(self, *given: Any) -> tuple[Any, ...]:
+        """The values of `output_names`, from those of `input_names`.
+
+        Where `free_batch`, a shape that is stated with a first axis of 1 takes any batch: so exports of batch 1 often
+        run with others, which the caller must verify. Raises WeightsError for a form of an operator that is not known.
+        """
+        values: dict[str, Any] = dict(self._host)
+        for key, attribute in self._buffers_of.items():
+            values[key] = getattr(self, attribute)
+        values.update(zip(self.input_names, given, strict=True))
+        for call in self._calls:
+            inputs = [values[name] for name in call.inputs]
+            if self.free_batch and call.operator == "Reshape" and isinstance(inputs[0], Tensor):
+                inputs[1] = _freed(inputs[0], as_numbers(inputs[1]))
+            try:
+                found = self._computed(call, inputs)
+            except UnsupportedError as error:
+                raise WeightsError(f"{self.file_name} uses {error}, which is not computed here.") from error
+            if isinstance(found, tuple):
+                values.update(zip(call.outputs, found, strict=False))
+            else:
+                values[call.outputs[0]] = found
+            for name in call.frees:
+                del values[name]
+        return tuple(values[name] for name in self.output_names)
+
+    def _computed(self, call: _Call, inputs: list[Any]) -> Any:
+        return OPERATORS[call.operator](inputs, call.attributes)
+
+
+class _Layer(nn.Module):
+    """One node as a module, so that whatever traces the network knows the node by its name."""
+
+    def forward(self, operator: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
+        return OPERATORS[operator](inputs, attributes)
+
+
+class _LayeredPart(OnnxPart):
+    """An OnnxPart of which each node is a module of its own, named by its first output."""
+
+    def name_layers(self) -> None:
+        self.nodes = nn.ModuleDict({_module_name(call.outputs[0]): _Layer() for call in self._calls})
+
+    def _computed(self, call: _Call, inputs: list[Any]) -> Any:
+        return self.nodes[_module_name(call.outputs[0])](call.operator, inputs, call.attributes)
+
+
+def with_named_nodes(network: nn.Module) -> nn.Module:
+    """The network, in which each node of an ONNX file is a module from now on: for tools that name layers."""
+    for module in list(network.modules()):
+        if type(module) is OnnxPart:
+            module.__class__ = _LayeredPart
+            cast(_LayeredPart, module).name_layers()
+    return network
+
+
+def _module_name(output: str) -> str:
+    name = output.strip("/").replace(".", "_").replace("/", "_") or "node"
+    return f"{name}_" if hasattr(nn.ModuleDict, name) else name  # Which a ModuleDict refuses.
+
+
+class OnnxGraph(nn.Module):
+    """The graph of an ONNX file in two parts, each OnnxPart.
+
+    `core`: everything up to the last convolutions and matrix products, which may be cast. `tail`: what follows them,
+    as decoding boxes does: it stays float32, because coordinates of hundreds of pixels do not fit the shorter types.
+    """
+
+    def __init__(self, file: OnnxFile, name: str) -> None:
+        """`name`: what errors call the file. Raises WeightsError."""
+        super().__init__()
+        unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant"})
+        if unknown:
+            raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.")
+        if file.opset < 9:
+            raise WeightsError(f"{name} is of ONNX opset {file.opset}; 9 and later are read.")
+        self.file_name = name
+        inputs = tuple(value.name for value in file.inputs)
+        outputs = tuple(value.name for value in file.outputs)
+        known: dict[str, Any] = {"": None}
+        for key, array in file.constants.items():
+            known[key] = _constant(array)
+        nodes = [node for node in _sorted(file, known, name) if not self._folded(node, known)]
+        needed = set(outputs)
+        for node in reversed(nodes):
+            if needed.intersection(node.outputs):
+                needed.update(node.inputs)
+        nodes = [node for node in nodes if needed.intersection(node.outputs)]
+        heads, tails = _parted(nodes)
+        made = {each for node in heads for each in node.outputs} | set(inputs)
+        border = sorted(made & ({each for node in tails for each in node.inputs} | set(outputs)))
+        self.core = OnnxPart(name, heads, known, inputs, border)
+        held = {id(each) for each in self.core.buffers()}  # The tail has copies of those that it needs as well.
+        for key in {each for node in tails for each in node.inputs} | set(outputs):
+            value = known.get(key)
+            if isinstance(value, Tensor) and id(value) in held:
+                known[key] = value.clone()
+        self.tail = OnnxPart(name, tails, known, border, outputs)
+
+    @property
+    def free_batch(self) -> bool:
+        """Whether shapes that are stated with a first axis of 1 take any batch."""
+        return self.core.free_batch
+
+    @free_batch.setter
+    def free_batch(self, free: bool) -> None:
+        self.core.free_batch = self.tail.free_batch = free
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, in the file's order. Raises WeightsError where an operator has a form that is not computed."""
+        found: tuple[Tensor, ...] = self.tail(*(_float32(value) for value in self.core(*tensors)))
+        return found
+
+    def _folded(self, node: Node, known: dict[str, Any]) -> bool:
+        """Whether the node's outputs are constants; then they are known from here on. Raises WeightsError."""
+        if node.operator == "Constant":
+            known[node.outputs[0]] = _constant_of(node)
+            return True
+        if not all(name in known for name in node.inputs) or node.operator == "NonMaxSuppression":
+            return False
+        self._check_size(node, known)
+        try:
+            with torch.no_grad():
+                found = OPERATORS[node.operator]([known[name] for name in node.inputs], _attributes(node))
+        except Exception as error:
+            raise WeightsError(f"{self.file_name} has a {node.operator} that cannot be computed: {error}.") from error
+        results = found if isinstance(found, tuple) else (found,)
+        known.update(zip(node.outputs, results, strict=False))
+        return True
+
+    def _check_size(self, node: Node, known: Mapping[str, Any]) -> None:
+        if node.operator in ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize"):
+            numbers = [abs(int(each)) for name in node.inputs for each in _few(known[name])]
+            if int(np.prod([max(1, each) for each in numbers], dtype=object)) * 4 > _MAX_CONSTANT_BYTES:
+                raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
+
+
+def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
+    """The module of a file, and the file, in which the inputs of `given` are constants. Raises WeightsError."""
+    file = read_graph(path).with_constants(given)
+    file = as_detector(file) or file
+    return OnnxGraph(file, path.name).eval().requires_grad_(False), file
+
+
+def read_graph(path: Path) -> OnnxFile:
+    """An ONNX file, or one of OpenVINO in ONNX's words. Raises WeightsError."""
+    return read_openvino(path) if path.suffix == ".xml" else read_onnx(path)
+
+
+def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[Node]:
+    """The nodes in an order of computation, which is not always the file's. Raises WeightsError."""
+    there = {*known, *(value.name for value in file.inputs)}
+    missing = {place: {name for name in node.inputs if name not in there} for place, node in enumerate(file.nodes)}
+    users: dict[str, list[int]] = {}
+    for place, names in missing.items():
+        for name in names:
+            users.setdefault(name, []).append(place)
+    ready = [place for place in missing if not missing[place]]
+    heapq.heapify(ready)
+    nodes = []
+    while ready:
+        node = file.nodes[heapq.heappop(ready)]
+        nodes.append(node)
+        for name in node.outputs:
+            for place in users.pop(name, ()):
+                missing[place].discard(name)
+                if not missing[place]:
+                    heapq.heappush(ready, place)
+    if len(nodes) < len(file.nodes):
+        name = next(name for names in missing.values() for name in sorted(names))
+        raise WeightsError(f"{file_name} uses {name!r}, which is never computed.")
+    computed = {name for node in nodes for name in node.outputs}
+    if unset := {value.name for value in file.outputs} - there - computed:
+        raise WeightsError(f"{file_name} never computes its output {min(unset)!r}.")
+    return nodes
+
+
+def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Those that some layer with weights still follows, or that are one; and all others."""
+    leading: set[str] = set()
+    heads, tails = [], []
+    for node in reversed(nodes):
+        if node.operator in _HEAVY or leading.intersection(node.outputs):
+            leading.update(node.inputs)
+            heads.append(node)
+        else:
+            tails.append(node)
+    return heads[::-1], tails[::-1]
+
+
+def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[_Call, ...]:
+    last: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in (*node.inputs, *node.outputs):
+            last[name] = place
+    return tuple(
+        _Call(
+            node.operator,
+            node.inputs,
+            node.outputs,
+            _attributes(node),
+            tuple({n for n in (*node.inputs, *_given(node)) if last[n] == place and n not in kept}),
+        )
+        for place, node in enumerate(nodes)
+    )
+
+
+def _freed(tensor: Tensor, shape: list[Any]) -> list[Any]:
+    """A stated shape whose first axis of 1 is the batch."""
+    if len(shape) < 2 or not isinstance(shape[0], int) or shape[0] != 1:
+        return shape
+    return [tensor.shape[0] if -1 in shape[1:] else -1, *shape[1:]]
+
+
+def _float32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _given(node: Node) -> tuple[str, ...]:
+    """Outputs that the operator surely sets."""
+    return node.outputs if node.operator in ("Split", "TopK") else node.outputs[:1]
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    attributes = {
+        name: torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+        for name, value in node.attributes.items()
+    }
+    attributes["outputs"] = len(node.outputs)
+    return attributes
+
+
+def _constant_of(node: Node) -> Any:
+    for name, value in node.attributes.items():
+        if name == "value":
+            return _constant(value)
+        if name in ("value_int", "value_ints"):
+            return value
+        if name in ("value_float", "value_floats"):
+            return torch.tensor(value, dtype=torch.float32)
+    return None
+
+
+def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
+    if array.dtype in (np.int64, np.int32) and array.ndim <= 1 and array.size <= 64:
+        return array.tolist()
+    if array.dtype in (np.float16, np.float64):
+        array = array.astype(np.float32)
+    if array.dtype in (np.uint16, np.uint32, np.uint64):
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.array(array))  # A copy: the file's bytes are not to be written to, nor to stay.
+
+
+def _few(value: Any) -> list[Any]:
+    """Numbers of a value where it is a shape or factors; of a large tensor its number of elements."""
+    if value is None:
+        return []
+    if is_host(value):
+        return value if isinstance(value, list) else [value]
+    return value.reshape(-1).tolist() if value.numel() <= 16 and not value.is_floating_point() else [value.numel()]

@@ -1,0 +1,4 @@
+"""OpenVINO's files as ONNX's operators.
+
+Must not need OpenVINO.
+"""

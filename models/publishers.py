@@ -1,0 +1,314 @@
+"""Where weights come from: the publishers' files, the cache they are kept in, the sample weights, conversion.
+
+Owns: addresses, sizes and checksums of published files; downloading; the cache directory's layout. Must not know what a
+network looks like, and reads no environment: directories and mirrors are parameters.
+
+ImageNet weights are torchvision's (address and the beginning of the SHA-256 from its own registry). YOLOv8 weights are
+the assets of the publisher's release v8.3.0; their sizes and SHA-256 are those several public projects record for it
+(the publisher's release lists them, too).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from models.contract.digest import sha256_of
+from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
+from models.tasks import classification, detection
+from models.vision import torchvision
+from models.weights import model_archive
+from models.weights.checkpoint import labels_beside, read
+
+if TYPE_CHECKING:
+    import httpx
+
+YOLOV8_RELEASE = "https://github.com/ultralytics/assets/releases/download/v8.3.0"
+SAMPLE_DIRECTORY = Path(__file__).parent / "sample"
+ATTEMPTS = 5
+
+_YOLOV8_FILES = {  # bytes, SHA-256
+    "yolov8n": (6_549_796, "f59b3d833e2ff32e194b5bb8e08d211dc7c5bdf144b90d2c8412c47ccfc83b36"),
+    "yolov8s": (22_588_772, "1f47a78bf100391c2a140b7ac73a1caae18c32779be7d310658112f7ac9aa78a"),
+    "yolov8m": (52_136_884, "5d4a90cdc7a21786cc59cd19778e9eafff836df9e2da32524737c7ee6efe4fe5"),
+    "yolov8l": (87_792_836, "64c9115303f6a25575f82200d1b22ec409fa6bd7d08d0313884fc20d919478cd"),
+    "yolov8x": (136_890_692, "3df4ada6b4dad6d657868f2fdf7faecfb34dcfccf3a25c4b82079064718524c8"),
+}
+_CONNECT_TIMEOUT_S = 10.0
+_READ_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class WeightsSource:
+    """A published file. `sha256` is the whole checksum or its beginning; `size_bytes` is None where it is not known."""
+
+    architecture: str
+    url: str
+    sha256: str
+    size_bytes: int | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The publisher's name of the file, which it keeps in the cache."""
+        return self.url.rpartition("/")[2]
+
+
+def official_source(architecture: str, mirror: str | None = None) -> WeightsSource:
+    """The published weights of an architecture; `mirror` is a URL that serves the same file names.
+
+    Raises UnknownModelError.
+    """
+    if architecture in _YOLOV8_FILES:
+        size_bytes, sha256 = _YOLOV8_FILES[architecture]
+        source = WeightsSource(architecture, f"{YOLOV8_RELEASE}/{architecture}.pt", sha256, size_bytes)
+    elif architecture in classification.ARCHITECTURES:
+        url = torchvision.models.get_model_weights(architecture).DEFAULT.url
+        # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
+        source = WeightsSource(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
+    else:
+        raise UnknownModelError(
+            f"No published weights of {architecture} are known here: give a file, {architecture}:best.pt."
+        )
+    if mirror is not None:
+        source = WeightsSource(
+            architecture, f"{mirror.rstrip('/')}/{source.file_name}", source.sha256, source.size_bytes
+        )
+    return source
+
+
+def sample_file(architecture: str) -> Path:
+    """The sample weights that come with anychip. Raises WeightsNotFoundError."""
+    path = SAMPLE_DIRECTORY / f"{architecture}.safetensors"
+    if not path.is_file():
+        there = " and ".join(sorted(file.stem for file in SAMPLE_DIRECTORY.glob("*.safetensors"))) or "none"
+        raise WeightsNotFoundError(
+            f"There are no sample weights of {architecture} (there are: {there}); "
+            f"use `--weights official`, `--weights random` or a path."
+        )
+    return path
+
+
+def official_file(architecture: str, cache_directory: Path, allow_download: bool, mirror: str | None = None) -> Path:
+    """The published weights in the cache, downloaded if they are not there yet.
+
+    Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+    """
+    source = official_source(architecture, mirror)
+    path = cache_directory / source.file_name
+    if path.is_file():
+        _check(path, source)  # Other users who may write to the cache may have changed it since.
+        return path
+    if not allow_download:
+        raise WeightsNotFoundError(f"{path} is not there and downloads are off; {_remedy(source, cache_directory)}")
+    return download(source, cache_directory)
+
+
+def verify(architecture: str, cache_directory: Path) -> Path:
+    """The published weights in the cache, their size and checksum compared with the published ones.
+
+    Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+    """
+    source = official_source(architecture)
+    path = cache_directory / source.file_name
+    if not path.is_file():
+        raise WeightsNotFoundError(f"{path} is not there; `anychip weights fetch {architecture}` downloads it.")
+    _check(path, source)
+    return path
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """Published weights in the cache."""
+
+    architecture: str
+    path: Path
+    size_bytes: int
+
+
+def cached_files(cache_directory: Path) -> list[CachedFile]:
+    """Published weights that the cache holds, by architecture."""
+    architectures = (*classification.ARCHITECTURES, *detection.PUBLISHED)
+    paths = ((name, cache_directory / official_source(name).file_name) for name in architectures)
+    return [CachedFile(name, path, path.stat().st_size) for name, path in paths if path.is_file()]
+
+
+def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write what `source` holds as safetensors, floating-point tensors in `dtype`, labels in the metadata.
+
+    `source` is a checkpoint or an archive of TorchServe. Raises WeightsNotFoundError, WeightsError.
+    """
+    if source.suffix == model_archive.SUFFIX:
+        with model_archive.unpacked(source) as checkpoint_file:
+            convert(checkpoint_file, target, dtype)
+        return
+    checkpoint = read(source)
+    state = {}
+    for name, tensor in checkpoint.state.items():
+        if tensor.is_floating_point():
+            converted = tensor.to(dtype)
+            if not torch.equal(converted.isfinite(), tensor.isfinite()):
+                raise WeightsError(f"{name} of {source.name} has values too large for {dtype}; convert to float32.")
+            tensor = converted  # noqa: PLW2901
+        state[name] = tensor.contiguous().clone()
+    metadata = dict(checkpoint.metadata)
+    labels = checkpoint.labels or labels_beside(source)
+    if labels is not None:
+        metadata["labels"] = json.dumps(labels, ensure_ascii=False)
+    partial = target.with_name(target.name + ".part")
+    try:
+        save_file(state, partial, metadata)
+        partial.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{target} cannot be written: {error}.") from error
+
+
+def download(source: WeightsSource, directory: Path) -> Path:
+    """Download into `directory`, going on where an earlier attempt ended, and check size and checksum.
+
+    The file gets its name only once it is whole. A process that asks for the same file meanwhile waits for it. Shows a
+    progress bar where standard error is a terminal. Raises WeightsNotFoundError, WeightsError.
+    """
+    import httpx
+
+    target = directory / source.file_name
+    partial = directory / f"{source.file_name}.part"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory / f"{source.file_name}.lock"):
+            if not target.is_file():
+                _download_whole(source, partial)
+                partial.replace(target)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = f"{source.url} could not be downloaded ({_reason(error)})"
+        raise WeightsNotFoundError(f"{reason}; {_remedy(source, directory)}") from error
+    except OSError as error:
+        raise WeightsNotFoundError(f"{target} could not be written: {error.strerror or error}.") from error
+    return target
+
+
+def _download_whole(source: WeightsSource, partial: Path) -> None:
+    import httpx
+
+    timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+    with httpx.Client(follow_redirects=True, timeout=timeout) as client:
+        for attempt in range(ATTEMPTS):
+            resumed = partial.exists()
+            try:
+                _download_rest(client, source, partial)
+            except httpx.TransportError:
+                if attempt + 1 < ATTEMPTS and partial.exists():
+                    continue  # the connection broke: go on where it ended
+                raise
+            try:
+                _check(partial, source)
+            except WeightsError:
+                _discard(partial)
+                if resumed:
+                    continue  # what was there before may be of another file: once more, from the beginning
+                raise
+            _etag_file(partial).unlink(missing_ok=True)
+            return
+    raise WeightsNotFoundError(f"{source.url} could not be downloaded in {ATTEMPTS} attempts.")
+
+
+def _download_rest(client: httpx.Client, source: WeightsSource, partial: Path) -> None:
+    """One request: append what `partial` lacks, or write it anew when the server cannot or must not go on."""
+    start = partial.stat().st_size if partial.exists() else 0
+    headers = {"Accept-Encoding": "identity"}
+    etag_file = _etag_file(partial)
+    if start:
+        headers["Range"] = f"bytes={start}-"
+        if etag_file.exists():
+            headers["If-Range"] = etag_file.read_text()
+    with client.stream("GET", source.url, headers=headers) as response:
+        if response.status_code == 416:
+            return  # nothing is left to send; the check decides whether this is the whole file
+        response.raise_for_status()
+        if response.status_code != 206:
+            start = 0
+        etag = response.headers.get("ETag", "")
+        if etag and not etag.startswith("W/"):
+            etag_file.write_text(etag)
+        else:
+            etag_file.unlink(missing_ok=True)
+        length = int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
+        total = None if length is None else start + length
+        if None not in (total, source.size_bytes) and total != source.size_bytes:
+            raise WeightsError(f"{source.url} offers {total} bytes, not the {source.size_bytes} that were published.")
+        with partial.open("ab" if start else "wb") as file, _progress(source.file_name, start, total) as advance:
+            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose what precedes a break
+                file.write(chunk)
+                advance(len(chunk))
+
+
+def _check(path: Path, source: WeightsSource) -> None:
+    size_bytes = path.stat().st_size
+    if source.size_bytes is not None and size_bytes != source.size_bytes:
+        raise WeightsError(f"{path.name} has {size_bytes} bytes, not the {source.size_bytes} that were published.")
+    digest = sha256_of(path)
+    if not digest.startswith(source.sha256):
+        raise WeightsError(
+            f"{path.name} has SHA-256 {digest}, not {source.sha256} as published; delete it and try again."
+        )
+
+
+def _discard(partial: Path) -> None:
+    partial.unlink(missing_ok=True)
+    _etag_file(partial).unlink(missing_ok=True)
+
+
+def _etag_file(partial: Path) -> Path:
+    return partial.with_name(partial.name + ".etag")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    with path.open("ab") as file:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+@contextlib.contextmanager
+def _progress(name: str, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(name, total=total, completed=start)
+        yield lambda count: progress.advance(task, count)
+
+
+def _reason(error: Exception) -> str:
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP {error.response.status_code}"
+    return str(error).rstrip(".") or type(error).__name__
+
+
+def _remedy(source: WeightsSource, directory: Path) -> str:
+    return (
+        f"run `anychip weights fetch {source.architecture}` where there is a network and copy {source.file_name} to "
+        f"{directory}, or use `--weights sample` or a path."
+    )

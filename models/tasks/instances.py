@@ -1,0 +1,309 @@
+"""From candidates to instances: non-maximum suppression, turned boxes, masks, polygons.
+
+Owns: arithmetic on NumPy arrays that is the same for every detector. Must not know networks, requests or JSON. All of
+it is bounded: by the candidates that are looked at, the instances that are wanted and the pixels of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import torch
+
+from models.contract.model import Array
+from models.vision import torchvision
+
+# OpenCV's own threads would multiply those that decode.
+cv2.setNumThreads(1)
+
+MAX_CANDIDATES = 30_000
+MAX_TURNED_CANDIDATES = 2_000
+"""Turned boxes are compared each with each, 50 times the work of upright ones."""
+
+_FIRST_CANDIDATES = 1_024
+_BLOCK = 256
+_MASK_SIDE = 1_280
+"""Polygons are found in masks of at most this side: prototypes have a quarter of the network's input."""
+_TOGETHER = 16
+"""Masks whose logits are in memory at once."""
+_MOST_OF_A_ROW = 0.7
+"""From this share on, whole rows are multiplied where they lie: to copy parts of them costs more."""
+_EPSILON = 1e-7
+
+Pair = Sequence[float] | Array
+
+
+def suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float, most: int) -> Array:
+    """Indices of the first `most` that greedy suppression within each class keeps, by descending score.
+
+    boxes: float32 [k, 4] as x1, y1, x2, y2, by descending score. What is kept of the best candidates does not depend on
+    the others, so these are tried first, and all only when they do not yield `most`.
+    """
+    count = len(boxes)
+    if count == 0 or most <= 0:
+        return np.empty(0, np.int64)
+    # One call serves all classes: each gets a place of its own, in float64, where moving a box does not round it.
+    places = boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)
+    looked_at = max(_FIRST_CANDIDATES, 2 * most)
+    while True:
+        kept: Array = torchvision.ops.nms(
+            torch.from_numpy(places[:looked_at]), torch.from_numpy(scores[:looked_at]).double(), iou_threshold
+        ).numpy()
+        if len(kept) >= most or looked_at >= count:
+            return kept[:most]
+        looked_at *= 2
+
+
+def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: float, most: int) -> Array:
+    """Do for turned boxes what `suppress` does: [k, 4] as centre x, y, width, height, and angles [k] in radians, by
+    descending score.
+
+    A box goes when any box of its class with a higher score, kept or not, overlaps it by more than the threshold, in
+    ProbIoU (arXiv 2106.06072): as Ultralytics does. At most `MAX_TURNED_CANDIDATES` are looked at.
+    """
+    boxes, angles, classes = (
+        boxes[:MAX_TURNED_CANDIDATES],
+        angles[:MAX_TURNED_CANDIDATES],
+        classes[:MAX_TURNED_CANDIDATES],
+    )
+    kept: list[int] = []
+    for first in range(0, len(boxes), _BLOCK):
+        stop = min(first + _BLOCK, len(boxes))
+        overlaps = probabilistic_iou(boxes[first:stop], angles[first:stop], boxes[:stop], angles[:stop])
+        same = classes[first:stop, None] == classes[None, :stop]
+        earlier = np.arange(stop)[None, :] < np.arange(first, stop)[:, None]
+        gone = ((overlaps > iou_threshold) & same & earlier).any(axis=1)
+        kept += (first + np.flatnonzero(~gone)).tolist()
+        if len(kept) >= most:
+            break
+    return np.array(kept[: max(0, most)], np.int64)
+
+
+def probabilistic_iou(boxes: Array, angles: Array, others: Array, other_angles: Array) -> Array:
+    """ProbIoU of every box with every other: float64 [k, m]."""
+    one, two = _covariance(boxes, angles), _covariance(others, other_angles)
+    a1, b1, c1 = (each[:, None] for each in one)
+    a2, b2, c2 = (each[None, :] for each in two)
+    x = boxes[:, None, 0].astype(np.float64) - others[None, :, 0]
+    y = boxes[:, None, 1].astype(np.float64) - others[None, :, 1]
+    a, b, c = a1 + a2, b1 + b2, c1 + c2
+    determinant = a * b - c**2
+    first = (a * y**2 + b * x**2) / (determinant + _EPSILON) / 4
+    second = c * -x * y / (determinant + _EPSILON) / 2
+    areas = np.sqrt((a1 * b1 - c1**2).clip(0) * (a2 * b2 - c2**2).clip(0))
+    third = np.log(determinant / (4 * areas + _EPSILON) + _EPSILON) / 2
+    distance = (first + second + third).clip(_EPSILON, 100)
+    found: Array = 1 - np.sqrt(1 - np.exp(-distance) + _EPSILON)
+    return found
+
+
+def _covariance(boxes: Array, angles: Array) -> tuple[Array, Array, Array]:
+    width, height = (boxes[:, axis].astype(np.float64) ** 2 / 12 for axis in (2, 3))
+    cos, sin = np.cos(angles.astype(np.float64)), np.sin(angles.astype(np.float64))
+    return width * cos**2 + height * sin**2, width * sin**2 + height * cos**2, (width - height) * cos * sin
+
+
+def regular(boxes: Array, angles: Array) -> tuple[Array, Array]:
+    """The same turned boxes with the longer side as width and the angle in 0 to pi, as Ultralytics states them."""
+    swapped = boxes[:, 2] < boxes[:, 3]
+    result = boxes.copy()
+    result[:, 2] = np.where(swapped, boxes[:, 3], boxes[:, 2])
+    result[:, 3] = np.where(swapped, boxes[:, 2], boxes[:, 3])
+    return result, np.where(swapped, angles + np.pi / 2, angles) % np.pi
+
+
+def corners_of(boxes: Array, angles: Array) -> Array:
+    """[k, 4, 2] from centre, width, height and angle: in order around the box."""
+    cos, sin = np.cos(angles), np.sin(angles)
+    along = np.stack((boxes[:, 2] / 2 * cos, boxes[:, 2] / 2 * sin), axis=1)
+    across = np.stack((-boxes[:, 3] / 2 * sin, boxes[:, 3] / 2 * cos), axis=1)
+    centre = boxes[:, :2]
+    return np.stack(
+        (centre + along + across, centre + along - across, centre - along - across, centre - along + across), axis=1
+    )
+
+
+class _Windows(NamedTuple):
+    """What boxes need of prototypes, each [k, 2] for x and y: from `first` to before `last`.
+
+    `shifts` and `enlarged`: where these are enlarged, the place of the first sample and how many there are. `offsets`
+    and `sizes`: of the samples that are the image's pixels; a size may be 0.
+    """
+
+    first: Array
+    last: Array
+    shifts: Array
+    enlarged: Array
+    offsets: Array
+    sizes: Array
+
+
+class _Scratch:
+    """Memory for one mask after the other: to get it new costs as much as what is computed in it."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(0, np.float32)
+
+    def of(self, width: int, height: int) -> Array:
+        """float32 [height, width], whatever is in it; valid until the next call."""
+        if len(self._values) < width * height:
+            self._values = np.empty(width * height, np.float32)
+        return self._values[: width * height].reshape(height, width)
+
+
+@dataclass(frozen=True)
+class MaskGrid:
+    """Where prototypes lie in an image, each pair for x and y.
+
+    The image fills a rectangle of the network's input; `first` and `last` are its sides in prototypes that are enlarged
+    `enlargement` times, and `size` is that of the image. As Ultralytics does, masks are first enlarged so far that the
+    rectangle has whole pixels, then cut, then brought to the image's size.
+    """
+
+    enlargement: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+    size: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, ratio: tuple[float, float], rectangle: tuple[float, float, float, float], size: tuple[int, int]
+    ) -> MaskGrid:
+        """`ratio`: prototypes for one pixel of the input; `rectangle`: x1, y1, x2, y2 in pixels of the input."""
+        places = np.array(rectangle) * np.tile(ratio, 2)
+        enlargement = next((each for each in (1, 2) if np.allclose(places * each, (places * each).round())), 4)
+        x1, y1, x2, y2 = (round(float(place)) for place in places * enlargement)
+        return cls(enlargement, (x1, y1), (max(x1 + 1, x2), max(y1 + 1, y2)), size)
+
+    def masks(self, coefficients: Array, prototypes: Array, boxes: Array) -> Iterator[tuple[Array, int, int]]:
+        """Each instance's mask within its box: uint8 [h, w] of 0 and 1, and the x and y of its first pixel.
+
+        coefficients: [k, m]; prototypes: float32 [m, ph, pw]; boxes: [k, 4], x1, y1, x2, y2 in pixels of the image.
+        Only the part of the prototypes that a box needs is looked at. Where boxes are large or overlap, that part is
+        one for several instances: reading prototypes costs more than multiplying them.
+        """
+        windows = self._windows(boxes, prototypes.shape)
+        pixels = np.ceil(boxes[:, :2]).astype(int).tolist()
+        scratch, steps = _Scratch(), self._steps()
+        areas = (windows.last - windows.first).prod(axis=1) * (windows.sizes > 0).all(axis=1)
+        for start in range(0, len(boxes), _TOGETHER):
+            some = np.flatnonzero(areas[start : start + _TOGETHER]) + start
+            together = None
+            x1, y1 = windows.first[some].min(axis=0, initial=1 << 30).tolist()
+            x2, y2 = windows.last[some].max(axis=0, initial=0).tolist()
+            if areas[some].sum() > (x2 - x1) * (y2 - y1):
+                if x2 - x1 > _MOST_OF_A_ROW * prototypes.shape[2]:
+                    x1, x2 = 0, prototypes.shape[2]
+                together = combined(coefficients[start : start + _TOGETHER], prototypes[:, y1:y2, x1:x2])
+            for number in range(start, min(start + _TOGETHER, len(boxes))):
+                if not areas[number]:
+                    yield np.zeros((0, 0), np.uint8), *pixels[number]
+                    continue
+                (left, top), (right, bottom) = windows.first[number].tolist(), windows.last[number].tolist()
+                if together is not None:
+                    logits = together[number - start, top - y1 : bottom - y1, left - x1 : right - x1]
+                else:
+                    logits = combined(coefficients[number : number + 1], prototypes[:, top:bottom, left:right])[0]
+                yield self._mask(logits, windows, number, steps, scratch), *pixels[number]
+
+    def _windows(self, boxes: Array, shape: tuple[int, ...]) -> _Windows:
+        """What each box needs of prototypes of this shape."""
+        corners = np.ceil(boxes).astype(np.int64)
+        starts, sizes = corners[:, :2], (corners[:, 2:] - corners[:, :2]).clip(0)
+        begin, end, lengths = np.array(self.first), np.array(self.last), np.array((shape[2], shape[1]))
+        # Pixel centres: half a pixel lies between their corners and these.
+        places = (starts + 0.5) * self._steps() - 0.5 + begin
+        low = (np.floor(places) - 1).clip(begin, end - 1).astype(np.int64)
+        high = np.minimum(np.maximum(np.ceil(places + sizes * self._steps()) + 2, low + 1), end).astype(np.int64)
+        least, greatest = low, high  # Nothing of the padding, which would be mixed into the image's edge.
+        if self.enlargement > 1:
+            least = (low // self.enlargement - 1).clip(0, lengths - 1)
+            greatest = np.minimum(np.maximum(high // self.enlargement + 2, least + 1), lengths)
+        shifts = (low + 0.5) / self.enlargement - 0.5 - least
+        return _Windows(least, greatest, shifts, high - low, places - (least if self.enlargement == 1 else low), sizes)
+
+    def _steps(self) -> Array:
+        """Enlarged prototypes for one pixel of the image, [2]."""
+        steps: Array = (np.array(self.last) - np.array(self.first)) / np.array(self.size)
+        return steps
+
+    def _mask(self, logits: Array, windows: _Windows, number: int, steps: Array, scratch: _Scratch) -> Array:
+        """uint8 [h, w] of 0 and 1, from the logits of a window."""
+        if self.enlargement > 1:
+            scale = 1 / self.enlargement
+            columns, rows = windows.enlarged[number].tolist()
+            enlarged, x, y = _sampled(logits, (scale, scale), windows.shifts[number], (columns, rows), _Scratch())
+            logits = enlarged[y : y + rows, x : x + columns]
+        width, height = windows.sizes[number].tolist()
+        found, x, y = _sampled(logits, steps, windows.offsets[number], (width, height), scratch)
+        # Of all that lies in one piece: of a part, row by row, this takes twice as long.
+        return (found > 0).view(np.uint8)[y : y + height, x : x + width]
+
+
+def combined(coefficients: Array, prototypes: Array) -> Array:
+    """Logits of masks: [k, m] and float32 [m, h, w] -> float32 [k, h, w].
+
+    By PyTorch, whose threads the server has set to one: NumPy's BLAS takes every core for a product of this size and
+    waits for them busily, which took up to 20 times as long where they were at work.
+    """
+    # Writable, as PyTorch wants arrays; what comes out of shared memory may not be. Whole rows need not be copied.
+    rows, flat = (np.require(each, np.float32, "W") for each in (coefficients, prototypes.reshape(len(prototypes), -1)))
+    product = torch.mm(torch.from_numpy(rows), torch.from_numpy(flat))
+    logits: Array = product.numpy().reshape(len(coefficients), *prototypes.shape[1:])
+    return logits
+
+
+def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Scratch) -> tuple[Array, int, int]:
+    """Bilinear samples [h, w] at x * step + offset, beyond the edge those of the edge; in the memory of `scratch`.
+
+    Pairs are of x and y. With what lies around these, and the column and row at which they begin.
+    """
+    (step_x, step_y), (x, y), (width, height) = map(float, steps), map(float, offsets), map(int, size)
+    factor_x, factor_y = round(1 / step_x), round(1 / step_y)
+    # Where each value becomes a whole number of samples, enlarging all of them is seven times as fast, and the same.
+    shift_x, shift_y = (x + 0.5) * factor_x - 0.5, (y + 0.5) * factor_y - 0.5
+    first_x, first_y = round(shift_x), round(shift_y)
+    enlarged = values.shape[1] * factor_x, values.shape[0] * factor_y
+    if (
+        max(abs(step_x * factor_x - 1), abs(step_y * factor_y - 1)) < 1e-9
+        and max(abs(shift_x - first_x), abs(shift_y - first_y)) < 1e-6
+        and 0 <= first_x <= enlarged[0] - width
+        and 0 <= first_y <= enlarged[1] - height
+    ):
+        whole: Array = cv2.resize(values, enlarged, dst=scratch.of(*enlarged), interpolation=cv2.INTER_LINEAR)
+        return whole, first_x, first_y
+    matrix = np.array([[step_x, 0, x], [0, step_y, y]], np.float64)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    memory = scratch.of(width, height)
+    sampled: Array = cv2.warpAffine(
+        values, matrix, (width, height), dst=memory, flags=flags, borderMode=cv2.BORDER_REPLICATE
+    )
+    return sampled, 0, 0
+
+
+def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array] | None:
+    """The outer contours of a mask whose first pixel is at (x, y): rings, int32 [points, 2], the largest first.
+
+    Holes are left out, and so are the smallest rings, and single points of the others, beyond `most` points in all.
+    None where the mask is empty.
+    """
+    contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(x, y))
+    if not contours:
+        return None
+    rings: list[Array] = []
+    for contour in sorted(contours, key=len, reverse=True):
+        ring = contour[:: -(-len(contour) // max(1, most))]
+        if len(ring) < 3:
+            break
+        most -= len(ring)
+        rings.append(ring.reshape(-1, 2))
+    return rings
+
+
+def mask_reduction(width: int, height: int) -> float:
+    """By how much an image is reduced for its masks, at most 1."""
+    return min(1.0, _MASK_SIDE / max(width, height))

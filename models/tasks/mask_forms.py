@@ -1,0 +1,109 @@
+"""Masks as other programs read them: run lengths as COCO writes them, and PNG.
+
+Owns: these two forms. Must not know networks or requests. A mask is given as the part within its box, so that both cost
+what the box costs, however large the image is.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+
+from models.contract.model import Array
+
+_RUNS_TOGETHER = 100_000
+"""Runs of all masks that are written at once: their numbers take 100 bytes each."""
+
+
+def written(
+    form: Literal["rle", "png"], parts: Iterable[tuple[Array, int, int]], width: int, height: int
+) -> Iterator[dict[str, Any] | None]:
+    """Each mask in an answer's words, of an image of `width` x `height`; None for an empty one.
+
+    parts: masks within their boxes, uint8 [h, w] of 0 and 1, and the x and y of their first pixel.
+    """
+    if form == "png":
+        for mask, x, y in parts:
+            yield {"size": [height, width], "x": x, "y": y, "png": png(mask)} if mask.any() else None
+        return
+    waiting: list[Array] = []
+    for mask, x, y in parts:
+        waiting.append(run_lengths(mask, x, y, width, height))
+        if sum(map(len, waiting)) > _RUNS_TOGETHER:
+            yield from _counts(waiting, width, height)
+            waiting = []
+    yield from _counts(waiting, width, height)
+
+
+def _counts(each: Sequence[Array], width: int, height: int) -> Iterator[dict[str, Any] | None]:
+    for runs, counts in zip(each, compressed(each), strict=True):
+        yield {"size": [height, width], "counts": counts} if len(runs) > 1 else None
+
+
+def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> Array:
+    """Lengths of runs of 0 and 1, by turns, 0 first, of a mask of a whole image, column by column: int64 [runs].
+
+    mask: uint8 [h, w] of 0 and 1, whose first pixel is (x, y) of an image of `width` x `height`.
+    """
+    mask = mask[: max(0, height - y), : max(0, width - x)]
+    # A zero before the first column and after each: so changes are by turns the start and the stop of a run.
+    side = mask.shape[0] + 1
+    padded = np.empty(mask.shape[1] * side + 1, np.uint8)
+    padded[::side] = 0
+    if mask.size:
+        padded[1:].reshape(mask.shape[1], side)[:, :-1] = cv2.transpose(mask)
+    changes = np.flatnonzero(padded[1:] != padded[:-1])
+    changes += changes // side * (height - side) + (x * height + y)
+    # A run may go on in the next column: then it neither stops nor starts there.
+    same = np.flatnonzero(changes[1:-1:2] == changes[2::2])
+    if len(same):
+        changes = np.delete(changes, np.concatenate((2 * same + 1, 2 * same + 2)))
+    runs = np.empty(len(changes) + 1, np.int64)
+    runs[:-1] = changes
+    runs[-1] = width * height
+    runs[1:] -= changes
+    return runs[:-1] if len(changes) and not runs[-1] else runs
+
+
+def compressed(each: Sequence[Array]) -> list[str]:
+    """Run lengths of masks as the texts that pycocotools writes and reads; of all at once, which takes less time.
+
+    From the fourth on, a length is written as its difference to the one two before. A number is written in groups of
+    five bits, the least first; the sixth bit says that more follow, and the last group's fifth bit is the sign.
+    """
+    counts = np.array([len(runs) for runs in each], np.int64)
+    lengths = np.concatenate([np.empty(0, np.int64), *each])
+    ends = counts.cumsum()
+    values = lengths.copy()
+    values[2:] -= lengths[:-2]
+    first = (ends - counts)[:, None] + np.arange(3)
+    first = first[first < ends[:, None]]
+    values[first] = lengths[first]
+    # The bits of a number without its sign, and one for that.
+    magnitudes = values ^ (values >> 63)
+    most = int(magnitudes.max(initial=0)).bit_length() // 5 + 1
+    sizes = np.ones(len(values), np.int64)
+    for group in range(1, most):
+        sizes += magnitudes >= 1 << (5 * group - 1)
+    stops = sizes.cumsum()
+    text = np.empty(int(sizes.sum()), np.uint8)
+    starts = stops - sizes
+    for group in range(most):
+        longer = np.flatnonzero(sizes > group + 1)
+        text[starts + group] = (values & 31) + 48
+        text[starts[longer] + group] += 32
+        values, sizes, starts = values[longer] >> 5, sizes[longer], starts[longer]
+    whole = text.tobytes().decode("ascii")
+    places = [0, *np.append(0, stops)[ends].tolist()]
+    return [whole[start:stop] for start, stop in pairwise(places)]
+
+
+def png(mask: Array) -> str:
+    """A mask uint8 [h, w] of 0 and 1 as base64 of a PNG of 0 and 255."""
+    _, encoded = cv2.imencode(".png", mask * np.uint8(255))
+    return base64.b64encode(encoded.tobytes()).decode("ascii")

@@ -1,0 +1,123 @@
+"""A large image in tiles: where they lie, and one answer out of those of all tiles.
+
+Owns: this geometry, and suppression across seams. Must not know requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.contract.model import Array, Options
+
+DEFAULT_OVERLAP = 0.2
+MOST_OVERLAP = 0.9
+LEAST_TILE = 32
+MOST_TILE = 100_000
+_WITHIN = 0.6
+"""Of the smaller of two boxes from different tiles: beyond it the smaller one is a part of the same object."""
+_MOST = 5_000
+"""Instances of all tiles that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`side`: of a tile, in pixels of the image, 0: none; `overlap`: share of it that neighbours have in common."""
+
+    side: int
+    overlap: float = DEFAULT_OVERLAP
+
+    def tiles(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
+        """x, y, width and height of each tile, row by row; of an image that fits into one, the image itself."""
+        return [
+            (x, y, min(self.side, width), min(self.side, height))
+            for y in self._starts(height)
+            for x in self._starts(width)
+        ]
+
+    def _starts(self, length: int) -> list[int]:
+        last = max(0, length - self.side)
+        step = max(1, int(self.side * (1 - self.overlap)))
+        return [*range(0, last, step), last]
+
+
+NO_TILES = Tiling(0)
+
+
+def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
+    """By model, out of `cars=640` or `cars=640:0.1`: side and overlap. Raises ValueError."""
+    tilings = {}
+    for part in parts:
+        name, _, given = part.partition("=")
+        side, colon, overlap = given.partition(":")
+        try:
+            tiling = Tiling(int(side), float(overlap) if colon else DEFAULT_OVERLAP)
+        except ValueError:
+            raise ValueError(f"{part!r} is not understood: write model=side or model=side:overlap") from None
+        if not (LEAST_TILE <= tiling.side <= MOST_TILE and 0 <= tiling.overlap <= MOST_OVERLAP):
+            limits = f"from {LEAST_TILE} to {MOST_TILE} pixels, the overlap from 0 to {MOST_OVERLAP}"
+            raise ValueError(f"the tiles of {name} must be {limits}")
+        tilings[name] = tiling
+    return tilings
+
+
+def merged(
+    parts: Sequence[tuple[Mapping[str, Any], int, int]], width: int, height: int, options: Options
+) -> dict[str, Any]:
+    """One prediction for an image out of those of its tiles, each with the tile's first pixel (x, y).
+
+    Of boxes of a class the one with the best score stays: others go when they overlap it by more than
+    `options.iou_threshold`, or, from another tile, when it covers most of them or they most of it.
+    """
+    found = [
+        (_moved(instance, x, y), number) for number, (part, x, y) in enumerate(parts) for instance in part["detections"]
+    ]
+    found.sort(key=lambda each: -each[0]["score"])
+    found = found[:_MOST]
+    boxes = np.array([[*instance["box"].values()] for instance, _ in found], np.float64).reshape(-1, 4)
+    classes = np.array([instance["class_id"] for instance, _ in found], np.int64)
+    tiles = np.array([number for _, number in found], np.int64)
+    kept = _kept(boxes, classes, tiles, options)
+    return {"detections": [found[index][0] for index in kept], "width": width, "height": height}
+
+
+def _kept(boxes: Array, classes: Array, tiles: Array, options: Options) -> list[int]:
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    stands = np.ones(len(boxes), bool)
+    kept: list[int] = []
+    for index in range(len(boxes)):
+        if not stands[index]:
+            continue
+        if len(kept) >= options.max_detections:
+            break
+        kept.append(index)
+        rest = slice(index + 1, None)
+        corner = np.minimum(boxes[index, 2:], boxes[rest, 2:]) - np.maximum(boxes[index, :2], boxes[rest, :2])
+        common = corner.clip(0).prod(axis=1)
+        same = common > options.iou_threshold * (areas[index] + areas[rest] - common)
+        part = (tiles[rest] != tiles[index]) & (common > _WITHIN * np.minimum(areas[index], areas[rest]))
+        stands[rest] &= (classes[rest] != classes[index]) | ~(same | part)
+    return kept
+
+
+def _moved(instance: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
+    """An instance of a tile, in pixels of the image."""
+    box = instance["box"]
+    moved = dict(instance)
+    moved["box"] = {
+        "x1": round(box["x1"] + x, 2),
+        "y1": round(box["y1"] + y, 2),
+        "x2": round(box["x2"] + x, 2),
+        "y2": round(box["y2"] + y, 2),
+    }
+    if "segments" in instance:
+        moved["segments"] = [[[px + x, py + y] for px, py in ring] for ring in instance["segments"]]
+    if "keypoints" in instance:
+        moved["keypoints"] = [{**point, "x": point["x"] + x, "y": point["y"] + y} for point in instance["keypoints"]]
+    if "obb" in instance:
+        moved["obb"] = {**instance["obb"], "cx": instance["obb"]["cx"] + x, "cy": instance["obb"]["cy"] + y}
+        moved["corners"] = [[px + x, py + y] for px, py in instance["corners"]]
+    return moved

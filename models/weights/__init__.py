@@ -1,0 +1,4 @@
+"""Weight files, read without running anything in them.
+
+Must not know architectures.
+"""

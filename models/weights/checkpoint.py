@@ -1,0 +1,278 @@
+"""Reads weight files: tensors, labels, metadata.
+
+Owns: the file formats (safetensors, torch.save in both its forms, official YOLOv8 files), where labels are found, and
+one clear WeightsError for everything that can be wrong with a file. Must not know architectures, and never runs
+anything a file contains.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
+
+SUFFIXES = (".safetensors", ".pt", ".pth")
+MAX_NAME_LENGTH = 512
+MAX_MODULES = 100_000
+MAX_ENTRIES = 200_000  # Of all modules together; YOLOv8x, the largest official file, has 2,000.
+
+_SAFE_LOAD = (2, 10)
+_STATE_KEYS = ("ema", "model", "state_dict", "model_state_dict", "model_ema")
+_LABEL_KEYS = ("labels", "names", "classes", "class_names")
+_SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a weight file holds: tensors by name in the file's own precision, labels where it has them."""
+
+    state: dict[str, Tensor]
+    labels: tuple[str, ...] | None
+    metadata: dict[str, str]
+
+
+def read(path: Path) -> Checkpoint:
+    """Everything in the file, on the CPU.
+
+    Labels come from a file beside the weights (`labels_beside`), else from the file's own metadata.
+    Raises WeightsNotFoundError, WeightsError.
+    """
+    return _read(path, with_data=True)
+
+
+def read_header(path: Path) -> Checkpoint:
+    """Read names, shapes and dtypes in milliseconds: the tensors are on the meta device. Raises like `read`."""
+    return _read(path, with_data=False)
+
+
+def labels_beside(path: Path) -> tuple[str, ...] | None:
+    """Labels from a file in the same directory, None where there is none.
+
+    Looked for, in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one
+    label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
+    """
+    for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
+        file = path.with_name(name)
+        if not file.is_file():
+            continue
+        try:
+            text = file.read_text(encoding="utf-8-sig")
+            if file.suffix == ".txt":
+                return tuple(line.strip() for line in text.strip().splitlines())
+            labels = _label_tuple(json.loads(text))
+        except (OSError, ValueError, RecursionError) as error:
+            raise WeightsError(f"{name}, the labels beside {path.name}, cannot be read: {error}.") from error
+        if labels is not None:
+            return labels
+        if name == "labels.json":
+            raise WeightsError(
+                f'{name} beside {path.name} is neither a list of labels nor an object {{"0": "cat", …}}.'
+            )
+    return None
+
+
+def _read(path: Path, with_data: bool) -> Checkpoint:
+    if not path.is_file():
+        raise WeightsNotFoundError(f"There is no weights file {path}.")
+    if path.suffix not in SUFFIXES:
+        raise WeightsError(f"{path.name} is not a weights file of a known kind ({', '.join(SUFFIXES)}).")
+    try:
+        if path.suffix == ".safetensors":
+            found = _read_safetensors(path, with_data)
+        elif zipfile.is_zipfile(path):
+            found = _read_archive(path, with_data)
+        else:
+            found = _read_legacy(path)
+    except RefusedError as error:
+        raise WeightsError(f"{path.name} {error}.") from error
+    except OSError as error:
+        raise WeightsError(f"{path.name} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # three libraries, and no end to what a broken file can provoke in them
+        raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
+    if not found.state:
+        raise WeightsError(f"{path.name} holds no tensors.")
+    return Checkpoint(found.state, labels_beside(path) or found.labels, found.metadata)
+
+
+def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        state = {}
+        for name in file.keys():  # noqa: SIM118 (the handle is not a mapping)
+            if with_data:
+                state[name] = file.get_tensor(name).clone()  # the file may be overwritten while it is mapped
+                continue
+            view = file.get_slice(name)
+            dtype = _SAFETENSORS_DTYPES.get(view.get_dtype())
+            if dtype is None:
+                raise RefusedError(f"has a tensor of type {view.get_dtype()}, which is not read")
+            state[name] = torch.empty(view.get_shape(), dtype=dtype, device="meta")
+        metadata = dict(file.metadata() or {})
+    try:
+        labels = _label_tuple(json.loads(metadata.pop("labels", "null")))
+    except ValueError as error:
+        raise RefusedError("has labels in its metadata that are not JSON") from error
+    return Checkpoint(state, labels, metadata)
+
+
+def _read_archive(path: Path, with_data: bool) -> Checkpoint:
+    with Archive(path) as archive:
+        records = {name: value for name, value in _state(archive.root).items() if isinstance(value, StoredTensor)}
+        state = {name: archive.tensor(record) if with_data else _meta(record) for name, record in records.items()}
+        return Checkpoint(_unwrapped(state), _labels(archive.root), _metadata(archive.root))
+
+
+def _read_legacy(path: Path) -> Checkpoint:
+    """The format of torch.save before 1.6, which some torchvision files still have.
+
+    It is the one that torch itself unpickles. Before 2.6 and 2.10 a file could make that run code though `weights_only`
+    was asked for (CVE-2025-32434, CVE-2026-24747), so an older torch reads none.
+    """
+    if _torch_version() < _SAFE_LOAD:
+        raise RefusedError(
+            f"is of the format before torch 1.6, which torch {torch.__version__} cannot read safely: convert it with "
+            f"torch {'.'.join(map(str, _SAFE_LOAD))} or newer (anychip weights convert)"
+        )
+    root = torch.load(path, map_location="cpu", weights_only=True)
+    tensors = {name: value for name, value in _state(root).items() if isinstance(value, Tensor)}
+    size = path.stat().st_size
+    if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
+        raise RefusedError("has a tensor that is larger than the file")
+    state = {name: tensor.detach() for name, tensor in tensors.items()}
+    return Checkpoint(_unwrapped(state), _labels(root), _metadata(root))
+
+
+def _torch_version() -> tuple[int, ...]:
+    """Vendors' builds have more behind it: 2.9.0a0+git1234."""
+    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+
+
+def _meta(record: StoredTensor) -> Tensor:
+    return torch.empty_strided(record.shape, record.stride, dtype=record.storage.dtype, device="meta")
+
+
+def _state(root: Any) -> Mapping[str, Any]:
+    """The entries of the state dict in what was saved: the dict itself, one of its entries, or a whole module."""
+    if isinstance(root, StandIn):
+        return _module_state(root)
+    if not isinstance(root, Mapping):
+        raise RefusedError("holds no state dict")
+    for key in _STATE_KEYS:
+        if isinstance(root.get(key), StandIn | Mapping):
+            return _state(root[key])
+    if not all(isinstance(name, str) and len(name) <= MAX_NAME_LENGTH for name in root):
+        raise RefusedError("holds no state dict")
+    return root
+
+
+def _module_state(module: StandIn) -> dict[str, Any]:
+    """What `state_dict()` of the pickled module would say."""
+    state: dict[str, Any] = {}
+    todo = [("", module)]
+    visited = entries = 0
+    while todo:
+        prefix, current = todo.pop()
+        attributes = current.attributes
+        parameters, buffers = _mapping(attributes.get("_parameters")), _mapping(attributes.get("_buffers"))
+        children = _mapping(attributes.get("_modules"))
+        hidden = attributes.get("_non_persistent_buffers_set")
+        hidden = hidden if isinstance(hidden, list) else []
+        visited += 1
+        entries += 1 + len(parameters) + len(buffers) + len(children) + len(hidden)
+        # A pickle can name the same object again and again, itself too: a small file could describe an endless module.
+        if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
+            raise RefusedError("describes a network without end")
+        unsaved = {name for name in hidden if isinstance(name, str)}
+        for name, value in (*parameters.items(), *buffers.items()):
+            if isinstance(value, StoredTensor) and name not in unsaved:
+                state[f"{prefix}{name}"] = value
+        for name, child in children.items():
+            if isinstance(child, StandIn):
+                todo.append((f"{prefix}{name}.", child))
+    return state
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """`value` if it maps names to something, else an empty mapping. Raises RefusedError for names without end."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return {}
+    if any(len(name) > MAX_NAME_LENGTH for name in value):
+        raise RefusedError("describes a network without end")
+    return value
+
+
+def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names without the prefix that DataParallel puts before every one."""
+    if all(name.startswith("module.") for name in state):
+        return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state
+
+
+def _labels(root: Any) -> tuple[str, ...] | None:
+    holders = [root, *(root.get(key) for key in _STATE_KEYS)] if isinstance(root, Mapping) else [root]
+    for holder in holders:
+        values = holder.attributes if isinstance(holder, StandIn) else holder
+        if not isinstance(values, Mapping):
+            continue
+        for key in _LABEL_KEYS:
+            labels = _label_tuple(values.get(key))
+            if labels is not None:
+                return labels
+    return None
+
+
+def _label_tuple(value: Any) -> tuple[str, ...] | None:
+    """Labels from a list, or from a mapping of class numbers 0, 1, … to labels; None when it is neither."""
+    if isinstance(value, Mapping):
+        try:
+            by_number = {int(number): label for number, label in value.items()}
+        except (TypeError, ValueError):
+            return None
+        if sorted(by_number) != list(range(len(value))):
+            return None
+        value = [by_number[number] for number in range(len(by_number))]
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(label, str) for label in value):
+        return None
+    return tuple(value)
+
+
+def _keypoints(root: Mapping[str, Any]) -> dict[str, str]:
+    """`keypoints` of a YOLOv8 of poses: their number and the values of each, as "17,3"."""
+    for key in _STATE_KEYS:
+        holder = root.get(key)
+        described = holder.attributes.get("yaml") if isinstance(holder, StandIn) else None
+        shape = described.get("kpt_shape") if isinstance(described, Mapping) else None
+        if isinstance(shape, list) and len(shape) == 2 and all(isinstance(each, int) for each in shape):
+            return {"keypoints": f"{shape[0]},{shape[1]}"}
+    return {}
+
+
+def _metadata(root: Any) -> dict[str, str]:
+    if not isinstance(root, Mapping):
+        return {}
+    return _keypoints(root) | {
+        name: str(value)
+        for name, value in root.items()
+        if isinstance(name, str) and isinstance(value, str | int | float) and len(str(value)) <= MAX_NAME_LENGTH
+    }

@@ -1,0 +1,177 @@
+"""YOLOv8 networks for masks, poses, turned boxes and classes: heads on the trunk of models.yolo.yolov8.
+
+Owns: these heads, whose state dicts are those of the published `-seg`, `-pose`, `-obb` and `-cls` checkpoints, and how
+their outputs become boxes, scores, classes and extras on the device. Must not know images, files or thresholds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import pi
+
+import torch
+from torch import Tensor, nn
+
+from models.yolo.yolov8 import Branch, C2f, Channels, Conv, Detect, Size, YOLOv8, anchors, branch, by_anchor, scale_of
+
+MASKS = 32
+"""Prototypes of masks, and coefficients of each anchor."""
+_CLASSIFIER_CHANNELS = 1280
+_MOST_PROTOTYPE_CHANNELS = 256
+
+
+class ExtraHead(Detect):
+    """A detection head with a third branch (`cv4`): `extras` numbers of each anchor."""
+
+    def __init__(self, channels: Channels, class_count: int, class_branch: Branch, extras: int) -> None:
+        super().__init__(channels, class_count, class_branch)
+        hidden = max(channels[0] // 4, extras)
+        self.cv4 = nn.ModuleList(branch(c, hidden, extras) for c in channels)
+
+    def extras(self, features: list[Tensor]) -> Tensor:
+        """float32 [n, anchors, extras], as the branch says them."""
+        return by_anchor([each(x) for each, x in zip(self.cv4, features, strict=True)]).float()
+
+
+class Prototypes(nn.Module):
+    """Masks of which every instance's is a sum, from the features of stride 8; twice as large as these."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.cv1 = Conv(inputs, hidden, 3)
+        self.upsample = nn.ConvTranspose2d(hidden, hidden, 2, 2)
+        self.cv2 = Conv(hidden, hidden, 3)
+        self.cv3 = Conv(hidden, MASKS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, inputs, h, w] -> [n, 32, 2 h, 2 w]."""
+        y: Tensor = self.cv3(self.cv2(self.upsample(self.cv1(x))))
+        return y
+
+
+class SegmentHead(ExtraHead):
+    """Coefficients of masks for each anchor, and the prototypes."""
+
+    def __init__(self, channels: Channels, class_count: int, class_branch: Branch, hidden: int) -> None:
+        super().__init__(channels, class_count, class_branch, MASKS)
+        self.proto = Prototypes(channels[0], hidden)
+
+
+class InstanceYOLOv8(YOLOv8):
+    """A detector whose anchors say more than a box. What `instances` returns is decoded, in float32."""
+
+    def instances(self, x: Tensor) -> tuple[Tensor, ...]:
+        """float [n, 3, h, w] in 0..1 -> boxes [n, a, 4], scores [n, a], classes int32 [n, a], extras [n, a, e], and
+        prototypes [n, m, h / 4, w / 4] of masks.
+
+        Boxes are x1, y1, x2, y2 in pixels of the input; of turned ones centre x, y, width and height.
+        """
+        features = self.features(x)
+        head = self.head
+        assert isinstance(head, ExtraHead)
+        distances, logits = self.expected(head(features))
+        centres, strides = (each.to(x.device) for each in anchors(x.shape[2], x.shape[3]))
+        boxes, extras = self.decoded(distances, head.extras(features), centres, strides.unsqueeze(1))
+        best, classes = logits.max(dim=2)
+        found = (boxes, best.sigmoid(), classes.to(torch.int32), extras)
+        return (*found, head.proto(features[0]).float()) if isinstance(head, SegmentHead) else found
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Return `instances`."""
+        return self.instances(x)
+
+    def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1]."""
+        left_top, right_bottom = distances[..., :2], distances[..., 2:]
+        return torch.cat((centres - left_top, centres + right_bottom), dim=2) * strides, extras
+
+
+class SegmentYOLOv8(InstanceYOLOv8):
+    """Masks."""
+
+    def __init__(self, size: Size, class_count: int) -> None:
+        # The published files have it rounded up to a multiple of 8.
+        hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
+        super().__init__(size, class_count, partial(SegmentHead, hidden=hidden))
+
+
+class PoseYOLOv8(InstanceYOLOv8):
+    """Key points: `keypoints` is their number, and 2 values (x, y) or 3 (and whether it is seen) each."""
+
+    def __init__(self, size: Size, class_count: int, keypoints: tuple[int, int]) -> None:
+        extras = keypoints[0] * keypoints[1]
+        super().__init__(size, class_count, partial(ExtraHead, extras=extras))
+        self.keypoints = keypoints
+
+    def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
+        """Key points in pixels of the input, their visibility in 0..1."""
+        boxes, _ = super().decoded(distances, extras, centres, strides)
+        points = extras.reshape(*extras.shape[:2], *self.keypoints)
+        places = (points[..., :2] * 2 + (centres - 0.5).unsqueeze(1)) * strides.unsqueeze(2)
+        return boxes, torch.cat((places, points[..., 2:].sigmoid()), dim=3).flatten(2)
+
+
+class TurnedYOLOv8(InstanceYOLOv8):
+    """Turned boxes: an angle of each anchor, from -pi/4 to 3 pi/4."""
+
+    def __init__(self, size: Size, class_count: int) -> None:
+        super().__init__(size, class_count, partial(ExtraHead, extras=1))
+
+    def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
+        """Centre, width and height in pixels of the input; the angle in radians."""
+        angle = (extras.sigmoid() - 0.25) * pi
+        left_top, right_bottom = distances[..., :2], distances[..., 2:]
+        x, y = ((right_bottom - left_top) / 2).chunk(2, dim=2)
+        cos, sin = angle.cos(), angle.sin()
+        centre = torch.cat((x * cos - y * sin, x * sin + y * cos), dim=2) + centres
+        return torch.cat((centre, left_top + right_bottom), dim=2) * strides, angle
+
+
+class ClassHead(nn.Module):
+    """Mean of the last features, and a linear layer."""
+
+    def __init__(self, channels: int, class_count: int) -> None:
+        super().__init__()
+        self.conv = Conv(channels, _CLASSIFIER_CHANNELS)
+        self.linear = nn.Linear(_CLASSIFIER_CHANNELS, class_count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, channels, h, w] -> logits [n, class_count]."""
+        y: Tensor = self.linear(self.conv(x).mean(dim=(2, 3)))
+        return y
+
+
+class ClassifierYOLOv8(nn.Module):
+    """The trunk of YOLOv8 without its pyramid, and a head of classes."""
+
+    def __init__(self, size: Size, class_count: int) -> None:
+        super().__init__()
+        scale = scale_of(size)
+        # Of a classifier no size has its last layers narrowed.
+        c1, c2, c3, c4, c5 = (int(base * scale.width) for base in (64, 128, 256, 512, 1024))
+        few, many = round(3 * scale.depth), round(6 * scale.depth)
+        self.model = nn.Sequential(
+            Conv(3, c1, 3, 2),
+            Conv(c1, c2, 3, 2),
+            C2f(c2, c2, few, residual=True),
+            Conv(c2, c3, 3, 2),
+            C2f(c3, c3, many, residual=True),
+            Conv(c3, c4, 3, 2),
+            C2f(c4, c4, many, residual=True),
+            Conv(c4, c5, 3, 2),
+            C2f(c5, c5, few, residual=True),
+            ClassHead(c5, class_count),
+        )
+        use_default_epsilon(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, 3, h, w] in 0..1 -> logits [n, class_count]."""
+        y: Tensor = self.model(x)
+        return y
+
+
+def use_default_epsilon(network: nn.Module) -> None:
+    """PyTorch's own of BatchNorm, which classifiers are published with, and detectors are not."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-5

@@ -1,0 +1,225 @@
+"""YOLO11 networks, sizes n to x, for every task, whose state dicts are those of the published checkpoints.
+
+Owns: the layers that YOLOv8 does not have (C3k2, C2PSA, branches of depthwise convolutions) and how they follow each
+other. Heads and decoding are those of models.yolo.yolov8 and models.yolo.tasks. Must not know images, files or
+thresholds.
+
+The layers are described in "YOLOv11: An Overview of the Key Architectural Enhancements" (arXiv 2410.17725); their
+numbers, widths and repetitions are in the description that every checkpoint has in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from models.yolo.tasks import ClassHead, PoseYOLOv8, SegmentYOLOv8, TurnedYOLOv8, use_default_epsilon
+from models.yolo.yolov8 import SIZES, SPPF, Bottleneck, Channels, Conv, CrossStage, Scale, Size, YOLOv8, doubled
+
+_SCALES: dict[Size, Scale] = {
+    "n": Scale(0.5, 0.25, 1024),
+    "s": Scale(0.5, 0.50, 1024),
+    "m": Scale(0.5, 1.00, 512),
+    "l": Scale(1.0, 1.00, 512),
+    "x": Scale(1.0, 1.50, 512),
+}
+_REPEATS = 2  # Of every block, at full depth.
+_HEAD_CHANNELS = 64  # Of one head of attention.
+
+
+class C3k(nn.Module):
+    """Cross-stage partial block: half of the channels pass two bottlenecks, the other half goes around."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        half = channels // 2
+        self.cv1 = Conv(channels, half)
+        self.cv2 = Conv(channels, half)
+        self.cv3 = Conv(2 * half, channels)
+        self.m = nn.Sequential(Bottleneck(half, True), Bottleneck(half, True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, channels, h, w] -> the same shape."""
+        y: Tensor = self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), dim=1))
+        return y
+
+
+class C3k2(CrossStage):
+    """Such a block, of `share` of the output's channels; each step is a narrow bottleneck or, `is_deep`, a C3k."""
+
+    def __init__(self, inputs: int, outputs: int, depth: int, is_deep: bool, share: float = 0.5) -> None:
+        part = int(outputs * share)
+        steps = [C3k(part) if is_deep else Bottleneck(part, True, part // 2) for _ in range(depth)]
+        super().__init__(inputs, outputs, part, steps)
+
+
+class Attention(nn.Module):
+    """Self-attention of all places of an image; their positions come by a depthwise convolution of the values."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.heads = channels // _HEAD_CHANNELS
+        self.key = channels // self.heads // 2
+        self.qkv = Conv(channels, channels + 2 * self.key * self.heads, is_linear=True)
+        self.proj = Conv(channels, channels, is_linear=True)
+        self.pe = Conv(channels, channels, 3, groups=channels, is_linear=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, channels, h, w] -> the same shape."""
+        n, channels, h, w = x.shape
+        mixed = self.qkv(x).reshape(n, self.heads, 2 * self.key + channels // self.heads, h * w)
+        query, key, value = mixed.split((self.key, self.key, channels // self.heads), dim=2)
+        weights = (query.transpose(2, 3) @ key * self.key**-0.5).softmax(dim=3)
+        seen = (value @ weights.transpose(2, 3)).reshape(n, channels, h, w)
+        y: Tensor = self.proj(seen + self.pe(value.reshape(n, channels, h, w)))
+        return y
+
+
+class PSABlock(nn.Module):
+    """Attention and two 1x1 convolutions, each with a residual connection."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.attn = Attention(channels)
+        self.ffn = nn.Sequential(Conv(channels, 2 * channels), Conv(2 * channels, channels, is_linear=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, channels, h, w] -> the same shape."""
+        x = x + self.attn(x)
+        y: Tensor = x + self.ffn(x)
+        return y
+
+
+class C2PSA(nn.Module):
+    """Half of the channels pass `depth` blocks of attention, the other half goes around."""
+
+    def __init__(self, channels: int, depth: int) -> None:
+        super().__init__()
+        self.cv1 = Conv(channels, channels)
+        self.cv2 = Conv(channels, channels)
+        self.m = nn.Sequential(*(PSABlock(channels // 2) for _ in range(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, channels, h, w] -> the same shape."""
+        around, through = self.cv1(x).chunk(2, dim=1)
+        y: Tensor = self.cv2(torch.cat((around, self.m(through)), dim=1))
+        return y
+
+
+class YOLO11(YOLOv8):
+    """The detector, and the trunk of the others."""
+
+    scales: ClassVar[Mapping[Size, Scale]] = _SCALES
+    head_layer: ClassVar[str] = "23"
+
+    @staticmethod
+    def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+        """Twice a depthwise 3x3 convolution and a 1x1 one, then a 1x1 one."""
+        return nn.Sequential(
+            nn.Sequential(Conv(inputs, inputs, 3, groups=inputs), Conv(inputs, hidden)),
+            nn.Sequential(Conv(hidden, hidden, 3, groups=hidden), Conv(hidden, hidden)),
+            nn.Conv2d(hidden, outputs, 1),
+        )
+
+    @staticmethod
+    def trunk(scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
+        """Layers by their published numbers, and the channels of what `features` returns."""
+        backbone, (c3, c4, c5) = _backbone(scale)
+        depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
+        layers: dict[str, nn.Module] = {
+            **backbone,
+            "9": SPPF(c5),
+            "10": C2PSA(c5, depth),
+            "13": C3k2(c5 + c4, c4, depth, is_deep),
+            "16": C3k2(c4 + c4, c3, depth, is_deep),
+            "17": Conv(c3, c3, 3, 2),
+            "19": C3k2(c3 + c4, c4, depth, is_deep),
+            "20": Conv(c4, c4, 3, 2),
+            "22": C3k2(c4 + c5, c5, depth, True),
+        }
+        return layers, (c3, c4, c5)
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """The features that YOLOv8's head takes, of three strides."""
+        layer = self.model
+        p3 = layer["4"](layer["3"](layer["2"](layer["1"](layer["0"](x)))))
+        p4 = layer["6"](layer["5"](p3))
+        p5 = layer["10"](layer["9"](layer["8"](layer["7"](p4))))
+        up4 = layer["13"](torch.cat((doubled(p5), p4), dim=1))
+        out3 = layer["16"](torch.cat((doubled(up4), p3), dim=1))
+        out4 = layer["19"](torch.cat((layer["17"](out3), up4), dim=1))
+        out5 = layer["22"](torch.cat((layer["20"](out4), p5), dim=1))
+        return [out3, out4, out5]
+
+
+class SegmentYOLO11(YOLO11, SegmentYOLOv8):
+    """Masks."""
+
+
+class PoseYOLO11(YOLO11, PoseYOLOv8):
+    """Key points."""
+
+
+class TurnedYOLO11(YOLO11, TurnedYOLOv8):
+    """Turned boxes."""
+
+
+class ClassifierYOLO11(nn.Module):
+    """The trunk of YOLO11 without its pyramid and its pooling, and a head of classes."""
+
+    def __init__(self, size: Size, class_count: int) -> None:
+        super().__init__()
+        scale = _SCALES[size]
+        backbone, channels = _backbone(scale)
+        attention = C2PSA(channels[-1], round(_REPEATS * scale.depth))
+        self.model = nn.Sequential(*backbone.values(), attention, ClassHead(channels[-1], class_count))
+        use_default_epsilon(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, 3, h, w] in 0..1 -> logits [n, class_count]."""
+        y: Tensor = self.model(x)
+        return y
+
+
+def size_of(state: Mapping[str, Tensor]) -> Size | None:
+    """The size whose first convolution and first block a state dict has, None when it has those of no size.
+
+    m and l are equally wide; l has two bottlenecks in a block.
+    """
+    stem = state.get("model.0.conv.weight")
+    if stem is None or stem.ndim == 0:
+        return None
+    depth = 1.0 if "model.2.m.1.cv1.conv.weight" in state else 0.5
+    return next(
+        (size for size in SIZES if _SCALES[size].depth == depth and int(64 * _SCALES[size].width) == len(stem)), None
+    )
+
+
+def _is_deep(scale: Scale) -> bool:
+    """Whether all blocks are of C3k: from size m on."""
+    return scale.width >= 1
+
+
+def _backbone(scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
+    """Layers 0 to 8, and the channels after 2, 6 and 8."""
+
+    def channels(base: int) -> int:
+        return int(min(base, scale.max_channels) * scale.width)
+
+    depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
+    c1, c2, c3, c4, c5 = (channels(base) for base in (64, 128, 256, 512, 1024))
+    layers: dict[str, nn.Module] = {
+        "0": Conv(3, c1, 3, 2),
+        "1": Conv(c1, c2, 3, 2),
+        "2": C3k2(c2, c3, depth, is_deep, 0.25),
+        "3": Conv(c3, c3, 3, 2),
+        "4": C3k2(c3, c4, depth, is_deep, 0.25),
+        "5": Conv(c4, c4, 3, 2),
+        "6": C3k2(c4, c4, depth, True),
+        "7": Conv(c4, c5, 3, 2),
+        "8": C3k2(c5, c5, depth, True),
+    }
+    return layers, (c3, c4, c5)
