@@ -61,9 +61,14 @@ class Method:
         """One message, one answer."""
         with self._door.recorded(call) as entry, contextlib.ExitStack() as held:
             calls, share = map(held.enter_context, self._receiver.shares(entry.caller))
-            calls.take(1)
-            request = await self._receiver.one(requests, share, self._kind)
-            entry.about(request)
+            try:
+                calls.take(1)
+                request = await self._receiver.one(requests, share, self._kind)
+                entry.about(request)
+            except ServiceError as error:
+                raise entry.refused or error from None
+            if entry.refused is not None:
+                raise entry.refused
             answer = _serialized(await self._behaviour(request, call))
             hold_answer(connection, len(answer), share, held)
             return answer

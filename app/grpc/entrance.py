@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from app.access import audit
 from app.access.access import Access, Caller, KeyForbiddenError, caller
+from app.access.addresses import client_of
 from app.access.rules import RPCS, Bind
 from app.errors import ServiceError
 from app.grpc.call import CallContext, Message, headers, peer
@@ -22,12 +23,13 @@ from app.ingress.context import NOBODY
 _Request = TypeVar("_Request")
 
 
-class AdmittedCall:
-    """A call that has been admitted; `subject`: what it is about."""
+class RecordedCall:
+    """A call that has been admitted, or `refused`; `subject`: what it is about."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.subject: dict[str, str] = {}
+        self.refused: ServiceError | None = None
 
     def about(self, request: Message) -> None:
         """Note what the audit says of the request."""
@@ -48,15 +50,21 @@ class Door:
         return admitted
 
     @contextmanager
-    def recorded(self, call: CallContext) -> Iterator[AdmittedCall]:
-        """Admit a call; what administers is written into the audit however it ends."""
+    def recorded(self, call: CallContext) -> Iterator[RecordedCall]:
+        """Admit a call; what administers is written into the audit however it ends.
+
+        That has not ended when it is refused: its message says what it is about. Raises FORBIDDEN, UNAUTHORIZED.
+        """
         if self._need != "admin":
-            yield AdmittedCall(self.admit(call))
+            yield RecordedCall(self.admit(call))
             return
-        entry = AdmittedCall(NOBODY)
+        entry = RecordedCall(NOBODY)
         started_s, outcome = time.monotonic(), "INTERNAL"
         try:
-            entry.caller = self.admit(call)
+            try:
+                entry.caller = self.admit(call)
+            except ServiceError as error:
+                entry.caller, entry.refused = Caller(client_of(peer(call)), NOBODY.limits), error
             yield entry
             outcome = "OK"
         except ServiceError as error:

@@ -142,6 +142,8 @@ def test_every_call_of_the_administration_is_in_the_audit(guarded):
         call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")
         with pytest.raises(grpc.RpcError, match="nobody"):
             call(b"\x12\x06nobody", timeout=WAIT_S, metadata=(("x-api-key", made["admin"]),))
+        with pytest.raises(grpc.RpcError, match="API key"):
+            call(b"\x12\x06nobody", timeout=WAIT_S)
     lines = audit(service)[before:]
     [loaded] = [each["weights_sha256"] for each in lines if "weights_sha256" in each]
     assert loaded == sha256_of(SAMPLE)
@@ -153,6 +155,7 @@ def test_every_call_of_the_administration_is_in_the_audit(guarded):
         ("load", "", MODEL, "FORBIDDEN"),
         ("release", "ops", "x", "NOT_FOUND"),
         ("unload", "ops", "nobody", "MODEL_NOT_FOUND"),
+        ("unload", "", "nobody", "UNAUTHORIZED"),
     ]
     assert not any(key in service.log.read_text() for key in (made["infer"], made["admin"]))
 

@@ -43,7 +43,7 @@ def counted(monkeypatch):
 
 @contextlib.contextmanager
 def admitted(_):
-    yield SimpleNamespace(caller=None, about=lambda _: None)
+    yield SimpleNamespace(caller=None, refused=None, about=lambda _: None)
 
 
 @pytest.mark.parametrize("mistake", [lambda: ServiceError("INVALID_REQUEST", "no"), lambda: ValueError("a fault")])
