@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 from app.errors import ServiceError
 from app.grpc.call import CallContext
@@ -39,7 +40,7 @@ class Calls:
         except ServiceError:
             connection.abort()
             raise asyncio.CancelledError from None
-        _at_end().callback(self._budget.give, client, 1)
+        _at_end(functools.partial(self._budget.give, client, 1))
         return connection
 
 
@@ -50,9 +51,9 @@ def hold_answer(connection: Connection, size: int, share: Share, held: contextli
     """
     share.give(share.held_bytes)
     share.take(_room(size, share))
-    end = _at_end()
-    end.push(held.pop_all())
+    end = held.pop_all()
     end.callback(connection.answer_begins(size))
+    _at_end(end.close)
 
 
 @contextlib.contextmanager
@@ -73,13 +74,11 @@ def _room(size: int, share: Share) -> int:
     return max(size, min(2 * size, share.most))
 
 
-def _at_end() -> contextlib.ExitStack:
-    """What is closed when the call's task ends: gRPC sends an only answer after the method has returned it.
+def _at_end(function: Callable[[], None]) -> None:
+    """Call it when the call's task ends: gRPC sends an only answer after the method has returned it.
 
     The call's own callbacks would keep it, and all of the C core that belongs to it, until garbage is collected.
     """
     task = asyncio.current_task()
     assert task is not None
-    end = contextlib.ExitStack()
-    task.add_done_callback(lambda _: end.close())
-    return end
+    task.add_done_callback(lambda _: function())

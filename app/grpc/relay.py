@@ -33,6 +33,9 @@ log = logging.getLogger("anychip.rpc")
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 """A client that is gone without a word is noticed after two minutes."""
 
+_SOON_S = 1.0
+"""Nearly all answers have been sent by then: only later ones are watched."""
+
 
 class Connection(asyncio.Protocol):
     """A client's. `address`: where it comes from, without the port; `client`: what that is counted as."""
@@ -44,7 +47,7 @@ class Connection(asyncio.Protocol):
         self.name = secrets.token_hex(8)
         self.core = _Core(self)
         self._relay = relay
-        self._answers = 0
+        self._late = 0  # Answers.
         self._blocked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,19 +92,28 @@ class Connection(asyncio.Protocol):
 
     def answer_begins(self, size: int) -> Callable[[], None]:
         """An answer of so many bytes is being sent; what to call when it has been. Taken too slowly, it is the last."""
-        timer = asyncio.get_running_loop().call_later(PERIOD_S + size / LEAST_BYTES_PER_S, self.abort)
-        self._answers += 1
-        self._sending.begin()
+        loop = asyncio.get_running_loop()
+        late = False
+        timer: asyncio.TimerHandle
+
+        def is_late() -> None:
+            nonlocal late, timer
+            late = True
+            self._late += 1
+            self._sending.begin()
+            timer = loop.call_later(PERIOD_S + size / LEAST_BYTES_PER_S, self.abort)
 
         def ends() -> None:
             timer.cancel()
-            self._answers -= 1
-            self._rest()
+            if late:
+                self._late -= 1
+                self._rest()
 
+        timer = loop.call_later(_SOON_S, is_late)
         return ends
 
     def _rest(self) -> None:
-        if not self._blocked and not self._answers:
+        if not self._blocked and not self._late:
             self._sending.end()
 
     def end(self) -> None:

@@ -1,0 +1,151 @@
+"""What carries gRPC's connections: bytes arrive as they are, nothing piles up, and everything is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from app.grpc import relay as module
+from app.grpc.calls import Calls
+from app.grpc.relay import Relay, address_in
+from app.protocols.budget import Budget
+from tests.support.load import WAIT_S, until
+
+MB = 1 << 20
+
+
+@contextlib.asynccontextmanager
+async def carried(serve):
+    """A relay to `serve(reader, writer)` in place of the C core, its port, and what counts its connections."""
+    budget, running = Budget(16, "connections", least=4), set()
+
+    async def served(reader, writer):
+        running.add(writer)
+        with contextlib.suppress(ConnectionError):
+            await serve(reader, writer)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        running.discard(writer)
+
+    relay = Relay(budget)
+    with relay.core() as core:
+        path = Path(core.removeprefix("unix:"))
+        server = await asyncio.start_unix_server(served, path)
+    assert not path.parent.exists(), "others could find it"
+    await relay.listen("127.0.0.1", 0)
+    try:
+        yield relay, relay._listener.sockets[0].getsockname()[1], budget
+    finally:
+        relay.close()
+        await relay.wait_closed(0)
+        await until(lambda: not running)
+        server.close()
+    assert not budget.held
+
+
+async def echo(reader, writer):
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def client(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_bytes_arrive_as_they_are():
+    async with carried(echo) as (_, port, budget), client(port) as (reader, writer):
+        sent = os.urandom(5 * MB)
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.readexactly(len(sent)), WAIT_S) == sent
+        assert budget.held == 1
+        writer.close()
+        await until(lambda: not budget.held)
+
+
+async def test_the_core_knows_the_address_and_its_end_is_the_clients():
+    names = []
+
+    async def ends(_, writer):
+        names.append(writer.get_extra_info("peername"))
+        writer.write(b"bye")
+
+    async with carried(ends) as (_, port, budget), client(port) as (reader, writer):
+        assert await asyncio.wait_for(reader.read(), WAIT_S) == b"bye"
+        assert address_in(names[0].decode()) == "127.0.0.1"
+        writer.close()
+        await until(lambda: not budget.held)
+
+
+async def test_what_a_client_does_not_read_stays_with_the_core():
+    written = 0
+
+    async def floods(_, writer):
+        nonlocal written
+        while not writer.is_closing():
+            writer.write(bytes(MB))
+            await writer.drain()
+            written += MB
+
+    async with carried(floods) as (relay, port, _), client(port) as (reader, writer):
+        await until(lambda: any(each._blocked for each in relay._open.values()))
+        [connection] = relay._open.values()
+        assert connection.transport.get_write_buffer_size() <= MB
+        assert connection._sending._timer is not None
+        begun = written
+        await asyncio.wait_for(reader.readexactly(begun + 8 * MB), WAIT_S)
+        writer.close()
+
+
+@pytest.mark.parametrize("read", [True, False])
+async def test_an_answer_that_is_not_taken_ends_its_connection(monkeypatch, read):
+    monkeypatch.setattr(module, "_SOON_S", 0.0)
+    monkeypatch.setattr(module, "PERIOD_S", 0.0)
+    async with carried(echo) as (relay, port, budget), client(port) as (_, writer):
+        await until(lambda: relay._open)
+        [connection] = relay._open.values()
+        ends = connection.answer_begins(0 if not read else 1000 * MB)
+        if read:
+            await until(lambda: connection._late)
+            ends()
+            assert connection._sending._timer is None
+            assert budget.held == 1
+        else:
+            await until(lambda: not budget.held)
+        writer.close()
+
+
+async def test_a_client_with_more_calls_than_it_may_have_loses_its_connection():
+    async with carried(echo) as (relay, port, budget), client(port) as (_, writer):
+        await until(lambda: relay._open)
+        [name] = relay._open
+        call = SimpleNamespace(peer=lambda: f"unix-abstract:{name}/127.0.0.1")
+        calls, begun, ended = Calls(relay, 32), 0, asyncio.Event()
+
+        async def begin():
+            nonlocal begun
+            calls.begin(call)
+            begun += 1
+            await ended.wait()
+
+        asked = [asyncio.create_task(begin()) for _ in range(100)]
+        await until(lambda: not budget.held)
+        assert 8 < begun < 64
+        ended.set()
+        await asyncio.wait(asked)
+        assert sum(each.cancelled() for each in asked) == 100 - begun
+        assert not calls._budget.held
+        writer.close()
