@@ -96,12 +96,13 @@ def environment(device: str = "", device_name: str = "") -> dict[str, str | int]
     from backends import host
     from backends.vendors.table import SOFTWARE
 
-    versions = {"torch": str(torch.__version__)}
+    versions: dict[str, str] = {}
     for package in ("anychip", *SOFTWARE):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    versions["torch"] = str(torch.__version__)  # With the build it is of.
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),

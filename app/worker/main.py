@@ -103,7 +103,8 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     # Where there was no nursery: its process deletes what it is told to. What tells our end stays open.
     tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
     if tracker is not None:
-        os.set_inheritable(tracker, False)
+        with contextlib.suppress(OSError):  # It is closed already.
+            os.set_inheritable(tracker, False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for each in (1, 2):
         if os.isatty(each):

@@ -13,7 +13,7 @@ import pytest
 from app.grpc import relay as module
 from app.grpc.calls import Calls
 from app.grpc.relay import Relay, address_in
-from app.protocols.budget import Budget
+from app.ingress.budget import Budget
 from tests.support.load import WAIT_S, until
 
 MB = 1 << 20

@@ -59,11 +59,11 @@ def test_a_name_that_goes_from_the_list_is_missed(row: Facts, table: dict[str, A
     [
         ("engines/streamed.py", "self._module.current_stream()", "self._module.latest_stream()"),
         ("engines/graph.py", "pool = module.graph_pool_handle()", "pool = module.new_pool()"),
-        ("torch_device.py", "module.set_device(target)", "module.choose_device(target)"),
+        ("vendors/torch_device.py", "module.set_device(target)", "module.choose_device(target)"),
         ("detect_child.py", "module.get_device_name(index)", "module.name_of(index)"),
         ("engines/streamed.py", "module.Event(blocking=True)", "module.BlockingEvent()"),
         ("engines/kept.py", '"get_device_capability"', '"get_capability"'),
-        ("operator_record.py", "module.synchronize()", "module.wait()"),
+        ("operators/record.py", "module.synchronize()", "module.wait()"),
     ],
 )
 def test_a_call_that_is_added_is_missed(file: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +100,11 @@ def test_nothing_of_the_module_goes_where_it_is_not_followed() -> None:
 
 
 def test_the_files_of_other_vendors_are_not_read_for_one() -> None:
-    assert "cambricon.py" in vendor_calls.sources_for(vendors.CAMBRICON)
-    assert not {"ascend.py", "cuda.py", "engines/tensorrt.py"} & set(vendor_calls.sources_for(vendors.CAMBRICON))
-    assert {"torch_device.py", "engines/streamed.py"} <= set(vendor_calls.sources_for(vendors.BIREN))
+    assert "vendors/cambricon.py" in vendor_calls.sources_for(vendors.CAMBRICON)
+    assert not {"vendors/ascend.py", "vendors/cuda.py", "engines/tensorrt.py"} & set(
+        vendor_calls.sources_for(vendors.CAMBRICON)
+    )
+    assert {"vendors/torch_device.py", "engines/streamed.py"} <= set(vendor_calls.sources_for(vendors.BIREN))
 
 
 @pytest.mark.parametrize(
