@@ -128,7 +128,7 @@ USER 0
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 COPY deploy/install.py deploy/
-COPY backends/vendors/table.py backends/
+COPY backends/vendors/table.py backends/vendors/
 COPY deploy/image/build.sh deploy/image/{copy_hashes}
 # For builds without a network (docs/deploy.md). The folder need not be there: the other file keeps the line valid.
 COPY constraints.txt wheelhous[e] wheelhouse/
