@@ -145,8 +145,7 @@ GROWS = {
     "descriptors of the server": 4,
     "memory of the server, MiB": 96,
     "memory of the worker, MiB": 256,
-    # Decoders outlive the process that forked them: two of different ones share no libraries, some 150 MiB each.
-    "memory of the decoders, MiB": 384,
+    "memory of the decoders, MiB": 64,
 }
 """By how much these may be more at the end: pools of threads that fill up once, what allocators keep."""
 
