@@ -45,7 +45,7 @@ _RPC_DESCRIPTORS = 3
 _OTHER_DESCRIPTORS = 256
 """For processes, files and the administration's connections: clients leave them alone."""
 _ADMIN_CONNECTIONS = 512
-_HURRY_S = 0.25
+_HURRY_S = 0.1
 """For each thing that still goes on after a second signal."""
 _ADMIN_RPC_CONNECTIONS = 64
 _NEW_OBJECTS = 20_000

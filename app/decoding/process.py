@@ -96,6 +96,8 @@ class DecoderProcess:
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._connection: socket.socket | None = None
+        self.parent: int | None = None
+        """The process id of the nursery that has forked it."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """The reason, once its socket has closed or what it says cannot be read."""
 
@@ -115,6 +117,7 @@ class DecoderProcess:
             raise
         finally:
             theirs.close()
+        self.parent = nursery.pid
         self._connection = ours
         self._loop.add_reader(ours.fileno(), self._readable)
 

@@ -39,6 +39,8 @@ class Seat:
     out: bytearray = field(default_factory=bytearray)
     is_reserved: bool = False
     """Whether it has an image that must be its decoder's only one."""
+    is_retiring: bool = False
+    """Whether its decoder ends after the jobs that it has."""
     deaths: int = 0
     """In a row, of decoders that had answered nothing."""
     heard_s: float = 0.0
@@ -46,7 +48,7 @@ class Seat:
     @property
     def ready(self) -> bool:
         """Whether its decoder takes jobs."""
-        return self.decoder is not None and self.decoder.pid is not None
+        return self.decoder is not None and self.decoder.pid is not None and not self.is_retiring
 
     def add(self, token: int, entry: Entry[PendingImage], lane: int) -> None:
         """Its decoder has this image from now on."""
@@ -113,7 +115,7 @@ class Seats:
             asyncio.create_task(self._keep(seat, nursery, ready), name=f"decoder {number}")
             for number, (seat, ready) in enumerate(zip(self.all, first, strict=True))
         ]
-        self._tasks.append(asyncio.create_task(self._watch(), name="decoders' watch"))
+        self._tasks.append(asyncio.create_task(self._watch(nursery), name="decoders' watch"))
         await asyncio.gather(*first)
 
     async def stop(self) -> list[Entry[PendingImage]]:
@@ -161,12 +163,16 @@ class Seats:
         except BaseException:
             decoder.close()
             raise
-        seat.decoder = decoder
+        seat.decoder, seat.is_retiring = decoder, False
         return decoder
 
     async def _ended(self, seat: Seat, decoder: DecoderProcess, reason: str) -> None:
         """A decoder has ended: what it had is given back, with the image that is to blame."""
         seat.decoder = None  # At once: it takes no more images.
+        if seat.is_retiring and not seat.sent:
+            decoder.close()
+            await decoder.status()
+            return
         seat.deaths += 1
         try:
             status = await decoder.status()
@@ -181,7 +187,22 @@ class Seats:
         log.error("decoder %d is gone: %s (status %s); it had %d images", decoder.number, reason, status, len(had))
         self._lost(Loss(tuple(had), None if outside else begun, hung))
 
-    async def _watch(self) -> None:
+    def _retire_one(self, nursery: Nursery) -> None:
+        """Replace a decoder that an earlier nursery has forked, once it has no job and all others take jobs.
+
+        Only children of one nursery share its memory: two decoders of two nurseries that are gone take 300 MiB more.
+        """
+        if not nursery.ready:
+            return
+        for seat in self.all:
+            if seat.decoder is None or seat.decoder.parent == nursery.pid:
+                continue
+            if not seat.is_retiring and all(each.ready for each in self.all):
+                seat.is_retiring = True
+            if seat.is_retiring and not seat.sent:
+                seat.decoder.close()
+
+    async def _watch(self, nursery: Nursery) -> None:
         """Kill a decoder that hangs. Time in which this process itself stood still counts against nobody."""
         looked_s = time.monotonic()
         while True:
@@ -189,6 +210,7 @@ class Seats:
             now_s = time.monotonic()
             stood_still = now_s - looked_s - _WATCH_INTERVAL_S > _STOOD_STILL_S
             looked_s = now_s
+            self._retire_one(nursery)
             for seat in self.all:
                 if not seat.sent or seat.decoder is None:
                     continue

@@ -103,6 +103,11 @@ class Nursery:
         """Of the process; None where none could be begun yet."""
         return self._process.pid if self._process is not None else None
 
+    @property
+    def ready(self) -> bool:
+        """Whether it forks at once."""
+        return self._ready.done() and self._ready.exception() is None
+
     async def fork(self, *descriptors: int, fresh: bool = False) -> Child:
         """A child, which gets these descriptors; `fresh`: its interpreter is to be a new one.
 

@@ -19,7 +19,7 @@ from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
 from tests.support.service_process import free_port
 
-SILENT = 3000
+SILENT = 5000
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
 
 

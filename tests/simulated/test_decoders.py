@@ -283,7 +283,7 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_another_nursery_takes_the_place_of_a_dead_one_and_costs_no_decoder(made, number):
+async def test_another_nursery_takes_the_place_of_a_dead_one_and_costs_no_image(made, number):
     async with made.limited():
         await made.decode(image(20))
         first, pids = made.decoders._seats.nursery.pid, made.decoders.pids
@@ -291,10 +291,39 @@ async def test_another_nursery_takes_the_place_of_a_dead_one_and_costs_no_decode
         await until(lambda: made.decoders._seats.nursery.pid != first, 60)
         await until(lambda: not psutil.pid_exists(first))
         await made.decode(image(20))
-        assert (made.decoders.pids, made.reasons) == (pids, [])
-        os.kill(pids[0], signal.SIGKILL)
-        await until(lambda: made.decoders.up == 2 and made.decoders.pids != pids, 60)
+        assert made.reasons == []
+        os.kill(made.decoders.pids[0], signal.SIGKILL)
+        await until(lambda: made.decoders.up == 2 and not set(made.decoders.pids) & set(pids), 60)
         assert {psutil.Process(pid).ppid() for pid in made.decoders.pids} == {os.getpid()}
+
+
+async def test_decoders_of_a_nursery_that_is_gone_are_replaced_one_by_one_under_load(made):
+    """What they do not share any more was 150 MiB of each."""
+    async with made.limited():
+        await made.decode(image(20))
+        first, pids = made.decoders._seats.nursery.pid, made.decoders.pids
+        stop = asyncio.Event()
+        least = 2
+
+        async def client():
+            nonlocal least
+            while not stop.is_set():
+                await made.decode(image(20))
+                least = min(least, made.decoders.up)
+
+        clients = [asyncio.create_task(client()) for _ in range(16)]
+        try:
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: made.decoders.up == 2 and not set(made.decoders.pids) & set(pids), 60)
+        finally:
+            stop.set()
+            await asyncio.gather(*clients)
+        assert (made.reasons, least) == ([], 1)
+        assert {seat.decoder.parent for seat in made.decoders._seats.all} == {made.decoders._seats.nursery.pid}
+        after = made.decoders.pids
+        for _ in range(3):
+            await made.decode(image(20))
+        assert made.decoders.pids == after
 
 
 async def test_a_nursery_that_is_stopped_does_not_leave_the_seats_empty(made):
