@@ -62,9 +62,9 @@ class Server:
 
 _ROLES = {
     "anychip-worker": "worker",
-    "worker-nursery": "worker",
+    "fork-workers": "worker",
     "anychip-decoder": "decoder",
-    "decoder-nursery": "decoder",
+    "fork-decoders": "decoder",
 }
 """What a process of the service does, by the name it gives itself."""
 

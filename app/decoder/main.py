@@ -1,8 +1,8 @@
 """The processes that decode, from inside.
 
-Owns: what their nursery loads before it forks them (app/processes/forking.py), and the main loop of a decoder. Must not
-import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena and
-/dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It has no part in the
+Owns: what their fork server loads before it forks them (app/processes/forking.py), and the main loop of a decoder.
+Must not import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena
+and /dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It has no part in the
 streams of the service: what it has to say it says to the server, which writes it down as a decoder's words.
 """
 
@@ -31,8 +31,8 @@ log = logging.getLogger("anychip.decoders")
 
 
 def main(control: socket.socket, server: int) -> None:
-    """The nursery. The first packet brings the descriptors of the plan and of the arena. `server`: its process id."""
-    settle(server, "decoder-nursery")
+    """The fork server. The first packet brings the descriptors of the plan and the arena. `server`: its process id."""
+    settle(server, "fork-decoders")
     import_libraries()
     prepare_to_decode()
     packet, descriptors = received(control)

@@ -1,4 +1,4 @@
-"""The nursery and the decoders as the event loop sees them.
+"""The fork server and the decoders as the event loop sees them.
 
 Owns: their processes and sockets, and what a decoder has in hand. Must not know what waits. No send or receive blocks:
 a decoder is owed at most a few small jobs, and owes at most as many answers, so that neither socket ever fills.
@@ -19,8 +19,8 @@ from app.decoder.inbox import Inbox
 from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
 from app.pace import Pace
 from app.processes.arena import Arena
+from app.processes.fork_server import Begun, Child, ForkServer, reap, spawned
 from app.processes.forking import forked
-from app.processes.nursery import Begun, Child, Nursery, reap, spawned
 from app.processes.packing import packed
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
@@ -36,7 +36,7 @@ class DecoderStartError(Exception):
     """The processes that decode could not be started; the message is one sentence."""
 
 
-def begin_nursery(plan: DecodePlan, arena: Arena) -> Begun:
+def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
     """Start the process from which decoders of this plan are forked. Raises OSError."""
     process, control = _prepared.pop() if _prepared else spawned("app.decoder.main:main")
     written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
@@ -63,11 +63,11 @@ _prepared: list[Begun] = []
 
 
 def prepare() -> None:
-    """Fork a nursery from this process, whose imports it shares: it takes no time and hardly any memory.
+    """Fork a fork server from this process, whose imports it shares: it takes no time and hardly any memory.
 
     For a process that has one thread, has called app.decoder.main.prepare_to_decode, and is about to make a service.
-    Elsewhere a nursery is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared` in
-    the end.
+    Elsewhere a fork server is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared`
+    in the end.
     """
     if threading.active_count() == 1 and hasattr(os, "fork"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -76,7 +76,7 @@ def prepare() -> None:
 
 
 def discard_prepared() -> None:
-    """End the nursery that no service has taken, if there is one."""
+    """End the fork server that no service has taken, if there is one."""
     while _prepared:
         pid, control = _prepared.pop()
         control.close()
@@ -97,7 +97,7 @@ class DecoderProcess:
         self._child: Child | None = None
         self._connection: socket.socket | None = None
         self.parent: int | None = None
-        """The process id of the nursery that has forked it."""
+        """The process id of the fork server that has forked it."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
         """The reason, once its socket has closed or what it says cannot be read."""
 
@@ -106,18 +106,18 @@ class DecoderProcess:
         """The process's id, None before its start and once it has ended."""
         return None if self._child is None or self.ended.done() else self._child.pid
 
-    async def start(self, nursery: Nursery) -> None:
+    async def start(self, fork_server: ForkServer) -> None:
         """Fork it. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            self._child = await nursery.fork(theirs.fileno(), self.inbox.descriptor)
+            self._child = await fork_server.fork(theirs.fileno(), self.inbox.descriptor)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.parent = nursery.pid
+        self.parent = fork_server.pid
         self._connection = ours
         self._loop.add_reader(ours.fileno(), self._readable)
 

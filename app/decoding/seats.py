@@ -1,7 +1,7 @@
 """Places for decoders, each of which always has one or is about to.
 
-Owns: the nursery, and starting, watching and replacing decoders. Must not know images' outcomes: of a decoder that has
-ended it only says which images it had, and which of them ended it.
+Owns: the fork server, and starting, watching and replacing decoders. Must not know images' outcomes: of a decoder that
+has ended it only says which images it had, and which of them ended it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from app.decoder.messages import Decoded, DecodePlan
 from app.decoding.image import PendingImage
-from app.decoding.process import DecoderProcess, DecoderStartError, begin_nursery
+from app.decoding.process import DecoderProcess, DecoderStartError, begin_fork_server
 from app.decoding.waiting import Entry
 from app.processes.arena import Arena
-from app.processes.nursery import BACKOFF_S, Nursery
+from app.processes.fork_server import BACKOFF_S, ForkServer
 from app.processes.stopped import is_stopped
 
 log = logging.getLogger("anychip.decoders")
@@ -101,7 +101,7 @@ class Seats:
         then killed. `ready`: a decoder takes jobs.
         """
         self.all = [Seat() for _ in range(count)]
-        self.nursery: Nursery | None = None
+        self.fork_server: ForkServer | None = None
         self._plan, self._arena, self._timeout_s = plan, arena, timeout_s
         self._answered, self._lost, self._ready = answered, lost, ready
         self._numbers = 0
@@ -109,13 +109,13 @@ class Seats:
 
     async def start(self) -> None:
         """Returns when every decoder is ready. Raises DecoderStartError."""
-        nursery = self.nursery = Nursery(lambda: begin_nursery(self._plan, self._arena))
+        fork_server = self.fork_server = ForkServer(lambda: begin_fork_server(self._plan, self._arena))
         first = [asyncio.get_running_loop().create_future() for _ in self.all]
         self._tasks = [
-            asyncio.create_task(self._keep(seat, nursery, ready), name=f"decoder {number}")
+            asyncio.create_task(self._keep(seat, fork_server, ready), name=f"decoder {number}")
             for number, (seat, ready) in enumerate(zip(self.all, first, strict=True))
         ]
-        self._tasks.append(asyncio.create_task(self._watch(nursery), name="decoders' watch"))
+        self._tasks.append(asyncio.create_task(self._watch(fork_server), name="decoders' watch"))
         await asyncio.gather(*first)
 
     async def stop(self) -> list[Entry[PendingImage]]:
@@ -123,8 +123,8 @@ class Seats:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.nursery is not None:
-            await self.nursery.stop()
+        if self.fork_server is not None:
+            await self.fork_server.stop()
         left = [entry for seat in self.all for entry in seat.clear()]
         decoders = [seat.decoder for seat in self.all if seat.decoder is not None]
         for decoder in decoders:
@@ -133,12 +133,12 @@ class Seats:
         await asyncio.gather(*(decoder.status() for decoder in decoders))
         return left
 
-    async def _keep(self, seat: Seat, nursery: Nursery, first: asyncio.Future[None]) -> None:
+    async def _keep(self, seat: Seat, fork_server: ForkServer, first: asyncio.Future[None]) -> None:
         """A decoder in this seat, and another whenever it ends."""
         while True:
             started = True
             try:
-                decoder = await self._started(seat, nursery)
+                decoder = await self._started(seat, fork_server)
             except OSError as error:
                 if not first.done():
                     first.set_exception(DecoderStartError(f"no process that decodes could be started: {error}"))
@@ -154,12 +154,12 @@ class Seats:
             if seat.deaths > 1 or not started:
                 await asyncio.sleep(BACKOFF_S[min(max(seat.deaths, 1), len(BACKOFF_S) - 1)])
 
-    async def _started(self, seat: Seat, nursery: Nursery) -> DecoderProcess:
+    async def _started(self, seat: Seat, fork_server: ForkServer) -> DecoderProcess:
         """Raises OSError."""
         self._numbers += 1
         decoder = DecoderProcess(self._numbers, self._plan, lambda answer: self._answered(seat, answer))
         try:
-            await decoder.start(nursery)
+            await decoder.start(fork_server)
         except BaseException:
             decoder.close()
             raise
@@ -187,22 +187,22 @@ class Seats:
         log.error("decoder %d is gone: %s (status %s); it had %d images", decoder.number, reason, status, len(had))
         self._lost(Loss(tuple(had), None if outside else begun, hung))
 
-    def _retire_one(self, nursery: Nursery) -> None:
-        """Replace a decoder that an earlier nursery has forked, once it has no job and all others take jobs.
+    def _retire_one(self, fork_server: ForkServer) -> None:
+        """Replace a decoder that an earlier fork server has forked, once it has no job and all others take jobs.
 
-        Only children of one nursery share its memory: two decoders of two nurseries that are gone take 300 MiB more.
+        Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
         """
-        if not nursery.ready:
+        if not fork_server.ready:
             return
         for seat in self.all:
-            if seat.decoder is None or seat.decoder.parent == nursery.pid:
+            if seat.decoder is None or seat.decoder.parent == fork_server.pid:
                 continue
             if not seat.is_retiring and all(each.ready for each in self.all):
                 seat.is_retiring = True
             if seat.is_retiring and not seat.sent:
                 seat.decoder.close()
 
-    async def _watch(self, nursery: Nursery) -> None:
+    async def _watch(self, fork_server: ForkServer) -> None:
         """Kill a decoder that hangs. Time in which this process itself stood still counts against nobody."""
         looked_s = time.monotonic()
         while True:
@@ -210,7 +210,7 @@ class Seats:
             now_s = time.monotonic()
             stood_still = now_s - looked_s - _WATCH_INTERVAL_S > _STOOD_STILL_S
             looked_s = now_s
-            self._retire_one(nursery)
+            self._retire_one(fork_server)
             for seat in self.all:
                 if not seat.sent or seat.decoder is None:
                     continue

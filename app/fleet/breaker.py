@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from app.processes.nursery import BACKOFF_S
+from app.processes.fork_server import BACKOFF_S
 
 BROKEN_S = 60.0
 WINDOW_S = 60.0

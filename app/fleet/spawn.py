@@ -3,7 +3,7 @@
 Owns: the start of a process and its end, as the operating system sees them. Must not know what is said on its channel.
 What touches no driver (`late_environment` in backends.vendors.table) is forked and goes on: a worker of the CPU is
 there a second or two sooner, and shares the memory of its libraries with the others. What touches one is forked and
-replaced by a fresh interpreter. Where there is a nursery, the server itself starts none: until a new program runs,
+replaced by a fresh interpreter. Where there is a fork server, the server itself starts none: until a new program runs,
 whoever starts it waits with the interpreter's lock, and on a busy machine that has taken seconds.
 """
 
@@ -21,8 +21,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from app.processes.channel import socket_pair
+from app.processes.fork_server import Begun, Child, ForkServer, reap, spawned
 from app.processes.forking import forked
-from app.processes.nursery import Begun, Child, Nursery, reap, spawned
 from app.worker import main as worker_main
 
 log = logging.getLogger("anychip.workers")
@@ -68,7 +68,7 @@ class ChildProcess(ABC):
 
 
 class SpawnedProcess(ChildProcess):
-    """A fresh interpreter, which this process itself starts, as there is no nursery."""
+    """A fresh interpreter, which this process itself starts, as there is no fork server."""
 
     def __init__(self, name: str) -> None:
         """Raises OSError."""
@@ -129,7 +129,7 @@ class SpawnedProcess(ChildProcess):
 
 
 class ForkedProcess(ChildProcess):
-    """A child that the nursery has forked."""
+    """A child that the fork server has forked."""
 
     def __init__(self, end: socket.socket, child: Child, surroundings: Mapping[str, str]) -> None:
         super().__init__(end, child.pid, surroundings)
@@ -149,19 +149,19 @@ class _Source:
     """Where this process's workers are forked from."""
 
     def __init__(self, process: int, control: socket.socket) -> None:
-        """`process`, `control`: of the first nursery, before an event loop has it."""
+        """`process`, `control`: of the first fork server, before an event loop has it."""
         self._begun: Begun | None = (process, control)
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._surroundings: Mapping[str, str] = dict(os.environ)
 
     async def fork(self, *, fresh: bool) -> ForkedProcess:
         """Raises OSError."""
-        if self._nursery is None:
-            self._nursery = Nursery(self._begin)
+        if self._fork_server is None:
+            self._fork_server = ForkServer(self._begin)
         ours, theirs = socket_pair()
         try:
             # Should it fork one later, that finds the socket closed, and ends.
-            child = await self._nursery.fork(theirs.fileno(), fresh=fresh)
+            child = await self._fork_server.fork(theirs.fileno(), fresh=fresh)
             return ForkedProcess(ours, child, self._surroundings)
         except BaseException:
             ours.close()
@@ -174,13 +174,13 @@ class _Source:
         begun, self._begun = self._begun, None
         if begun is None:
             self._surroundings = dict(os.environ)
-            begun = spawned("app.worker.main:nursery")
+            begun = spawned("app.worker.main:fork_server")
         return begun
 
     async def stop(self) -> None:
-        """End the nursery that an event loop has."""
-        if self._nursery is not None:
-            await self._nursery.stop()
+        """End the fork server that an event loop has."""
+        if self._fork_server is not None:
+            await self._fork_server.stop()
 
     def discard(self) -> None:
         """End the one that none has had."""
@@ -194,7 +194,7 @@ _sources: list[_Source] = []
 
 
 def prepare() -> None:
-    """Fork the nursery from this process, whose imports it shares.
+    """Fork the fork server from this process, whose imports it shares.
 
     For a process that has one thread and is about to make a service; elsewhere every worker is spawned. Whoever calls
     it calls `stop_forking` in the event loop, and `discard_prepared` in the end.
@@ -202,12 +202,12 @@ def prepare() -> None:
     if threading.active_count() > 1 or not hasattr(os, "fork"):
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    _sources.append(_Source(forked(theirs, worker_main.nursery), ours))
+    _sources.append(_Source(forked(theirs, worker_main.fork_server), ours))
     theirs.close()
 
 
 async def stop_forking() -> None:
-    """End the nursery, if there is one: no worker is wanted any more. Idempotent."""
+    """End the fork server, if there is one: no worker is wanted any more. Idempotent."""
     while _sources:
         source = _sources.pop()
         await source.stop()
@@ -215,13 +215,13 @@ async def stop_forking() -> None:
 
 
 def discard_prepared() -> None:
-    """End the nursery that no event loop has had, if there is one."""
+    """End the fork server that no event loop has had, if there is one."""
     while _sources:
         _sources.pop().discard()
 
 
 async def spawn(name: str, *, forks: bool) -> ChildProcess:
-    """A process; `forks`: it may go on with the nursery's libraries, where there is one. Raises OSError."""
+    """A process; `forks`: it may go on with the fork server's libraries, where there is one. Raises OSError."""
     if _sources:
         try:
             return await _sources[-1].fork(fresh=not forks)

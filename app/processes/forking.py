@@ -1,14 +1,14 @@
-"""The inside of a nursery: a process from which others are forked.
+"""The inside of a fork server: a process from which others are forked.
 
-    server ─► nursery: imports the libraries once ─► fork ─► fork ─► child, which is the server's own
+    server ─► fork server: imports the libraries once ─► fork ─► fork ─► child, which is the server's own
       ▲                                                                │
       └──── its process id ◄───────────────────────────────────────────┘
 
-Owns: what the two say to each other, and the loop that forks. Must not know what a child does. A nursery has one
+Owns: what the two say to each other, and the loop that forks. Must not know what a child does. A fork server has one
 thread, touches no device and never sees a client's byte, so that a child is there within milliseconds and shares its
 memory. It forks twice, as daemons do, and the process in between ends at once: the child's parent is the server then
-(app/processes/nursery.py asks the system for that), so that it lives on without the nursery, and not without the
-server.
+(app/processes/fork_server.py asks the system for that), so that it lives on without the fork server, and not without
+the server.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MOST_DESCRIPTORS = 253  # SCM_MAX_FD: so many go with one packet.
 
 
 class Event(NamedTuple):
-    """What a nursery says: READY once its libraries are there, and whenever it is asked for the number 0; FORKED with a
-    child's process id; NOT_FORKED with the system's error number. `between`: the process between nursery and child.
+    """What a fork server says: READY once its libraries are there, and whenever it is asked for the number 0; FORKED
+    with a child's process id; NOT_FORKED with the system's error number. `between`: the process between the two.
     """
 
     kind: int
@@ -52,12 +52,12 @@ def event_in(packet: bytes) -> Event:
 
 
 def pack_request(number: int, *, fresh: bool = False) -> bytes:
-    """Asks a nursery for a child, or for a `fresh` interpreter; its descriptors go beside it."""
+    """Asks a fork server for a child, or for a `fresh` interpreter; its descriptors go beside it."""
     return _REQUEST.pack(number, fresh)
 
 
 def forked(control: socket.socket, main: Callable[[socket.socket, int], None]) -> int:
-    """Fork a nursery from this process, which has one thread; returns its process id.
+    """Fork a fork server from this process, which has one thread; returns its process id.
 
     It runs `main` with its socket and the id of this process, and keeps nothing else open but the standard streams.
     """
@@ -96,7 +96,7 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 
 
 def settle(parent: int, name: str) -> None:
-    """What a nursery does first: the server hears signals, and ends it in order; it dies with the server."""
+    """What a fork server does first: the server hears signals, and ends it in order; it dies with the server."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     name_process(name)
@@ -118,7 +118,7 @@ def name_process(name: str) -> None:
 
 
 def run_spawned() -> None:
-    """Be a nursery that is a fresh interpreter: sys.argv has its main function, its descriptor and the server's id."""
+    """Be a fork server in a fresh interpreter: sys.argv has its main function, its descriptor and the server's id."""
     main, descriptor, server = sys.argv[1:4]
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -164,7 +164,7 @@ def _fork(control: socket.socket, number: int, server: int, run: Callable[[], No
 
 
 def _fork_again(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
-    """The process between nursery and child, and then the child."""
+    """The process between fork server and child, and then the child."""
     between = os.getpid()
     try:
         pid = os.fork()

@@ -27,11 +27,11 @@ from app.worker.loop import run
 from app.worker.messages import Begin, from_server, to_worker
 
 
-def nursery(control: socket.socket, server: int) -> None:
+def fork_server(control: socket.socket, server: int) -> None:
     """The process from which workers come. Those of devices without a driver share all that every worker imports; in
     the others it is replaced by a fresh interpreter.
     """
-    settle(server, "worker-nursery")
+    settle(server, "fork-workers")
     _import_libraries()
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
     fork_on_request(control, server, _forked, _fresh)
@@ -100,7 +100,7 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     kept = (end.fileno(), *descriptors, written)
     for each in kept:
         os.set_inheritable(each, True)
-    # Where there was no nursery: its process deletes what it is told to. What tells our end stays open.
+    # Where there was no fork server: its process deletes what it is told to. What tells our end stays open.
     tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
     if tracker is not None:
         with contextlib.suppress(OSError):  # It is closed already.

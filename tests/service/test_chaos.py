@@ -128,7 +128,7 @@ def held(service):
         "slots taken": metric(service, "anychip_slots_taken"),
         "images at decoders": metric(service, "anychip_decode_depth"),
         "workers": len(found.workers),
-        "decoders and their parent": len(found.decoders) + len(found.nursery),
+        "decoders and their parent": len(found.decoders) + len(found.fork_server),
         "other processes": len(found.others),
         "threads of the server": found.server.num_threads(),
         # Processes that convert come and go, and each has a socket.

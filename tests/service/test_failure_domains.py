@@ -20,7 +20,7 @@ pytestmark = pytest.mark.paired
 
 FOUR = ("devices=4,delay_ms=5,fail=*1000000", "--decoders", "2")
 """Devices. With a fault that does not come the null device looks at images, so there are decoders."""
-NURSERIES = ("worker-nursery", "decoder-nursery")
+FORK_SERVERS = ("fork-workers", "fork-decoders")
 
 
 def named(service, name):
@@ -40,12 +40,12 @@ def zombies(service):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_nurseries_end_alone_and_others_take_their_place(serve, number):
+async def test_fork_servers_end_alone_and_others_take_their_place(serve, number):
     with serve(*FOUR) as service:
         workers, decoders = named(service, "anychip-worker"), named(service, "anychip-decoder")
         assert (len(workers), len(decoders)) == (4, 2)
         async with Load(service.url, PREDICT, GREY, 8) as load:
-            first = {pid for name in NURSERIES for pid in named(service, name)}
+            first = {pid for name in FORK_SERVERS for pid in named(service, name)}
             for pid in first:
                 os.kill(pid, number)
 
@@ -53,7 +53,7 @@ async def test_nurseries_end_alone_and_others_take_their_place(serve, number):
                 assert is_ready(service)
                 assert set(named(service, "anychip-worker")) == set(workers)
                 assert set(named(service, "anychip-decoder")) == set(decoders)
-                now = {pid for name in NURSERIES for pid in named(service, name)}
+                now = {pid for name in FORK_SERVERS for pid in named(service, name)}
                 return len(now) == 2 and not now & first and not zombies(service)
 
             await until(replaced)
@@ -74,11 +74,11 @@ async def test_nurseries_end_alone_and_others_take_their_place(serve, number):
         assert_nothing_left(service)
 
 
-async def test_a_nursery_that_is_stopped_while_workers_die_holds_nobody_up_for_long(serve):
+async def test_a_fork_server_that_is_stopped_while_workers_die_holds_nobody_up_for_long(serve):
     with serve(*FOUR) as service:
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)
-            for name in NURSERIES:
+            for name in FORK_SERVERS:
                 for process in named(service, name).values():
                     process.suspend()
             [worker, *_], [decoder, *_] = service.workers(), named(service, "anychip-decoder").values()
@@ -97,12 +97,12 @@ async def test_a_nursery_that_is_stopped_while_workers_die_holds_nobody_up_for_l
         await until(lambda: not zombies(service))
 
 
-async def test_nothing_is_left_of_a_killed_server_whose_nurseries_were_replaced(serve):
+async def test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced(serve):
     with serve(*FOUR, ends=True) as service:
-        first = {pid for name in NURSERIES for pid in named(service, name)}
+        first = {pid for name in FORK_SERVERS for pid in named(service, name)}
         for pid in first:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: sum(len(named(service, name)) for name in NURSERIES) == 2)
+        await until(lambda: sum(len(named(service, name)) for name in FORK_SERVERS) == 2)
         service.workers()[0].kill()
         await until(lambda: len(named(service, "anychip-worker")) == 4 and is_ready(service))
         children = service.children()

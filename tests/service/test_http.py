@@ -396,6 +396,6 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_forgotten
 
 
 def test_the_process_that_forks_decoders_shares_what_the_server_has_imported(service):
-    (nursery,) = processes(service).nursery
-    memory = nursery.memory_full_info()
+    (fork_server,) = processes(service).fork_server
+    memory = fork_server.memory_full_info()
     assert memory.uss < memory.rss / 3, "torch alone is 250 MB of a process that imports it by itself"

@@ -31,11 +31,11 @@ _LOAD_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a service by what they are; `nursery` is the parent of the decoders."""
+    """The processes of a service by what they are; `fork_server` is the parent of the decoders."""
 
     server: psutil.Process
     workers: list[psutil.Process]
-    nursery: list[psutil.Process]
+    fork_server: list[psutil.Process]
     decoders: list[psutil.Process]
     converters: list[psutil.Process]
     others: list[psutil.Process]
@@ -44,7 +44,7 @@ class Processes:
 def processes(service: ServiceProcess) -> Processes:
     """As they are now."""
     found = Processes(psutil.Process(service.process.pid), [], [], [], [], [])
-    kinds = {"anychip-worker": found.workers, "decoder-nursery": found.nursery, "anychip-decoder": found.decoders}
+    kinds = {"anychip-worker": found.workers, "fork-decoders": found.fork_server, "anychip-decoder": found.decoders}
     for child in found.server.children(recursive=True):
         with contextlib.suppress(psutil.Error):  # It has just ended.
             if "converter_main" in " ".join(child.cmdline()):
@@ -75,8 +75,8 @@ class Faults:
             "worker frozen": self._worker_frozen,
             "decoder killed": self._decoder_killed,
             "decoder frozen": self._decoder_frozen,
-            "decoders' parent killed": self._nursery_killed,
-            "decoders' parent frozen, a decoder killed": self._nursery_frozen,
+            "decoders' parent killed": self._fork_server_killed,
+            "decoders' parent frozen, a decoder killed": self._fork_server_frozen,
             "converter killed": self._converter_killed,
             "converters frozen": self._converters_frozen,
             "server frozen for 2 s": self._server_frozen,
@@ -105,12 +105,12 @@ class Faults:
     async def _decoder_frozen(self) -> None:
         processes(self._service).decoders[0].suspend()
 
-    async def _nursery_killed(self) -> None:
-        processes(self._service).nursery[0].kill()
+    async def _fork_server_killed(self) -> None:
+        processes(self._service).fork_server[0].kill()
 
-    async def _nursery_frozen(self) -> None:
+    async def _fork_server_frozen(self) -> None:
         found = processes(self._service)
-        found.nursery[0].suspend()
+        found.fork_server[0].suspend()
         found.decoders[0].kill()
 
     async def _converter_killed(self) -> None:

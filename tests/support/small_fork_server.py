@@ -1,4 +1,4 @@
-"""A nursery whose children only wait for a word, and whose forks fail as a test wants it."""
+"""A fork server whose children only wait for a word, and whose forks fail as a test wants it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAILS = "ANYCHIP_TEST_FORK_FAILS"
 
 
 def main(control: socket.socket, server: int) -> None:
-    """As app.worker.main.nursery."""
+    """As app.worker.main.fork_server."""
     fork, here = os.fork, os.getpid()
 
     def forked() -> int:

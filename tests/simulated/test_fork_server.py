@@ -1,4 +1,4 @@
-"""A nursery for real: its children are this process's own, whatever becomes of it."""
+"""A fork server for real: its children are this process's own, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import socket
 import psutil
 import pytest
 
-from app.processes import nursery as nursery_module
-from app.processes.nursery import Nursery, spawned
+from app.processes import fork_server as fork_server_module
+from app.processes.fork_server import ForkServer, spawned
 from tests.support.load import WAIT_S, until
-from tests.support.small_nursery import FAILS
+from tests.support.small_fork_server import FAILS
 from tests.support.stall import running_loop
 
 pytestmark = pytest.mark.paired
@@ -28,23 +28,23 @@ def fails(tmp_path, monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def nursing():
-    nursery = Nursery(lambda: spawned("tests.support.small_nursery:main"))
+async def fork_server_running():
+    fork_server = ForkServer(lambda: spawned("tests.support.small_fork_server:main"))
     async with running_loop():
         try:
-            yield nursery
+            yield fork_server
         finally:
-            await nursery.stop()
-    assert nursery_module._adopting == 0
+            await fork_server.stop()
+    assert fork_server_module._adopting == 0
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 
 
-async def forked(nursery):
+async def forked(fork_server):
     """A child, and our end of its socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            return await asyncio.wait_for(nursery.fork(theirs.fileno()), WAIT_S), ours
+            return await asyncio.wait_for(fork_server.fork(theirs.fileno()), WAIT_S), ours
         except BaseException:
             ours.close()
             raise
@@ -58,15 +58,15 @@ async def ended(child, ours, word=b""):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_children_are_ours_and_outlive_their_nursery(fails, number):
-    async with nursing() as nursery:
-        child, ours = await forked(nursery)
+async def test_children_are_ours_and_outlive_their_fork_server(fails, number):
+    async with fork_server_running() as fork_server:
+        child, ours = await forked(fork_server)
         assert psutil.Process(child.pid).ppid() == os.getpid()
-        first = nursery.pid
+        first = fork_server.pid
         os.kill(first, number)
-        # Of the next nursery, where the first one does not answer.
-        second, others = await forked(nursery)
-        assert nursery.pid != first
+        # Of the next fork server, where the first one does not answer.
+        second, others = await forked(fork_server)
+        assert fork_server.pid != first
         assert await ended(second, others, b"\7") == 7
         assert not child.exited.done()
         assert await ended(child, ours, b"\3") == 3
@@ -75,17 +75,17 @@ async def test_children_are_ours_and_outlive_their_nursery(fails, number):
 
 @pytest.mark.parametrize("which", ["first", "second"])
 async def test_a_fork_that_fails_costs_no_sibling_and_is_tried_again(fails, which, caplog):
-    async with nursing() as nursery:
-        sibling, ours = await forked(nursery)
-        pid = nursery.pid
+    async with fork_server_running() as fork_server:
+        sibling, ours = await forked(fork_server)
+        pid = fork_server.pid
         fails.write_text(which)
-        forking = asyncio.create_task(forked(nursery))
+        forking = asyncio.create_task(forked(fork_server))
         while caplog.text.count("no process can be forked") < 2:
             assert not forking.done()
             await asyncio.sleep(0.01)
         fails.unlink()
         child, others = await forking
-        assert nursery.pid == pid
+        assert fork_server.pid == pid
         assert not sibling.exited.done()
         assert await ended(child, others) == 0
         assert await ended(sibling, ours) == 0
@@ -93,27 +93,27 @@ async def test_a_fork_that_fails_costs_no_sibling_and_is_tried_again(fails, whic
 
 async def test_a_child_that_is_not_wanted_any_more_ends_and_is_reaped(fails):
     before = {each.pid for each in psutil.Process().children()}
-    async with nursing() as nursery:
-        child, ours = await forked(nursery)
-        os.kill(nursery.pid, signal.SIGSTOP)
-        forking = asyncio.create_task(forked(nursery))
+    async with fork_server_running() as fork_server:
+        child, ours = await forked(fork_server)
+        os.kill(fork_server.pid, signal.SIGSTOP)
+        forking = asyncio.create_task(forked(fork_server))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert nursery._forks, "it has been asked for"
+        assert fork_server._forks, "it has been asked for"
         forking.cancel()
         await asyncio.gather(forking, return_exceptions=True)
-        os.kill(nursery.pid, signal.SIGCONT)
-        second, others = await forked(nursery)
+        os.kill(fork_server.pid, signal.SIGCONT)
+        second, others = await forked(fork_server)
         assert await ended(second, others) == 0
         assert await ended(child, ours) == 0
-        await until(lambda: {each.pid for each in psutil.Process().children()} - before == {nursery.pid})
+        await until(lambda: {each.pid for each in psutil.Process().children()} - before == {fork_server.pid})
 
 
-async def test_a_nursery_that_cannot_be_begun_is_an_error():
+async def test_a_fork_server_that_cannot_be_begun_is_an_error():
     def begin():
         raise OSError("no memory")
 
-    nursery = Nursery(begin)
+    fork_server = ForkServer(begin)
     with pytest.raises(ConnectionError, match="no memory"):
-        await nursery.fork()
-    await nursery.stop()
+        await fork_server.fork()
+    await fork_server.stop()

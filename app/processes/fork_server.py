@@ -1,9 +1,9 @@
-"""A nursery as the event loop sees it: the process from which others are forked, and another whenever it is gone.
+"""A fork server as the event loop sees it: the process from which others are forked, and another whenever it is gone.
 
-Owns: its process and socket, and who waits for a child. Must not know what a child does. Nothing here blocks: a nursery
-is asked for few children, and says little.
+Owns: its process and socket, and who waits for a child. Must not know what a child does. Nothing here blocks: a fork
+server is asked for few children, and says little.
 
-What it has forked is this process's own child (forking): a nursery that ends, hangs or is stopped costs none of them.
+What it has forked is this process's own child (forking): one that ends, hangs or is stopped costs none of them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_S = 0.02
 _LOOK_S = 1.0
 _LOOKS = 5
-"""So often a nursery may be found silent that has been asked for something, which takes it milliseconds. Looks are
+"""So often a fork server may be found silent that has been asked for something, which takes it milliseconds. Looks are
 counted, and not seconds: of time in which this process itself stood still only one passes."""
 _IMPORT_LOOKS = 120
 _MOST_FAILURES = 3
 _SPAWNED = "import sys; sys.path[:] = sys.argv[4:]; from app.processes.forking import run_spawned; run_spawned()"
 
 Begun = tuple[int, socket.socket]
-"""The process id of a nursery and our end of the socket to it."""
+"""The process id of a fork server and our end of the socket to it."""
 
 
 class Child:
@@ -79,7 +79,7 @@ class Child:
         self.exited.set_result(status)
 
 
-class Nursery:
+class ForkServer:
     """Made, used and stopped inside one running event loop. There is a process, or another is about to begin."""
 
     def __init__(self, begin: Callable[[], Begun]) -> None:
@@ -111,8 +111,8 @@ class Nursery:
     async def fork(self, *descriptors: int, fresh: bool = False) -> Child:
         """A child, which gets these descriptors; `fresh`: its interpreter is to be a new one.
 
-        What cannot be forked is tried again, after pauses, until the caller is cancelled; of a nursery that ends, by
-        the next one. Raises ConnectionError when one nursery was never ready, or several in a row have forked nothing.
+        What cannot be forked is tried again, after pauses, until the caller is cancelled; of a fork server that ends,
+        by the next one. Raises ConnectionError when one was never ready, or several in a row have forked nothing.
         """
         for pause_s in itertools.chain(BACKOFF_S[1:], itertools.repeat(BACKOFF_S[-1])):
             try:
@@ -164,7 +164,7 @@ class Nursery:
             self._end("it was stopped")
 
     def _start_soon(self) -> None:
-        self._starting = self._loop.create_task(self._start(), name="start of a nursery")
+        self._starting = self._loop.create_task(self._start(), name="start of a fork server")
 
     def _look(self) -> None:
         """Once a second: whether it answers."""
@@ -236,7 +236,7 @@ class Nursery:
         if self._process is not None:
             self._process.kill()
         if self._between:
-            Child(self._between)  # The nursery may have ended before it reaped that one.
+            Child(self._between)  # The fork server may have ended before it reaped that one.
         self._failures += 1
         gone = ConnectionResetError(f"the process that forks is gone: {reason}")
         if not self._ready.done():
@@ -285,7 +285,7 @@ def _started(command: Sequence[str]) -> int:
 
 
 def reap(pid: int) -> None:
-    """End a nursery that no event loop has, or has any more."""
+    """End a fork server that no event loop has, or has any more."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
