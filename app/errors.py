@@ -9,7 +9,7 @@ Client mistakes say what was wrong; our own faults get a fixed text, their detai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Code = Literal[
     "INVALID_REQUEST",
@@ -33,73 +33,51 @@ Code = Literal[
     "DEADLINE_EXCEEDED",
 ]
 
-STATUS: dict[Code, int] = {
-    "INVALID_REQUEST": 400,
-    "UNAUTHORIZED": 401,
-    "FORBIDDEN": 403,
-    "MODEL_NOT_FOUND": 404,
-    "NOT_FOUND": 404,
-    "METHOD_NOT_ALLOWED": 405,
-    "REQUEST_TIMEOUT": 408,
-    "BODY_TOO_LARGE": 413,
-    "IMAGE_TOO_LARGE": 413,
-    "UNSUPPORTED_MEDIA_TYPE": 415,
-    "INVALID_IMAGE": 422,
-    "QUEUE_FULL": 429,
-    "HEADERS_TOO_LARGE": 431,
-    "INFERENCE_FAILED": 500,
-    "INTERNAL": 500,
-    "NOT_READY": 503,
-    "DRAINING": 503,
-    "DEADLINE_UNREACHABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-}
 
-MEANINGS: dict[Code, str] = {
-    "INVALID_REQUEST": "The JSON, tensor, parameter or form cannot be read as it is.",
-    "UNAUTHORIZED": "API keys are on, and none that fits was sent.",
-    "FORBIDDEN": "This may not be asked here, with this key, or by a web page.",
-    "MODEL_NOT_FOUND": "No model of this name is served.",
-    "NOT_FOUND": "There is nothing at this address.",
-    "METHOD_NOT_ALLOWED": "This address takes another method.",
-    "BODY_TOO_LARGE": "The request has more bytes than the service reads.",
-    "IMAGE_TOO_LARGE": "The image has more pixels than the service decodes.",
-    "REQUEST_TIMEOUT": "The headers or the body come too slowly.",
-    "UNSUPPORTED_MEDIA_TYPE": "The Content-Type or Content-Encoding is none that is read.",
-    "INVALID_IMAGE": "The file is no image, is truncated, or is of a kind that is not read.",
-    "HEADERS_TOO_LARGE": "The headers have more bytes than the service reads.",
-    "QUEUE_FULL": "As much is waiting as may wait. Try again after Retry-After.",
-    "INFERENCE_FAILED": "The model could not answer. The log has the reason under the request id.",
-    "INTERNAL": "Something went wrong in the service. The log has the reason under the request id.",
-    "NOT_READY": "No worker is ready for this model. Try again after Retry-After.",
-    "DRAINING": "The service is shutting down. Another replica may answer.",
-    "DEADLINE_UNREACHABLE": "The answer could not be ready before the deadline, so nothing was begun.",
-    "DEADLINE_EXCEEDED": "The request was accepted, and its deadline passed before the answer was ready.",
-}
-"""When each code is answered, in a sentence for people; the playground and the API description show it."""
+class ErrorKind(NamedTuple):
+    """What a code is on the wire; `meaning`: when it is answered, for the playground and the API description."""
 
-GRPC_STATUS: dict[Code, str] = {
-    "INVALID_REQUEST": "INVALID_ARGUMENT",
-    "UNAUTHORIZED": "UNAUTHENTICATED",
-    "FORBIDDEN": "PERMISSION_DENIED",
-    "MODEL_NOT_FOUND": "NOT_FOUND",
-    "NOT_FOUND": "NOT_FOUND",
-    "METHOD_NOT_ALLOWED": "UNIMPLEMENTED",
-    "REQUEST_TIMEOUT": "DEADLINE_EXCEEDED",
-    "HEADERS_TOO_LARGE": "RESOURCE_EXHAUSTED",
-    "BODY_TOO_LARGE": "RESOURCE_EXHAUSTED",
-    "IMAGE_TOO_LARGE": "INVALID_ARGUMENT",
-    "UNSUPPORTED_MEDIA_TYPE": "INVALID_ARGUMENT",
-    "INVALID_IMAGE": "INVALID_ARGUMENT",
-    "QUEUE_FULL": "RESOURCE_EXHAUSTED",
-    "INFERENCE_FAILED": "INTERNAL",
-    "INTERNAL": "INTERNAL",
-    "NOT_READY": "UNAVAILABLE",
-    "DRAINING": "UNAVAILABLE",
-    "DEADLINE_UNREACHABLE": "UNAVAILABLE",
-    "DEADLINE_EXCEEDED": "DEADLINE_EXCEEDED",
+    status: int
+    grpc: str
+    meaning: str
+
+
+ERRORS: dict[Code, ErrorKind] = {
+    "INVALID_REQUEST": ErrorKind(
+        400, "INVALID_ARGUMENT", "The JSON, tensor, parameter or form cannot be read as it is."
+    ),
+    "UNAUTHORIZED": ErrorKind(401, "UNAUTHENTICATED", "API keys are on, and none that fits was sent."),
+    "FORBIDDEN": ErrorKind(403, "PERMISSION_DENIED", "This may not be asked here, with this key, or by a web page."),
+    "MODEL_NOT_FOUND": ErrorKind(404, "NOT_FOUND", "No model of this name is served."),
+    "NOT_FOUND": ErrorKind(404, "NOT_FOUND", "There is nothing at this address."),
+    "METHOD_NOT_ALLOWED": ErrorKind(405, "UNIMPLEMENTED", "This address takes another method."),
+    "REQUEST_TIMEOUT": ErrorKind(408, "DEADLINE_EXCEEDED", "The headers or the body come too slowly."),
+    "BODY_TOO_LARGE": ErrorKind(413, "RESOURCE_EXHAUSTED", "The request has more bytes than the service reads."),
+    "IMAGE_TOO_LARGE": ErrorKind(413, "INVALID_ARGUMENT", "The image has more pixels than the service decodes."),
+    "UNSUPPORTED_MEDIA_TYPE": ErrorKind(
+        415, "INVALID_ARGUMENT", "The Content-Type or Content-Encoding is none that is read."
+    ),
+    "INVALID_IMAGE": ErrorKind(
+        422, "INVALID_ARGUMENT", "The file is no image, is truncated, or is of a kind that is not read."
+    ),
+    "QUEUE_FULL": ErrorKind(429, "RESOURCE_EXHAUSTED", "As much is waiting as may wait. Try again after Retry-After."),
+    "HEADERS_TOO_LARGE": ErrorKind(431, "RESOURCE_EXHAUSTED", "The headers have more bytes than the service reads."),
+    "INFERENCE_FAILED": ErrorKind(
+        500, "INTERNAL", "The model could not answer. The log has the reason under the request id."
+    ),
+    "INTERNAL": ErrorKind(
+        500, "INTERNAL", "Something went wrong in the service. The log has the reason under the request id."
+    ),
+    "NOT_READY": ErrorKind(503, "UNAVAILABLE", "No worker is ready for this model. Try again after Retry-After."),
+    "DRAINING": ErrorKind(503, "UNAVAILABLE", "The service is shutting down. Another replica may answer."),
+    "DEADLINE_UNREACHABLE": ErrorKind(
+        503, "UNAVAILABLE", "The answer could not be ready before the deadline, so nothing was begun."
+    ),
+    "DEADLINE_EXCEEDED": ErrorKind(
+        504, "DEADLINE_EXCEEDED", "The request was accepted, and its deadline passed before the answer was ready."
+    ),
 }
-"""What gRPC calls them: those that a client should try again elsewhere or later are UNAVAILABLE."""
+"""HTTP's and gRPC's status of each code: what a client should try again elsewhere or later is UNAVAILABLE in gRPC."""
 
 
 class ServiceError(Exception):
@@ -123,11 +101,11 @@ class ServiceError(Exception):
     @property
     def status(self) -> int:
         """The HTTP status of `code`."""
-        return STATUS[self.code]
+        return ERRORS[self.code].status
 
 
 class ClientLeftError(Exception):
-    """The client has left; there is nobody to answer."""
+    """The client has left: no answer is written."""
 
 
 def invalid_request(message: str) -> ServiceError:
@@ -143,7 +121,7 @@ def internal_error() -> ServiceError:
 def without_frames(error: ServiceError) -> ServiceError:
     """The error without the calls that it came through, for who keeps it after `except`.
 
-    Their local variables would live as long as it does, and with an error in one of them for ever: among them a body.
+    Their local variables, among them a body, would live as long as the error, for ever with an error in one of them.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

@@ -20,7 +20,7 @@ from app.http.answer import as_json, as_response
 from app.http.body import read_form
 from app.http.call import AsgiRequest
 from app.http.routes.predict import PredictCall
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
 from app.protocols.parameters import number
 from app.serving.prediction import Answer, predict
@@ -41,7 +41,7 @@ class DeepStackCall(PredictCall):
         """As headers say; a query means nothing here."""
         return super(PredictCall, self).terms(settings)
 
-    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The file called `image`, else the only one. Raises INVALID_REQUEST."""
         fields, files = await read_form(self.headers, self.body)
         image = files.get("image") or next(iter(files.values()), None)

@@ -17,7 +17,7 @@ from app.fleet.served_model import ServedModel
 from app.http.answer import as_json, as_response
 from app.http.call import AsgiRequest, HttpCall
 from app.http.routes.status import models as our_models
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.converter import LABELLING
 from app.ingress.ingress import Ingress, Run
 from app.protocols import documents
@@ -37,11 +37,11 @@ _FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "DEADLINE_UNREACHABLE")
 class LabellingCall(HttpCall[Answer]):
     """A JSON of a model's name, an image and thresholds."""
 
-    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
         service = ingress.service
         packed = await ingress.converter.convert(LABELLING, 0, self.body)
-        share.take(len(packed))
+        lease.take(len(packed))
         document, [image] = documents.unpack(packed)
         named = service.find(document["model"])
         self.context.model = document["model"]

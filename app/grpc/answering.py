@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 
 from app import logs
-from app.errors import GRPC_STATUS, ServiceError, internal_error, without_frames
+from app.errors import ERRORS, ServiceError, internal_error, without_frames
 from app.grpc.call import CallContext, scope_of
 from app.grpc.calls import Calls, hold_answer, holding
-from app.grpc.entrance import Door
+from app.grpc.entrance import MethodGuard
 from app.grpc.receiving import Receiver
 from app.grpc.relay import Connection
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.context import begin_request, end_request
 from app.serving.service import Service
 
@@ -30,10 +30,15 @@ class Method:
     """Of one server."""
 
     def __init__(
-        self, behaviour: Callable[[Any, Any], Any], kind: type[Any], receiver: Receiver, door: Door, calls: Calls
+        self,
+        behaviour: Callable[[Any, Any], Any],
+        kind: type[Any],
+        receiver: Receiver,
+        guard: MethodGuard,
+        calls: Calls,
     ) -> None:
         """`behaviour`: what it does; `kind`: of its messages; `receiver`: reads them."""
-        self._behaviour, self._kind, self._receiver, self._door, self._calls = behaviour, kind, receiver, door, calls
+        self._behaviour, self._kind, self._receiver, self._guard, self._calls = behaviour, kind, receiver, guard, calls
 
     def handler(self, descriptor: Any, service: Service) -> Any:
         """What gRPC calls. `descriptor`: the method's."""
@@ -59,44 +64,44 @@ class Method:
 
     async def _answer(self, requests: Any, call: CallContext, connection: Connection) -> bytes:
         """One message, one answer."""
-        with self._door.recorded(call) as entry, contextlib.ExitStack() as held:
-            calls, share = map(held.enter_context, self._receiver.shares(entry.caller))
+        with self._guard.recorded(call) as entry, contextlib.ExitStack() as held:
+            calls, lease = map(held.enter_context, self._receiver.leases(entry.caller))
             try:
                 calls.take(1)
-                request = await self._receiver.one(requests, share, self._kind)
+                request = await self._receiver.one(requests, lease, self._kind)
                 entry.about(request)
             except ServiceError as error:
                 raise entry.refused or error from None
             if entry.refused is not None:
                 raise entry.refused
             answer = _serialized(await self._behaviour(request, call))
-            hold_answer(connection, len(answer), share, held)
+            hold_answer(connection, len(answer), lease, held)
             return answer
 
     async def _watch(self, requests: Any, call: CallContext, connection: Connection) -> None:
         """One message, and answers until the client leaves."""
-        calls, share = self._receiver.shares(self._door.admit(call))
-        with calls, share:
+        calls, lease = self._receiver.leases(self._guard.admit(call))
+        with calls, lease:
             calls.take(1)
-            request = await self._receiver.one(requests, share, self._kind)
-            share.give(share.held_bytes)
-            await _send(self._behaviour(request, call), call, connection, share)
+            request = await self._receiver.one(requests, lease, self._kind)
+            lease.give(lease.held_bytes)
+            await _send(self._behaviour(request, call), call, connection, lease)
 
     async def _stream(self, requests: Any, call: CallContext, connection: Connection) -> None:
         """An answer to each message."""
-        calls, share = self._receiver.shares(self._door.admit(call))
-        with calls, share:
+        calls, lease = self._receiver.leases(self._guard.admit(call))
+        with calls, lease:
             calls.take(1)
             # Whoever may begin a stream may not go on when its key is gone.
-            still_admitted = self._door.admitted_each(self._receiver.each(requests, share, self._kind), call)
-            await _send(self._behaviour(still_admitted, call), call, connection, share)
+            still_admitted = self._guard.admitted_each(self._receiver.each(requests, lease, self._kind), call)
+            await _send(self._behaviour(still_admitted, call), call, connection, lease)
 
 
-async def _send(answers: AsyncIterator[Any], call: CallContext, connection: Connection, share: Share) -> None:
+async def _send(answers: AsyncIterator[Any], call: CallContext, connection: Connection, lease: Lease) -> None:
     """Each when the client has read those before it."""
     async for answer in answers:
         data = _serialized(answer)
-        with holding(connection, len(data), share):
+        with holding(connection, len(data), lease):
             await call.write(data)
 
 
@@ -116,7 +121,7 @@ async def refuse(service: Service, path: str, call: CallContext, error: ServiceE
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))
     with contextlib.suppress(grpc.aio.InternalError):  # The client has gone meanwhile.
-        await call.abort(grpc.StatusCode[GRPC_STATUS[error.code]], error.message, tuple(trailing))
+        await call.abort(grpc.StatusCode[ERRORS[error.code].grpc], error.message, tuple(trailing))
 
 
 def unknown(calls: Calls) -> Any:

@@ -17,7 +17,7 @@ from app.fleet.served_model import ServedModel
 from app.grpc.contents import RawRequest, field_head
 from app.grpc.messages import message
 from app.grpc.relay import address_in
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import interrupted_at
@@ -59,11 +59,11 @@ class GrpcInferCall(Call[InferenceResponse]):
         priority = read_priority(metadata.get("x-priority"))
         return Terms(deadline_s(settings, started_s, timeout_s), priority, self.context.recorder)
 
-    async def read(self, share: Share, limit: interrupted_at) -> None:
+    async def read(self, lease: Lease, limit: interrupted_at) -> None:
         """Nothing more: the message has been received, as what it asks for stands in it (app.grpc.receiving)."""
 
     async def prepare(  # noqa: D102
-        self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share
+        self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[InferenceResponse]:
         service = ingress.service
         request = inference_request(*self._request)

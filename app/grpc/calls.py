@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from app.errors import ServiceError
 from app.grpc.call import CallContext
 from app.grpc.relay import Connection, Relay
-from app.ingress.budget import Budget, Share
+from app.ingress.budget import Budget, Lease
 
 _FEW = 16
 
@@ -44,34 +44,34 @@ class Calls:
         return connection
 
 
-def hold_answer(connection: Connection, size: int, share: Share, held: contextlib.ExitStack) -> None:
+def hold_answer(connection: Connection, size: int, lease: Lease, held: contextlib.ExitStack) -> None:
     """Hold the bytes of a call's only answer, and what is held already, until its client has read it.
 
     What the request held is given back. Raises QUEUE_FULL.
     """
-    share.give(share.held_bytes)
-    share.take(_room(size, share))
+    lease.give(lease.held_bytes)
+    lease.take(_room(size, lease))
     end = held.pop_all()
     end.callback(connection.answer_begins(size))
     _at_end(end.close)
 
 
 @contextlib.contextmanager
-def holding(connection: Connection, size: int, share: Share) -> Iterator[None]:
+def holding(connection: Connection, size: int, lease: Lease) -> Iterator[None]:
     """While one of a stream's answers is written. Raises QUEUE_FULL."""
-    room = _room(size, share)
-    share.take(room)
+    room = _room(size, lease)
+    lease.take(room)
     ends = connection.answer_begins(size)
     try:
         yield
     finally:
         ends()
-        share.give(room)
+        lease.give(room)
 
 
-def _room(size: int, share: Share) -> int:
+def _room(size: int, lease: Lease) -> int:
     """The answer, and gRPC's copy of it; where that is more than one client may have, all it may."""
-    return max(size, min(2 * size, share.most))
+    return max(size, min(2 * size, lease.most))
 
 
 def _at_end(function: Callable[[], None]) -> None:

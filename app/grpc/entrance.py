@@ -36,7 +36,7 @@ class RecordedCall:
         self.subject = {"model": getattr(request, "model_name", "")}
 
 
-class Door:
+class MethodGuard:
     """Of one method (its full name), at one bind."""
 
     def __init__(self, access: Access, bind: Bind, method: str) -> None:

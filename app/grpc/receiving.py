@@ -24,7 +24,7 @@ from app.access.access import Caller
 from app.errors import ServiceError, invalid_request, without_frames
 from app.grpc.call import Message
 from app.grpc.contents import RawRequest, parsed, split
-from app.ingress.budget import Budget, Share
+from app.ingress.budget import Budget, Lease
 from app.ingress.converter import MESSAGE, Converter
 from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
@@ -50,23 +50,23 @@ class Receiver:
         self._turn = asyncio.Semaphore(1)
         self._large_of_late_bytes = float(self._largest_bytes)  # Nobody knows what comes first.
 
-    def shares(self, caller: Caller) -> tuple[Share, Share]:
+    def leases(self, caller: Caller) -> tuple[Lease, Lease]:
         """What the caller holds of the calls and of the bytes; context managers."""
-        return self._calls.share(caller.name), self._bodies.share(caller.name)
+        return self._calls.lease(caller.name), self._bodies.lease(caller.name)
 
-    async def one(self, requests: AsyncIterator[bytes], share: Share, kind: Any) -> Message:
+    async def one(self, requests: AsyncIterator[bytes], lease: Lease, kind: Any) -> Message:
         """The only message of a call. Raises ServiceError."""
         with interrupted_at(time.monotonic() + _RECEIVE_S):
             # gRPC's own buffers, and the message made of them; where that is more than one client may have, all it may.
             room = min(2 * self._largest_bytes, self._bodies.most_for_one)
-            await share.wait(room)
+            await lease.wait(room)
             data = await self._in_turn(requests)
             if data is None:
                 raise invalid_request("the call has no message")
             if len(data) <= room:
-                share.give(room - len(data))
+                lease.give(room - len(data))
             else:
-                share.take(len(data) - room)
+                lease.take(len(data) - room)
         return await self._parsed(data, kind)
 
     async def _in_turn(self, requests: AsyncIterator[bytes]) -> bytes | None:
@@ -83,10 +83,10 @@ class Receiver:
         return data
 
     async def each(
-        self, requests: AsyncIterator[bytes], share: Share, kind: Any
+        self, requests: AsyncIterator[bytes], lease: Lease, kind: Any
     ) -> AsyncIterator[Message | ServiceError]:
         """The messages of a stream, or why one is none. Raises QUEUE_FULL at once."""
-        share.take(min(self._largest_bytes, self._bodies.most_for_one))
+        lease.take(min(self._largest_bytes, self._bodies.most_for_one))
         async for data in requests:
             try:
                 request = await self._parsed(data, kind)

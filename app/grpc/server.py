@@ -20,7 +20,7 @@ from app.access.tls import Tls
 from app.grpc import health
 from app.grpc.answering import Method, unknown
 from app.grpc.calls import Calls
-from app.grpc.entrance import Door
+from app.grpc.entrance import MethodGuard
 from app.grpc.messages import METHODS, POOL, SERVICE, message_of
 from app.grpc.methods import Methods
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
@@ -124,8 +124,8 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers: dict[str, Any] = {}
         for descriptor, behaviour, receiver in served:
             name = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
-            door = Door(ingress.access, bind, name)
-            method = Method(behaviour, message_of(descriptor.input_type), receiver, door, calls)
+            guard = MethodGuard(ingress.access, bind, name)
+            method = Method(behaviour, message_of(descriptor.input_type), receiver, guard, calls)
             self._handlers[name] = method.handler(descriptor, ingress.service)
         self._unknown = unknown(calls)
 

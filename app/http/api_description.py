@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from app.access.rules import ROUTES
-from app.errors import MEANINGS, STATUS
+from app.errors import ERRORS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -85,7 +85,8 @@ def _described(app: FastAPI) -> dict[str, Any]:
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     errors = {
-        "description": "An error:\n\n" + "\n".join(f"- {STATUS[code]} `{code}`: {MEANINGS[code]}" for code in STATUS),
+        "description": "An error:\n\n"
+        + "\n".join(f"- {kind.status} `{code}`: {kind.meaning}" for code, kind in ERRORS.items()),
         "content": _json_of(ErrorAnswer),
     }
     for path, operations in document["paths"].items():

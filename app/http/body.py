@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
 from app.errors import ClientLeftError, ServiceError, invalid_request
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.converter import INSTANCES, Converter
 from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
@@ -42,8 +42,8 @@ _END_BYTES = 4096
 """Of a form: where its closing boundary is looked for."""
 
 
-async def read_body(receive: Receive, headers: Fields, max_bytes: int, share: Share, limit: interrupted_at) -> Body:
-    """The whole body, its bytes taken of `share`.
+async def read_body(receive: Receive, headers: Fields, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
+    """The whole body, its bytes taken of `lease`.
 
     Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen; QUEUE_FULL;
     ClientLeftError; and what `limit`, in whose context it runs, raises for uploads that are too late or too slow.
@@ -63,7 +63,7 @@ async def read_body(receive: Receive, headers: Fields, max_bytes: int, share: Sh
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)
-        share.take(len(chunk))
+        lease.take(len(chunk))
         chunks.append(chunk)
         if more and size:
             limit.arrived(size)
@@ -77,7 +77,7 @@ def _too_large(max_bytes: int) -> ServiceError:
 
 
 async def read_images(
-    headers: Fields, body: Body, max_images: int, converter: Converter, share: Share, *, any_type: bool = False
+    headers: Fields, body: Body, max_images: int, converter: Converter, lease: Lease, *, any_type: bool = False
 ) -> Sequence[Encoded]:
     """The encoded images of a body in any of the three forms, in order, at least one.
 
@@ -94,7 +94,7 @@ async def read_images(
     elif kind == "multipart/form-data":
         encoded = await _multipart(content_type, body, max_images)
     elif kind == "application/json":
-        encoded = await _instances(body, max_images, converter, share)
+        encoded = await _instances(body, max_images, converter, lease)
     elif any_type:
         encoded = [body]
     else:
@@ -192,11 +192,11 @@ async def _single_part(content_type: str, body: Body) -> memoryview | None:
     return memoryview(body)[head_end + 4 : last]
 
 
-async def _instances(body: Body, max_images: int, converter: Converter, share: Share) -> Sequence[Encoded]:
+async def _instances(body: Body, max_images: int, converter: Converter, lease: Lease) -> Sequence[Encoded]:
     if len(body) <= _JSON_INLINE_BYTES:
         return read_instances(body, max_images)
     converted = await converter.convert(INSTANCES, max_images, body)
-    share.take(len(converted))
+    lease.take(len(converted))
     return list(wire.split(converted))
 
 

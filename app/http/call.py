@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 from app.config import Settings
 from app.http.body import Body, Fields, header_number, read_body
 from app.http.interrupt import unless_disconnected
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.ingress import Call
 from app.ingress.interrupt import interrupted_at
 from app.protocols.parameters import deadline_s
@@ -32,8 +32,8 @@ class HttpRequest(ABC):
         self.scope, self.headers = scope, headers
 
     @abstractmethod
-    async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:
-        """The whole body, its bytes taken of `share` as they arrive, and `limit` told of them.
+    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
+        """The whole body, its bytes taken of `lease` as they arrive, and `limit` told of them.
 
         Raises BODY_TOO_LARGE, QUEUE_FULL, ClientLeftError.
         """
@@ -58,8 +58,8 @@ class AsgiRequest(HttpRequest):
         """The same request, as the framework gives it."""
         return cls(request.scope, request.receive)
 
-    async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:  # noqa: D102
-        return await read_body(self._receive, self.headers, max_bytes, share, limit)
+    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
+        return await read_body(self._receive, self.headers, max_bytes, lease, limit)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         return await unless_disconnected(self._receive, running, on_leave)
@@ -82,9 +82,9 @@ class HttpCall(Call[Answer]):
         recorder = self.context.recorder
         return Terms(deadline_s(settings, self.context.started_s, timeout_ms / 1e3), priority, recorder)
 
-    async def read(self, share: Share, limit: interrupted_at) -> None:  # noqa: D102
+    async def read(self, lease: Lease, limit: interrupted_at) -> None:  # noqa: D102
         limit.least_bytes_per_s = self._least_bytes_per_s
-        self.body = await self.request.body(self._max_body_bytes, share, limit)
+        self.body = await self.request.body(self._max_body_bytes, lease, limit)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         return await self.request.watched(running, on_leave)

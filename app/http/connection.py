@@ -16,7 +16,7 @@ from typing import Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from app.errors import STATUS, Code, error_body
+from app.errors import ERRORS, Code, error_body
 from app.http.head import Refusal, refusal_of, refusal_of_line
 from app.http.one_piece import OnePiece
 from app.http.sending import PIECE_BYTES, SendWatch
@@ -352,7 +352,7 @@ def last_words(code: Code, message: str, status: int | None = None, headers: byt
     log.debug("%s: %s", code, message, extra={"request_id": request_id})
     return b"".join(
         (
-            STATUS_LINE[status or STATUS[code]],
+            STATUS_LINE[status or ERRORS[code].status],
             b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),
             b"x-request-id: %s\r\nconnection: close\r\n" % request_id.encode(),
             headers,

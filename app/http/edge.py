@@ -25,7 +25,7 @@ from app.http.cors import Cors
 from app.http.sending import PIECE_BYTES
 from app.ingress.context import RequestContext, begin_request, end_request
 from app.ingress.ingress import Ingress
-from app.ingress.pacing import Turns
+from app.ingress.pacing import Pacing
 
 log = logging.getLogger("anychip")
 
@@ -45,7 +45,7 @@ class Edge:
     def __init__(self, app: ASGIApp, ingress: Ingress) -> None:
         self._app = app
         self._service, self._access, self._bodies = ingress.service, ingress.access, ingress.bodies
-        self._turns = Turns(_IN_A_TURN)
+        self._pacing = Pacing(_IN_A_TURN)
         self._cors = Cors(ingress.service.settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +54,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         if not scope["path"].startswith(_AT_ONCE):
-            await self._turns.take()
+            await self._pacing.take()
         scope["anychip"] = context = begin_request(self._service, scope)
         status, code = 0, "OK"
         need: Need = "infer"

@@ -34,7 +34,7 @@ from app.http.connection import ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict
 from app.http.sending import PIECE_BYTES
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.context import begin_request, end_request
 from app.ingress.ingress import Ingress
 from app.ingress.interrupt import current_task, interrupted_at, uncancel
@@ -85,7 +85,7 @@ class HotRequest(HttpRequest):
         self._buffer: Body = begun
         self._view = memoryview(b"")
         self._size = len(begun)
-        self._reader: tuple[Share, interrupted_at] | None = None
+        self._reader: tuple[Lease, interrupted_at] | None = None
         self._arrived = asyncio.get_running_loop().create_future() if self.missing else None
         self._left = False
         self._leave: Callable[[], None] | None = None
@@ -104,9 +104,9 @@ class HotRequest(HttpRequest):
         self.missing -= size
         if self._reader is None or self._arrived is None or self._arrived.done():
             return
-        share, limit = self._reader
+        lease, limit = self._reader
         try:
-            share.take(size)
+            lease.take(size)
         except ServiceError as error:
             self._arrived.set_exception(error)
             return
@@ -129,11 +129,11 @@ class HotRequest(HttpRequest):
         self._buffer, self._view = b"", memoryview(b"")
         self._arrived = self._reader = None
 
-    async def body(self, max_bytes: int, share: Share, limit: interrupted_at) -> Body:  # noqa: D102
-        share.take(self._size)
+    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
+        lease.take(self._size)
         if self._arrived is not None:
             if self.missing:
-                self._reader = share, limit
+                self._reader = lease, limit
                 if self._size:
                     limit.arrived(self._size)
                 await self._arrived

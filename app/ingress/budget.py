@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
-from app.access.shares import Portion
+from app.access.limits import ClientLease
 from app.errors import ServiceError
 
 _SHARE = 3
@@ -32,7 +31,7 @@ class Budget:
         self.total = 0
         """What requests held that are over, added up."""
         self.on_empty: Callable[[], None] | None = None
-        """Called when nobody holds anything any more."""
+        """Called when nothing is held any more."""
         self._what = what
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
         self._by_client: dict[str, int] = {}
@@ -42,9 +41,9 @@ class Budget:
         """What one client can hold when it is alone."""
         return max(self._least, (self.limit - self._spare) * _SHARE // (_SHARE + 1))
 
-    def share(self, client: str, portion: Portion | None = None) -> Share:
-        """What a request of this client holds; a context manager that gives it back. `portion`: counts it, too."""
-        return Share(self, client, portion)
+    def lease(self, client: str, client_lease: ClientLease | None = None) -> Lease:
+        """What a request of this client holds; a context manager that gives it back. `client_lease`: counts it, too."""
+        return Lease(self, client, client_lease)
 
     def take(self, client: str, size: int) -> None:
         """Raises QUEUE_FULL."""
@@ -98,14 +97,14 @@ class Budget:
                 given.set_result(None)
 
 
-class Share:
+class Lease:
     """What one request holds of a budget, until its context ends."""
 
-    __slots__ = ("_budget", "_client", "_portion", "held_bytes")
+    __slots__ = ("_budget", "_client", "_client_lease", "held_bytes")
 
-    def __init__(self, budget: Budget, client: str, portion: Portion | None) -> None:
+    def __init__(self, budget: Budget, client: str, client_lease: ClientLease | None) -> None:
         self._budget, self._client, self.held_bytes = budget, client, 0
-        self._portion = portion
+        self._client_lease = client_lease
 
     @property
     def most(self) -> int:
@@ -115,8 +114,8 @@ class Share:
     def take(self, size: int) -> None:
         """Hold so many bytes more. Raises QUEUE_FULL."""
         if size:
-            if self._portion is not None:
-                self._portion.hold_bytes(size)
+            if self._client_lease is not None:
+                self._client_lease.hold_bytes(size)
             self._budget.take(self._client, size)
             self.held_bytes += size
 
@@ -131,12 +130,10 @@ class Share:
             self.held_bytes -= size
             self._budget.give(self._client, size)
 
-    def __enter__(self) -> Share:
+    def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.held_bytes:
             self._budget.total += self.held_bytes
             self._budget.give(self._client, self.held_bytes)

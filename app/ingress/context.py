@@ -16,7 +16,7 @@ from typing import Any
 from app import logs
 from app.access.access import Caller
 from app.access.keys import CallerLimits
-from app.ingress.budget import Budget, Share
+from app.ingress.budget import Budget, Lease
 from app.observability.metrics import MODELLESS
 from app.observability.tracing import TRACEPARENT, RequestTrace
 from app.serving.recorder import Recorder
@@ -53,7 +53,7 @@ class RequestContext:
     recorder: Recorder = field(default_factory=Recorder)
     traceparent: bytes = b""
     weights_sha256: str = ""
-    unsent: Share | None = None
+    unsent: Lease | None = None
 
     def hold(self, size: int, bodies: Budget) -> None:
         """Count an answer of so many bytes, what was counted of it before included, until `let_go`.
@@ -62,7 +62,7 @@ class RequestContext:
         """
         if size > UNCOUNTED_BYTES:
             if self.unsent is None:
-                self.unsent = bodies.share(self.caller.name)
+                self.unsent = bodies.lease(self.caller.name)
             self.unsent.take(max(0, size - self.unsent.held_bytes))
 
     def let_go(self) -> None:

@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from app.access.access import Access
-from app.access.shares import Shares
+from app.access.limits import ClientLimits
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError
 from app.fleet.served_model import ServedModel
-from app.ingress.budget import Budget, Share
+from app.ingress.budget import Budget, Lease
 from app.ingress.context import RequestContext
 from app.ingress.converter import Converter
 from app.ingress.interrupt import Ending, interrupted_at
-from app.ingress.trim import Heap
+from app.ingress.trim import Trim
 from app.protocols import signatures
 from app.serving.service import Service
 from app.serving.terms import Terms
@@ -53,11 +53,11 @@ class Call(ABC, Generic[Answer]):
         """What is said before the body. Raises INVALID_REQUEST."""
 
     @abstractmethod
-    async def read(self, share: Share, limit: interrupted_at) -> None:
-        """Receive the body, its bytes taken of `share`, within `limit`. Raises ServiceError, ClientLeftError."""
+    async def read(self, lease: Lease, limit: interrupted_at) -> None:
+        """Receive the body, its bytes taken of `lease`, within `limit`. Raises ServiceError, ClientLeftError."""
 
     @abstractmethod
-    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share) -> Run[Answer]:
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """What the body asks of the model. Raises INVALID_REQUEST; may change the terms."""
 
     @abstractmethod
@@ -76,15 +76,15 @@ class Ingress:
         self.converter = Converter()
         self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests and answers")
         """Of requests until they are computed, of large answers until their client has read them."""
-        self._heap = Heap(self.bodies)
-        self.shares = Shares()
+        self._trim = Trim(self.bodies)
+        self.limits = ClientLimits()
         self.calls = Budget(service.settings.max_connections, "calls")
         self.connections = connections(service.settings.max_connections)
         self._under_way: set[Ending] = set()
 
     async def close(self) -> None:
         """End what the ingress has started. Idempotent."""
-        await self._heap.close()
+        await self._trim.close()
         await self.converter.close()
 
     def refuse_what_is_under_way(self) -> None:
@@ -104,14 +104,17 @@ class Ingress:
         terms = call.terms(self.service.settings)
         terms.client = context.caller.name
         self.service.admission.check(served, terms)
-        with self.shares.request(context.caller) as portion, self.bodies.share(context.caller.name, portion) as share:
-            portion.check_priority(terms.priority)
-            terms.portion = portion
+        with (
+            self.limits.request(context.caller) as client_lease,
+            self.bodies.lease(context.caller.name, client_lease) as lease,
+        ):
+            client_lease.check_priority(terms.priority)
+            terms.client_lease = client_lease
             try:
                 with interrupted_at(terms.deadline_s) as limit:
-                    await call.read(share, limit)
+                    await call.read(lease, limit)
                     recorder.uploaded(served, time.monotonic() - context.started_s)
-                    run = await call.prepare(self, served, terms, share)
+                    run = await call.prepare(self, served, terms, lease)
             except (ServiceError, ClientLeftError) as error:
                 recorder.upload_failed(served, error)
                 raise

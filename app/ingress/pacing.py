@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 
 
-class Turns:
+class Pacing:
     """Of one event loop."""
 
     def __init__(self, most: int) -> None:

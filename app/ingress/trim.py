@@ -27,7 +27,7 @@ def _release() -> None:
     release_free_memory()
 
 
-class Heap:
+class Trim:
     """Of this process. `release` gives free memory back, in a thread, once no body was held for `quiet_s` seconds."""
 
     def __init__(self, bodies: Budget, release: Callable[[], None] = _release, quiet_s: float = _QUIET_S) -> None:

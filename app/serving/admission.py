@@ -51,8 +51,8 @@ class Admission:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
         self._dispatcher.refuse_unless_served(served.model.name)
-        if terms.portion is not None:
-            terms.portion.admit_images(count)
+        if terms.client_lease is not None:
+            terms.client_lease.admit_images(count)
         scheduler = self._dispatcher.scheduler
         try:
             reservation = scheduler.reserve(

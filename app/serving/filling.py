@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.access.shares import Portion
+from app.access.limits import ClientLease
 from app.decoder.messages import Region, pack_regions
 from app.decoding.image import DecodeExpiredError, DecodeFailedError
 from app.decoding.pool import Decoders
@@ -76,10 +76,10 @@ class Filling:
             if isinstance(image, Frame) and (image.placed or not self._reads_pixels):
                 return self._copied(served, image, slot)
             decoders = self._decoders if self._reads_pixels else None
-            portion = _counting(terms)
-            if not isinstance(image, Frame) and (decoders is None or portion is not None):
+            client_lease = _counting(terms)
+            if not isinstance(image, Frame) and (decoders is None or client_lease is not None):
                 with _given_back(served, slot):
-                    width, height = self._measured(image, portion)
+                    width, height = self._measured(image, client_lease)
                 if decoders is None:
                     return Placement(width, height)
             return await self._decoded(served, terms, image, slot, position)
@@ -178,18 +178,18 @@ class Filling:
                 target[:] = np.ascontiguousarray(frame.pixels).reshape(-1).view(np.uint8)
         return Placement(frame.width, frame.height)
 
-    def _measured(self, image: Encoded, portion: Portion | None) -> tuple[int, int]:
-        """Width and height by the header; `portion`: what they count against."""
+    def _measured(self, image: Encoded, client_lease: ClientLease | None) -> tuple[int, int]:
+        """Width and height by the header; `client_lease`: what they count against."""
         header = read_header(image)
         check_pixels(header, self._max_image_pixels)
-        if portion is not None:
-            portion.hold_pixels(header.width * header.height)
+        if client_lease is not None:
+            client_lease.hold_pixels(header.width * header.height)
         return header.width, header.height
 
 
-def _counting(terms: Terms) -> Portion | None:
+def _counting(terms: Terms) -> ClientLease | None:
     """What an image's pixels count against; None where they are not limited, so that no header is read for it."""
-    return terms.portion if terms.portion is not None and terms.portion.counts_pixels else None
+    return terms.client_lease if terms.client_lease is not None and terms.client_lease.counts_pixels else None
 
 
 class _as_clients_hear:  # noqa: N801 - reads as what it is: with _as_clients_hear(served)

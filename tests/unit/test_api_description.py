@@ -7,7 +7,7 @@ import json
 from fastapi import FastAPI
 
 from app.compat import torchserve
-from app.errors import STATUS
+from app.errors import ERRORS
 from app.http.api_description import ADDRESS, ADMIN_ADDRESS, describe_api
 from app.http.routes import devices, infer, predict, repository, stats_stream, status, v2
 
@@ -24,6 +24,6 @@ def test_every_route_has_an_example_and_the_error_form() -> None:
             assert "curl" in operation["description"]
             assert ADDRESS in operation["description"] or ADMIN_ADDRESS in operation["description"]
             error = operation["responses"]["default"]
-            assert all(code in error["description"] for code in STATUS)
+            assert all(code in error["description"] for code in ERRORS)
     assert "422" not in document["paths"]["/v1/models/{model}:predict"]["post"]["responses"]
     json.dumps(document)

@@ -1,4 +1,4 @@
-"""What clients share: nobody takes more than there is, and one client leaves room for others."""
+"""What clients lease: nobody takes more than there is, and one client leaves room for others."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ def test_never_more_than_there_is_and_everything_comes_back(steps, spare):
 
 async def test_who_waits_gets_what_is_given_back_in_order():
     budget = Budget(4, "messages")
-    with budget.share("a") as first:
+    with budget.lease("a") as first:
         first.take(3)
-        shares = [budget.share("a"), budget.share("a"), budget.share("b")]
-        waiting = [asyncio.ensure_future(share.wait(1)) for share in shares]
+        leases = [budget.lease("a"), budget.lease("a"), budget.lease("b")]
+        waiting = [asyncio.ensure_future(lease.wait(1)) for lease in leases]
         await asyncio.sleep(0)
         assert [each.done() for each in waiting] == [False, False, False]
         first.give(1)
         await asyncio.sleep(0)
-        # One of a's, and b before the other of a, which has its share.
+        # One of a's, and b before the other of a, which has its lease.
         assert [each.done() for each in waiting] == [True, False, True]
         waiting[1].cancel()
         await asyncio.gather(*waiting[:2], return_exceptions=True)
     await waiting[2]
-    for share in shares:
-        share.__exit__(None, None, None)
+    for lease in leases:
+        lease.__exit__(None, None, None)
     assert budget.held == 0
 
 
 async def test_room_that_came_too_late_is_given_back():
     budget = Budget(4, "messages")
-    with budget.share("a") as first:
+    with budget.lease("a") as first:
         first.take(3)
         waiting = asyncio.ensure_future(budget.wait("a", 3))
         await asyncio.sleep(0)

@@ -61,9 +61,11 @@ API = (DOCS / "api.md").read_text(encoding="utf-8")
 
 
 def test_the_api_page_has_every_error_with_its_status() -> None:
-    from app.errors import STATUS
+    from app.errors import ERRORS
 
-    assert {code: int(status) for status, code in ERROR_ROW.findall(API)} == STATUS
+    assert {code: int(status) for status, code in ERROR_ROW.findall(API)} == {
+        code: kind.status for code, kind in ERRORS.items()
+    }
 
 
 def test_the_api_page_has_every_parameter_of_a_prediction_with_its_default_and_text() -> None:

@@ -117,10 +117,10 @@ def test_images_are_decoded_or_refused(seed: bytes, how: list[Bend]) -> None:
 
 
 def images_of(content_type: str, body: bytes) -> Any:
-    share = Budget(1 << 24, "bytes").share("")
+    lease = Budget(1 << 24, "bytes").lease("")
     converter: Any = SimpleNamespace(convert=None)
     headers = {b"content-type": content_type.encode("latin-1", "replace")}
-    return asyncio.run(read_images(headers, body, 8, converter, share))
+    return asyncio.run(read_images(headers, body, 8, converter, lease))
 
 
 boundary = st.text(alphabet="abcXYZ019'()+_,-./:=? ", min_size=1, max_size=70)

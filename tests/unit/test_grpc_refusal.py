@@ -51,7 +51,7 @@ async def test_what_a_refused_call_held_is_let_go(monkeypatch, mistake):
     seen = []
 
     class Receives:
-        def shares(self, _):
+        def leases(self, _):
             calls = contextlib.nullcontext(SimpleNamespace(take=lambda _: None))
             return calls, contextlib.nullcontext()
 

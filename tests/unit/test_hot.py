@@ -44,8 +44,8 @@ class Wanted:
         assert ingress.wanted is self
         if model == "refused":
             raise ServiceError("MODEL_NOT_FOUND", "there is none", headers=[(b"x-more", b"1")])
-        with self.bodies.share("c") as share, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
-            body = await request.body(MAX_BODY_BYTES, share, limit)
+        with self.bodies.lease("c") as lease, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
+            body = await request.body(MAX_BODY_BYTES, lease, limit)
         if model == "broken":
             raise ValueError("a fault of ours")
         if model == "waits":
@@ -377,8 +377,8 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
     answered_here = []
 
     async def echoed(ingress, request, *names):
-        with Budget(1000, "bytes").share("c") as share, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
-            content = seen(request.scope, bytes(await request.body(MAX_BODY_BYTES, share, limit)))
+        with Budget(1000, "bytes").lease("c") as lease, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
+            content = seen(request.scope, bytes(await request.body(MAX_BODY_BYTES, lease, limit)))
         answered_here.append(content)
         return content, [(b"content-length", b"%d" % len(content))]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from app.errors import MEANINGS, STATUS, ServiceError
+from app.errors import ERRORS, ServiceError
 
 if TYPE_CHECKING:
     from app.serving.service import Service
@@ -94,7 +94,7 @@ def page_facts(service: Service, samples: list[str]) -> dict[str, Any]:
         "max_image_pixels": settings.max_image_pixels,
         "max_images": settings.max_images,
         "metrics": settings.metrics,
-        "errors": {code: {"status": STATUS[code], "meaning": MEANINGS[code]} for code in STATUS},
+        "errors": {code: {"status": kind.status, "meaning": kind.meaning} for code, kind in ERRORS.items()},
     }
 
 

@@ -22,7 +22,7 @@ from app.fleet.served_model import ServedModel
 from app.http.answer import Content, Header, as_response
 from app.http.body import Body, Fields
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.converter import OUTPUTS, TENSORS
 from app.ingress.ingress import Ingress, Run
 from app.observability.triton_statistics import VERSION
@@ -149,15 +149,15 @@ class RestInferCall(HttpCall[InferenceResponse]):
     parsed: _Parsed
 
     async def prepare(  # noqa: D102
-        self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share
+        self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[InferenceResponse]:
         service, body = ingress.service, self.body
         encoding = self.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
         if encoding not in ("", "identity"):
             body = await service.offload(_inflated, encoding, body, service.settings.max_body_bytes)
-            share.take(len(body))
+            lease.take(len(body))
         header_bytes = _header_bytes(self.headers, len(body))
-        self.parsed = await _parsed(ingress, served.model, body, header_bytes, share)
+        self.parsed = await _parsed(ingress, served.model, body, header_bytes, lease)
         work = open_inference.prepare(
             service, served, self.parsed.request, terms, started_s=self.context.started_s, name=self.model
         )
@@ -178,7 +178,7 @@ def _header_bytes(headers: Fields, size: int) -> int | None:
     return int(given)
 
 
-async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int | None, share: Share) -> _Parsed:
+async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int | None, lease: Lease) -> _Parsed:
     """Raises INVALID_REQUEST."""
     if header_bytes == 0:
         return _Parsed(InferenceRequest([open_inference.raw(model, body)]), None, {}, True)
@@ -186,7 +186,7 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
         document, contents = documents.read_tensors(body, header_bytes)
     else:
         packed = await ingress.converter.convert(TENSORS, header_bytes or 0, body)
-        share.take(len(packed))
+        lease.take(len(packed))
         document, contents = documents.unpack(packed)
     parameters = parameters_of(document, "the request")
     binary_default = switch(parameters, "binary_data_output")

@@ -12,7 +12,7 @@ from app.fleet.served_model import ServedModel
 from app.http.answer import Content, as_json, as_response
 from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
-from app.ingress.budget import Share
+from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
 from app.protocols.options import OPTIONS, Parameter
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
@@ -116,11 +116,11 @@ class PredictCall(HttpCall[Answer]):
         return terms
 
     async def prepare(  # noqa: D102
-        self, ingress: Ingress, served: ServedModel, terms: Terms, share: Share
+        self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[Answer]:
         service = ingress.service
         images = await read_images(
-            self.headers, self.body, service.settings.max_images, ingress.converter, share, any_type=self._any_type
+            self.headers, self.body, service.settings.max_images, ingress.converter, lease, any_type=self._any_type
         )
         if (stages := service.stages.get(self.model)) is not None:
             if self._tiling is not None and self._tiling.side:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from app.ingress.budget import Budget
-from app.ingress.trim import Heap
+from app.ingress.trim import Trim
 
 MIB = 1 << 20
 
@@ -25,14 +25,14 @@ class Released:
 @pytest.fixture
 async def heap():
     budget, released = Budget(1000 * MIB, "bytes"), Released()
-    heap = Heap(budget, released, quiet_s=0)
+    heap = Trim(budget, released, quiet_s=0)
     yield budget, released
     await heap.close()
 
 
 def request(budget, size):
-    with budget.share("a") as share:
-        share.take(size)
+    with budget.lease("a") as lease:
+        lease.take(size)
 
 
 async def turns():
@@ -56,7 +56,7 @@ async def test_many_bodies_one_after_the_other_end_in_one_release(heap):
 
 async def test_nothing_is_released_while_a_body_is_held(heap):
     budget, released = heap
-    with budget.share("other") as held:
+    with budget.lease("other") as held:
         request(budget, 16 * MIB)
         held.take(1)
         await turns()
@@ -68,16 +68,16 @@ async def test_nothing_is_released_while_a_body_is_held(heap):
 async def test_room_that_was_given_back_unused_does_not_count(heap):
     budget, released = heap
     for _ in range(100):
-        with budget.share("a") as share:
-            await share.wait(40 * MIB)
-            share.give(40 * MIB - 100)
+        with budget.lease("a") as lease:
+            await lease.wait(40 * MIB)
+            lease.give(40 * MIB - 100)
     await turns()
     assert released.times == 0
 
 
 async def test_closing_ends_the_timer():
     budget, released = Budget(1000 * MIB, "bytes"), Released()
-    heap = Heap(budget, released, quiet_s=3600)
+    heap = Trim(budget, released, quiet_s=3600)
     request(budget, 16 * MIB)
     await heap.close()
     await heap.close()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from app.access.access import Caller
 from app.access.keys import CallerLimits
-from app.access.shares import Shares
+from app.access.limits import ClientLimits
 from app.errors import ServiceError
 from app.scheduling.scheduler import Scheduler
 from app.serving.filling import Filling
@@ -34,28 +34,28 @@ def refused(attempt: object, *arguments: object) -> ServiceError:
 
 
 def test_so_many_requests_at_a_time_of_each_caller() -> None:
-    shares = Shares()
+    limits = ClientLimits()
     busy = caller(requests=2)
-    with shares.request(busy), shares.request(busy):
-        assert refused(shares.request(busy).__enter__).code == "QUEUE_FULL"
-        with shares.request(caller("b", requests=2)):
+    with limits.request(busy), limits.request(busy):
+        assert refused(limits.request(busy).__enter__).code == "QUEUE_FULL"
+        with limits.request(caller("b", requests=2)):
             pass
-    with shares.request(busy):
+    with limits.request(busy):
         pass
-    assert len(shares) == 0, "who asks nothing is forgotten"
+    assert len(limits) == 0, "who asks nothing is forgotten"
 
 
 def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
-    shares = Shares()
+    limits = ClientLimits()
     limited = caller(bytes=100, pixels=1000)
-    with shares.request(limited) as first:
+    with limits.request(limited) as first:
         first.hold_bytes(60)
         first.hold_pixels(900)
-        with shares.request(limited) as second:
+        with limits.request(limited) as second:
             assert "100 bytes" in refused(second.hold_bytes, 41).message
             second.hold_bytes(40)
             assert "1000 pixels" in refused(second.hold_pixels, 101).message
-    with shares.request(limited) as third:
+    with limits.request(limited) as third:
         third.hold_bytes(100)
         third.hold_pixels(1000)
         assert third.counts_pixels
@@ -64,25 +64,25 @@ def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
 
 def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("app.access.shares.time.monotonic", lambda: now_s)
-    shares = Shares()
+    monkeypatch.setattr("app.access.limits.time.monotonic", lambda: now_s)
+    limits = ClientLimits()
     limited = caller(images_per_s=4)
-    with shares.request(limited) as portion:
-        portion.admit_images(4)
-        error = refused(portion.admit_images, 2)
+    with limits.request(limited) as client_lease:
+        client_lease.admit_images(4)
+        error = refused(client_lease.admit_images, 2)
         assert (error.code, error.retry_after_s) == ("QUEUE_FULL", 1)
-    assert len(shares) == 1, "its rate is remembered"
+    assert len(limits) == 1, "its rate is remembered"
     now_s += 0.5
-    with shares.request(limited) as portion:
-        portion.admit_images(2)
-        assert refused(portion.admit_images, 1).code == "QUEUE_FULL"
+    with limits.request(limited) as client_lease:
+        client_lease.admit_images(2)
+        assert refused(client_lease.admit_images, 1).code == "QUEUE_FULL"
     now_s += 10
-    with shares.request(limited) as portion:
-        portion.admit_images(1)
+    with limits.request(limited) as client_lease:
+        client_lease.admit_images(1)
     now_s += 10
-    with shares.request(limited):
+    with limits.request(limited):
         pass
-    assert len(shares) == 0
+    assert len(limits) == 0
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -90,8 +90,8 @@ def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at
     filling = Filling(None, None, 10**9, None, reads_pixels=False)  # type: ignore[arg-type]
     given_back: list[int] = []
     served: Any = SimpleNamespace(slots=SimpleNamespace(give=given_back.append))
-    with Shares().request(caller(pixels=150 if limited else 0)) as portion:
-        terms = Terms(0.0, portion=portion)
+    with ClientLimits().request(caller(pixels=150 if limited else 0)) as client_lease:
+        terms = Terms(0.0, client_lease=client_lease)
         assert filling.size_of(served, terms, WIDE) == (20, 5)
         if limited:
             assert "150 pixels" in refused(filling.size_of, served, terms, WIDE).message
@@ -103,23 +103,23 @@ def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at
 
 
 def test_priorities_are_for_those_who_may() -> None:
-    with Shares().request(caller(priority=5)) as portion:
-        portion.check_priority(5)
-        portion.check_priority(-100)
-        assert refused(portion.check_priority, 6).code == "FORBIDDEN"
+    with ClientLimits().request(caller(priority=5)) as client_lease:
+        client_lease.check_priority(5)
+        client_lease.check_priority(-100)
+        assert refused(client_lease.check_priority, 6).code == "FORBIDDEN"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 50)), max_size=40))
 def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
-    shares = Shares()
+    limits = ClientLimits()
     for name, size, pixels in asked:
         try:
-            with shares.request(caller(name, bytes=40, pixels=40, requests=1)) as portion:
-                portion.hold_bytes(size)
-                portion.hold_pixels(pixels)
+            with limits.request(caller(name, bytes=40, pixels=40, requests=1)) as client_lease:
+                client_lease.hold_bytes(size)
+                client_lease.hold_pixels(pixels)
         except ServiceError:
             pass
-    assert len(shares) == 0
+    assert len(limits) == 0
 
 
 def scheduler() -> Scheduler[str]:

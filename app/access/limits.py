@@ -10,78 +10,78 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
+from dataclasses import dataclass
 
 from app.access.access import Caller
 from app.errors import ServiceError
 from app.pace import Pace
 
 
-class Standing:
-    """Of one caller, over all its requests."""
+@dataclass(eq=False, slots=True)
+class ClientUsage:
+    """What one caller has under way, over all its requests; `pace`: of its images, where they have a rate."""
 
-    __slots__ = ("bytes", "pace", "pixels", "requests")
+    pace: Pace | None
+    requests: int = 0
+    bytes: int = 0
+    pixels: int = 0
 
-    def __init__(self, images_per_s: float) -> None:
-        self.requests = self.bytes = self.pixels = 0
-        self.pace = Pace(images_per_s * 60, burst=max(1.0, images_per_s)) if images_per_s else None
 
-
-class Shares:
+class ClientLimits:
     """Of all callers that have something under way, or a rate that is remembered."""
 
     def __init__(self) -> None:
-        self._standings: dict[str, Standing] = {}
+        self._usages: dict[str, ClientUsage] = {}
 
-    def request(self, caller: Caller) -> Portion:
+    def request(self, caller: Caller) -> ClientLease:
         """What a request of this caller holds; a context manager. Entering it raises QUEUE_FULL, FORBIDDEN."""
-        return Portion(self, caller)
+        return ClientLease(self, caller)
 
-    def standing(self, caller: Caller) -> Standing:
+    def usage(self, caller: Caller) -> ClientUsage:
         """Of a caller, made if need be."""
-        standing = self._standings.get(caller.name)
-        if standing is None:
-            standing = self._standings[caller.name] = Standing(caller.limits.images_per_s)
-        return standing
+        usage = self._usages.get(caller.name)
+        if usage is None:
+            rate = caller.limits.images_per_s
+            usage = ClientUsage(Pace(rate * 60, burst=max(1.0, rate)) if rate else None)
+            self._usages[caller.name] = usage
+        return usage
 
     def ended(self, caller: Caller) -> None:
         """Forget a caller that has nothing under way: addresses are the clients', and must not pile up."""
-        standing = self._standings[caller.name]
-        if standing.requests == 0 and (standing.pace is None or standing.pace.wait_s(time.monotonic(), math.inf) <= 0):
-            del self._standings[caller.name]
+        usage = self._usages[caller.name]
+        if usage.requests == 0 and (usage.pace is None or usage.pace.wait_s(time.monotonic(), math.inf) <= 0):
+            del self._usages[caller.name]
 
     def __len__(self) -> int:
-        return len(self._standings)
+        return len(self._usages)
 
 
-class Portion:
-    """What one request holds of its caller's share, until its context ends."""
+class ClientLease:
+    """What one request holds of its caller's limits, until its context ends."""
 
-    __slots__ = ("_bytes", "_pixels", "_shares", "_standing", "caller")
+    __slots__ = ("_bytes", "_limits", "_pixels", "_usage", "caller")
 
-    def __init__(self, shares: Shares, caller: Caller) -> None:
+    def __init__(self, limits: ClientLimits, caller: Caller) -> None:
         self.caller = caller
-        self._shares = shares
+        self._limits = limits
         self._bytes = self._pixels = 0
 
-    def __enter__(self) -> Portion:
-        standing = self._standing = self._shares.standing(self.caller)
+    def __enter__(self) -> ClientLease:
+        usage = self._usage = self._limits.usage(self.caller)
         most = self.caller.limits.requests
-        if most and standing.requests >= most:
-            self._shares.ended(self.caller)
+        if most and usage.requests >= most:
+            self._limits.ended(self.caller)
             raise _enough(f"{most} requests at a time")
-        standing.requests += 1
+        usage.requests += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        standing = self._standing
-        standing.requests -= 1
-        standing.bytes -= self._bytes
-        standing.pixels -= self._pixels
-        if standing.requests == 0:
-            self._shares.ended(self.caller)
+    def __exit__(self, *_: object) -> None:
+        usage = self._usage
+        usage.requests -= 1
+        usage.bytes -= self._bytes
+        usage.pixels -= self._pixels
+        if usage.requests == 0:
+            self._limits.ended(self.caller)
 
     def check_priority(self, priority: int) -> None:
         """Raises FORBIDDEN for more than the caller may have."""
@@ -92,14 +92,14 @@ class Portion:
     def hold_bytes(self, size: int) -> None:
         """So many bytes of the body are held. Raises QUEUE_FULL."""
         most = self.caller.limits.bytes
-        if most and self._standing.bytes + size > most:
+        if most and self._usage.bytes + size > most:
             raise _enough(f"{most} bytes of requests")
-        self._standing.bytes += size
+        self._usage.bytes += size
         self._bytes += size
 
     def admit_images(self, count: int) -> None:
         """So many images are to be computed. Raises QUEUE_FULL."""
-        pace = self._standing.pace
+        pace = self._usage.pace
         if pace is None:
             return
         wait_s = pace.wait_s(time.monotonic(), count)
@@ -115,9 +115,9 @@ class Portion:
     def hold_pixels(self, pixels: int) -> None:
         """An image of so many is to be decoded. Raises QUEUE_FULL."""
         most = self.caller.limits.pixels
-        if most and self._standing.pixels + pixels > most:
+        if most and self._usage.pixels + pixels > most:
             raise _enough(f"{most} pixels")
-        self._standing.pixels += pixels
+        self._usage.pixels += pixels
         self._pixels += pixels
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from app.ingress.pacing import Turns
+from app.ingress.pacing import Pacing
 
 
 async def test_as_many_begin_in_a_turn_as_may_and_in_their_order():
-    turns, begun = Turns(3), []
+    turns, begun = Pacing(3), []
 
     async def one(number):
         await turns.take()
@@ -25,7 +25,7 @@ async def test_as_many_begin_in_a_turn_as_may_and_in_their_order():
 
 
 async def test_others_get_their_turn_in_between():
-    turns, order = Turns(1), []
+    turns, order = Pacing(1), []
 
     async def one():
         await turns.take()
@@ -41,7 +41,7 @@ async def test_others_get_their_turn_in_between():
 
 
 async def test_who_leaves_takes_nobodys_turn():
-    turns, begun = Turns(1), []
+    turns, begun = Pacing(1), []
 
     async def one(number):
         await turns.take()
