@@ -7,7 +7,7 @@ from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import (
     MASK_FORMS,
-    OBJECT_TASKS,
+    Finds,
     MaskForm,
     Model,
     Options,
@@ -25,8 +25,8 @@ __all__ = [
     "ARCHITECTURES",
     "DATATYPES",
     "MASK_FORMS",
-    "OBJECT_TASKS",
     "ExportedModel",
+    "Finds",
     "InputError",
     "MaskForm",
     "Model",

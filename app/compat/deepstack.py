@@ -26,7 +26,7 @@ from app.protocols.parameters import number
 from app.serving.prediction import Answer, predict
 from app.serving.service import Service
 from app.serving.terms import Terms
-from models import OBJECT_TASKS, Options, PixelModel
+from models import Finds, Options, PixelModel
 
 router = APIRouter(tags=["deepstack"], include_in_schema=False)
 
@@ -55,13 +55,13 @@ class DeepStackCall(PredictCall):
 @router.post("/v1/vision/detection")
 async def detection(request: Request) -> Response:
     """Boxes by the first model that finds objects."""
-    return await _answered(request, _first(request, classifier=False))
+    return await _answered(request, _first(request, "objects"))
 
 
 @router.post("/v1/vision/scene")
 async def scene(request: Request) -> Response:
     """The best class, by the first classifier."""
-    return await _answered(request, _first(request, classifier=True))
+    return await _answered(request, _first(request, "classes"))
 
 
 @router.post("/v1/vision/custom/list")
@@ -79,11 +79,10 @@ async def custom(request: Request, model: str) -> Response:
     return await _answered(request, model)
 
 
-def _first(request: Request, *, classifier: bool) -> str:
+def _first(request: Request, finds: Finds) -> str:
     service: Service = request.app.state.service
     for name, served in service.models.items():
-        task = served.model.task
-        if task == "classify" if classifier else task in OBJECT_TASKS:
+        if served.model.finds == finds:
             return name
     return ""
 

@@ -117,7 +117,7 @@ class Gate:
         if held_out is None:
             return np.empty(0)
         assert isinstance(model, PixelModel)
-        detects = self._model.task != "classify"
+        detects = self._model.finds == "objects"
         # Precision is an average over all thresholds.
         options = Options(score_threshold=0.001) if detects else Options()
         rows = range(len(held_out.pixels))

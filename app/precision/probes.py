@@ -120,7 +120,7 @@ class Calibration:
             width, height = size = ((500, 375), (640, 480), (375, 500))[index % 3]
             rgb: Pixels
             truth: Any
-            if self._model.task == "classify":
+            if self._model.finds == "classes":
                 rgb, truth = classification_image(_SEEDS[purpose], index, size)
             else:
                 rgb, boxes, classes = detection_image(_SEEDS[purpose], index, size)

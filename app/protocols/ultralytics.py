@@ -26,7 +26,6 @@ ROWS = "output0"
 LEAST_SCORE = 0.001
 """What is sent where the request names no threshold: the client has one of its own."""
 _MOST_ROWS = 300
-_TASKS = ("detect", "pose", "obb", "classify")
 _STRIDE = 32
 
 
@@ -36,14 +35,15 @@ def is_offered(settings: Settings, served: ServedModel) -> bool:
     if "ultralytics" not in split(settings.compat) or served.floats is None or not isinstance(model, PixelModel):
         return False
     mean, std = model.normalisation
-    return model.task in _TASKS and set(mean) == {0.0} and set(std) == {1.0}  # It sends pixels in 0..1.
+    # It sends pixels in 0..1.
+    return model.finds != "other" and not _shape(model, "masks") and set(mean) == {0.0} and set(std) == {1.0}
 
 
 def tensors_of(model: PixelModel) -> dict[str, Any]:
     """`input`, `output` and `parameters` of the configuration."""
     height, width, channels = model.input_shape
-    columns = {"obb": 7, "pose": 6 + 3 * _keypoints(model)}.get(model.task, 6)
-    dims = [len(model.labels)] if model.task == "classify" else [_MOST_ROWS, columns]
+    columns = 6 + (1 if _shape(model, "turned") else 0) + 3 * _keypoints(model)
+    dims = [len(model.labels)] if model.finds == "classes" else [_MOST_ROWS, columns]
     return {
         "input": [{"name": INPUT, "data_type": "TYPE_FP32", "dims": [channels, height, width]}],
         "output": [{"name": ROWS, "data_type": "TYPE_FP32", "dims": dims}],
@@ -57,13 +57,11 @@ def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, opti
     the probabilities; of turned boxes centre, width and height, and the angle last.
     """
     found = model.tensors(outputs, placement, options)
-    if model.task == "classify":
+    if model.finds == "classes":
         return found["probabilities"].astype(np.float32)
-    boxes = found["turned"][:, :4] if model.task == "obb" else found["boxes"]
-    parts = [boxes, found["scores"][:, None], found["classes"][:, None]]
-    if model.task == "obb":
-        parts.append(found["turned"][:, 4:])
-    if model.task == "pose":
+    boxes = found.get("turned", found["boxes"])
+    parts = [boxes[:, :4], found["scores"][:, None], found["classes"][:, None], boxes[:, 4:]]
+    if "keypoints" in found:
         parts.append(found["keypoints"].reshape(len(boxes), -1))
     filled = np.concatenate(parts, axis=1, dtype=np.float32)[:_MOST_ROWS]
     return np.pad(filled, ((0, _MOST_ROWS - len(filled)), (0, 0)))
@@ -74,16 +72,23 @@ def _metadata(model: PixelModel) -> dict[str, Any]:
     height, width, channels = model.input_shape
     about: dict[str, Any] = {
         "task": model.task,
-        "stride": 1 if model.task == "classify" else _STRIDE,
+        "stride": 1 if model.finds == "classes" else _STRIDE,
         "batch": 1,
         "imgsz": [height, width],
         "names": dict(enumerate(model.labels)),
         "channels": channels,
-        "end2end": model.task != "classify",
+        "end2end": model.finds != "classes",
         "args": {"nms": False, "dynamic": False},
     }
-    return about | ({"kpt_shape": [_keypoints(model), 3]} if model.task == "pose" else {})
+    keypoints = _keypoints(model)
+    return about | ({"kpt_shape": [keypoints, 3]} if keypoints else {})
 
 
 def _keypoints(model: PixelModel) -> int:
-    return next((spec.shape[2] for spec in model.answers if spec.name == "keypoints"), 0)
+    shape = _shape(model, "keypoints")
+    return shape[2] if shape else 0
+
+
+def _shape(model: PixelModel, name: str) -> tuple[int, ...] | None:
+    """The shape of one of the tensors of answers, None where there is none of this name."""
+    return next((spec.shape for spec in model.answers if spec.name == name), None)

@@ -22,7 +22,7 @@ from app.serving.filling import Encoded, Frame
 from app.serving.items import ComputedBy, Fill, Items, computed_by
 from app.serving.service import Service
 from app.serving.terms import Terms
-from models import OBJECT_TASKS, NormalisedModel, Options, PixelModel, Placement, TensorModel
+from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
 
@@ -62,7 +62,7 @@ async def predict(
         name = served.model.name
         raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
     possible = len(images) * options.max_detections
-    if served.model.task in OBJECT_TASKS and len(images) > 1 and possible > _MOST_DETECTIONS:
+    if served.model.finds == "objects" and len(images) > 1 and possible > _MOST_DETECTIONS:
         raise invalid_request(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"

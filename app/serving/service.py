@@ -36,7 +36,7 @@ from app.serving.stages import parse_stages
 from app.serving.threads import Threads
 from backends import Choice, choose, host, simulated
 from backends.null import backend as null
-from models import OBJECT_TASKS, Model, ModelError, NormalisedModel, PixelModel
+from models import Model, ModelError, NormalisedModel, PixelModel
 from models.tasks.tiles import Tiling, parse_tilings
 
 log = logging.getLogger("anychip.service")
@@ -206,8 +206,7 @@ def _tilings(settings: Settings, models: Mapping[str, ServedModel]) -> dict[str,
     for name in tilings:
         if name not in models:
             raise ModelError(f"--tiles names {name!r}, and there is {', '.join(models)}.")
-        model = models[name].model
-        if not isinstance(model, PixelModel) or model.task not in OBJECT_TASKS:
+        if models[name].model.finds != "objects":
             raise ModelError(f"--tiles names {name}, which finds no objects: tiles are of no use for it.")
     return tilings
 

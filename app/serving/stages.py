@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from app.config import STAGES
 from app.decoder.messages import Region
 from app.fleet.served_model import ServedModel
-from models import OBJECT_TASKS, ModelError, PixelModel, parse_spec
+from models import ModelError, parse_spec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = "classes, margin, min_side and most"
@@ -50,9 +50,9 @@ class Stages:
             if name not in models:
                 raise ModelError(f"{self.name} needs the model {name!r}, and there is {', '.join(models)}.")
         first, second = models[self.first].model, models[self.second].model
-        if not isinstance(first, PixelModel) or first.task not in OBJECT_TASKS:
+        if first.finds != "objects":
             raise ModelError(f"the first stage of {self.name} must find objects, and {self.first} does not.")
-        if not isinstance(second, PixelModel) or second.task != "classify":
+        if second.finds != "classes":
             raise ModelError(f"the second stage of {self.name} must be a classifier, and {self.second} is not.")
         unknown = [label for label in self.classes if label not in first.labels]
         if unknown:

@@ -18,7 +18,7 @@ from app.serving.prediction import Answer, computed
 from app.serving.regions import RegionFills
 from app.serving.service import Service
 from app.serving.terms import Terms
-from models import OBJECT_TASKS, MaskForm, Options, PixelModel
+from models import MaskForm, Options
 from models.tasks.tiles import Tiling, merged
 
 TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")
@@ -38,7 +38,7 @@ async def predict_tiled(
     larger than a tile. Raises ServiceError.
     """
     model, most = served.model, service.settings.max_images
-    if not isinstance(model, PixelModel) or model.task not in OBJECT_TASKS:
+    if model.finds != "objects":
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in TILED_MASKS:
         raise invalid_request("with tiles, masks are answered as polygons")

@@ -154,7 +154,7 @@ def _accuracy(model: Model, parsed: argparse.Namespace) -> Callable[[Executable]
 
     if not parsed.labels and not parsed.coco:
         return None
-    if not isinstance(model, PixelModel) or (parsed.labels and model.task != "classify"):
+    if not isinstance(model, PixelModel) or (parsed.labels and model.finds != "classes"):
         raise CommandError("--labels are for image classifiers, --coco for detectors")
     found: Sequence[Labelled]
     if parsed.labels:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from models.contract.geometry import Geometry
 
 Task = Literal["classify", "detect", "segment", "pose", "obb", "infer"]
-OBJECT_TASKS: tuple[Task, ...] = ("detect", "segment", "pose", "obb")
-"""Their predictions have `detections`, with a box each."""
+Finds = Literal["classes", "objects", "other"]
+"""What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows."""
 MaskForm = Literal["polygon", "rle", "png", "none"]
 MASK_FORMS: tuple[MaskForm, ...] = ("polygon", "rle", "png", "none")
 Array = npt.NDArray[Any]
@@ -159,6 +159,11 @@ class Model(ABC):
     @abstractmethod
     def task(self) -> Task:
         """What the model answers with."""
+
+    @property
+    def finds(self) -> Finds:
+        """What the entries of its answers have."""
+        return "other"
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from models.contract.model import Array, Options, OutputSpec, Placement
+from models.contract.model import Array, Finds, Options, OutputSpec, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter, made
 from models.exports.images import ExportedDetector
 
@@ -24,6 +24,11 @@ class AdaptedModel(ExportedDetector):
 
     adapter: str = field(kw_only=True)
     file: AdaptedFile = field(kw_only=True)
+
+    @property
+    def finds(self) -> Finds:
+        """Something that the adapter alone knows."""
+        return "other"
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.geometry import Geometry
-from models.contract.model import Array, Options, OutputSpec, PixelModel, PixelNetwork, Placement, Task, softmax
+from models.contract.model import Array, Finds, Options, OutputSpec, PixelModel, PixelNetwork, Placement, Task, softmax
 from models.tasks.top_classes import best_in, with_best
 from models.vision import torchvision
 from models.weights.without_values import WithoutValues
@@ -124,6 +124,11 @@ class Classifier(PixelModel):
     def task(self) -> Task:
         """`classify`."""
         return "classify"
+
+    @property
+    def finds(self) -> Finds:
+        """`classes`."""
+        return "classes"
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from models.contract.errors import WeightsError
 from models.contract.geometry import Geometry
-from models.contract.model import Array, Options, OutputSpec, PixelModel, PixelNetwork, Placement, Task
+from models.contract.model import Array, Finds, Options, OutputSpec, PixelModel, PixelNetwork, Placement, Task
 from models.tasks.coco import COCO_CLASSES
 from models.tasks.instances import MAX_CANDIDATES, suppress
 from models.yolo.families import DETECTORS, PUBLISHED_DETECTORS, named_in, parts_of
@@ -108,6 +108,11 @@ class Detector(PixelModel):
     def task(self) -> Task:
         """`detect`."""
         return "detect"
+
+    @property
+    def finds(self) -> Finds:
+        """`objects`."""
+        return "objects"
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.contract.model import Array, Model, Options, PixelModel, PixelNetwork, Task
+from models.contract.model import Array, Finds, Model, Options, PixelModel, PixelNetwork, Task
 from models.contract.tensors import TensorSpec, item_bytes, layout
 
 
@@ -92,6 +92,11 @@ class NormalisedModel(Model):
     def task(self) -> Task:
         """The image model's task."""
         return self.image_model.task
+
+    @property
+    def finds(self) -> Finds:
+        """What the image model finds."""
+        return self.image_model.finds
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def accuracy(
 
     Images that cannot be read are left out of it. Raises BackendError.
     """
-    detects = model.task != "classify"
+    detects = model.finds == "objects"
     options = Options(score_threshold=0.001) if detects else Options()
     truth: list[Any] = []
     answers: list[dict[str, Any]] = []

@@ -270,7 +270,7 @@ def agreement_of(model: Model, expected: Sequence[Array], outputs: Sequence[Arra
         return [model.postprocess(model.reduce(given, row, options), whole, options) for row in range(count)]
 
     pairs = list(zip(answers(expected), answers(outputs), strict=True))
-    if model.task == "classify":
+    if model.finds == "classes":
         tops = [[[each["class_id"] for each in answer["classes"]] for answer in pair] for pair in pairs]
         same = [float(one[0] == other[0]) for one, other in tops]
         shared = [len(set(one) & set(other)) / max(1, len(one)) for one, other in tops]
