@@ -141,13 +141,6 @@ class Settings(BaseSettings):
     client_images_per_s: float = Field(
         0, ge=0, description="Images a second of one client, a second's worth at once; 0: no such limit"
     )
-    shared_throughput: float = Field(
-        0.97,
-        gt=0,
-        le=1,
-        description="Share of the most images a second that is kept while several clients ask: smaller batches, "
-        "and pauses for a client that asks again at once, so that nobody waits long for another's (docs/scheduling.md)",
-    )
     cors_origins: str = Field(
         "", description="Web pages that may ask from a browser, by origin, e.g. https://app.example.com; none if empty"
     )

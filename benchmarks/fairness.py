@@ -5,8 +5,8 @@
 Each sends as many images at a time as it is told, from an address and a process of its own. Compared is the 99th
 percentile of the modest client's latency beside the greedy one with what it is alone. A batch that has begun is not
 stopped, so the least that can be is the rest of that batch and the modest client's own: twice a batch where all sizes
-take as long, and the client asks as soon as it is answered; once a batch where `--shared-throughput` lets the device
-wait for it. Alone it waits for that, too, once it has several images under way. Owns: this measurement.
+take as long, and the client asks as soon as it is answered. Alone it waits for that, too, once it has several images
+under way. Owns: this measurement.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=20.0, help="that a batch takes (default: %(default)g)")
     parser.add_argument("--image-delay-ms", type=float, default=0.0, help="that each of its images adds to it")
     parser.add_argument("--pause-ms", type=float, default=0.0, help="between the modest client's requests, at most")
-    parser.add_argument("--shared-throughput", default="0.97", help="the service's setting (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     delay = f"delay_ms={given.delay_ms:g},image_delay_ms={given.image_delay_ms:g}"
     null = ("--device", "null", "--null", delay, "--batch-sizes", "1,2,4,8")
-    null += ("--shared-throughput", given.shared_throughput)
     with servers.service(_MODEL, "--weights", "random", *null) as server:
         report = asyncio.run(measure(server.port, given.seconds, given.greedy, given.modest, given.pause_ms / 1e3))
     if given.json:

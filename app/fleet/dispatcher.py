@@ -73,7 +73,7 @@ class Dispatcher:
             if isinstance(served.model, NormalisedModel):
                 self.models[served.model.image_model.name].add_form(served)
         self.scheduler: Scheduler[Pending] = Scheduler(
-            dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3, settings.shared_throughput
+            dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3
         )
         self.arena = Arena([(math.prod(model.input_shape), slots) for model in models], memories(choice, models))
         self.replicas: list[Replica] = []
@@ -97,8 +97,9 @@ class Dispatcher:
                 self._watch(served)
 
     def _watch(self, served: ServedModel) -> None:
-        served.metrics.queue_depth.set_function(lambda: sum(map(self.scheduler.waiting, served.names)))
-        served.metrics.queue_reserved.set_function(lambda: sum(map(self.scheduler.reserved, served.names)))
+        queues = [self.scheduler.queues[name] for name in served.names]
+        served.metrics.queue_depth.set_function(lambda: sum(queue.depth for queue in queues))
+        served.metrics.queue_reserved.set_function(lambda: sum(queue.reserved for queue in queues))
         served.metrics.queue_limit.set(self._settings.queue_size * len(served.names))
         served.metrics.images_in_flight.set_function(lambda: served.images_under_way)
         served.metrics.slots_taken.set_function(lambda: served.slots_taken)
@@ -396,5 +397,5 @@ class Dispatcher:
                 self._refuse_waiting(name, f"no worker is left for {name}")
 
     def _refuse_waiting(self, name: str, reason: str) -> None:
-        for item in self.scheduler.discard_all(name):
+        for item in self.scheduler.queues[name].discard_all():
             self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))

@@ -19,13 +19,13 @@ _CEILING_S = 30.0
 _LONGEST_CEILING_S = 600.0
 
 
-class Ladder:
+class BatchLatencies:
     """The batch sizes a worker takes of a model, how long each is expected to take, and which may be used now."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` by ladder size, as measured when the worker warmed up."""
+        """`seconds` by batch size, as measured when the worker warmed up."""
         if not seconds or any(size < 1 or taken < 0 for size, taken in seconds.items()):
-            raise ValueError("a ladder needs at least one positive size and no negative time")
+            raise ValueError("batch latencies need at least one positive size and no negative time")
         self._seconds = dict(sorted(seconds.items()))
         self._measured = {size: max(taken, _SHORTEST_S) for size, taken in self._seconds.items()}
         self.sizes = tuple(self._seconds)
@@ -41,7 +41,7 @@ class Ladder:
         self._rated()
 
     def credible_s(self, size: int, seconds: float) -> float:
-        """What is believed of the time a batch took: in the rest of it something stood still, and not for its sake."""
+        """The part of a batch's time that is believed: in the rest of it a process or the device stood still."""
         return min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
 
     def learn(self, size: int, seconds: float) -> None:
@@ -61,16 +61,16 @@ class Ladder:
         self._rated()
 
     def of(self, size: int) -> float:
-        """Seconds expected of a batch of ladder size `size`."""
+        """Seconds expected of a batch of `size`."""
         return self._seconds[size]
 
     def limit(self, size: int, now: float) -> None:
-        """No batches above `size` for a while, then one rung more at a time; longer each time it did not hold.
+        """No batches above `size` for a while, then one size more at a time; longer each time it did not hold.
 
         At least the smallest size stays.
         """
         self._limited_for_s = min(2 * self._limited_for_s, _LONGEST_CEILING_S) if self._limited_until_s else _CEILING_S
-        self._usable = max(1, sum(rung <= size for rung in self.sizes))
+        self._usable = max(1, sum(each <= size for each in self.sizes))
         self._limited_until_s = now + self._limited_for_s
         self._rated()
 
@@ -102,15 +102,11 @@ class Ladder:
         return best
 
     def short_size(self, rate_kept: float, now: float) -> int:
-        """The smallest size that answers at least such a share of the most images a second, as measured at the start:
-        what is learned since goes up and down by as much as sizes differ.
+        """The smallest size that answers at least this share of the most images a second, by the times of the start:
+        later estimates vary by as much as sizes differ.
         """
         rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
         return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
-
-    def spare_s(self, size: int, rate_kept: float) -> float:
-        """How long the device may stand still before each batch of `size`, so that such a share of the rate is left."""
-        return size / (rate_kept * self.rate) - self._seconds[size]
 
     def best_s(self, waiting: int, now: float) -> float:
         """Seconds expected of the next batch when `waiting` items are there."""
@@ -170,22 +166,22 @@ class Lateness:
         self._deviation_s /= 2
 
 
-class Lane:
+class WorkerTimeline:
     """A worker as an image in the queue sees it: one full batch after the other, from `start_s` on."""
 
-    __slots__ = ("full", "ladder", "now", "start_s", "step_s")
+    __slots__ = ("full", "latencies", "now", "start_s", "step_s")
 
-    def __init__(self, ladder: Ladder, start_s: float, models: int, now: float) -> None:
+    def __init__(self, latencies: BatchLatencies, start_s: float, models: int, now: float) -> None:
         """`start_s`: seconds from `now`; `models`: how many have work for the worker and take turns."""
-        self.ladder = ladder
+        self.latencies = latencies
         self.start_s = start_s
         self.now = now
-        self.full = ladder.ceiling(now)
-        self.step_s = max(ladder.of(self.full), 1e-9) * models
+        self.full = latencies.ceiling(now)
+        self.step_s = max(latencies.of(self.full), 1e-9) * models
 
     def done_s(self, images: int) -> float:
         """When a batch of up to so many images would be done, were it the next one."""
-        return self.start_s + self.ladder.best_s(images, self.now)
+        return self.start_s + self.latencies.best_s(images, self.now)
 
     def skip(self, batches: int) -> int:
         """Let so many full batches go first; returns their images."""
@@ -193,23 +189,23 @@ class Lane:
         return batches * self.full
 
 
-def last_s(lanes: Sequence[Lane], images: int, usual: int) -> float:
+def last_s(workers: Sequence[WorkerTimeline], images: int, usual: int) -> float:
     """Seconds until the last of `images` is done. Every batch is whole, and the last has at least `usual` images."""
-    if len(lanes) == 1:
-        [lane] = lanes
-        images -= lane.skip((images - 1) // lane.full)
-        return lane.done_s(max(images, usual))
-    spare = images - 2 * sum([lane.full for lane in lanes])
+    if len(workers) == 1:
+        [worker] = workers
+        images -= worker.skip((images - 1) // worker.full)
+        return worker.done_s(max(images, usual))
+    spare = images - 2 * sum([worker.full for worker in workers])
     if spare > 0:  # All but the last few batches at once, so that a long queue costs no more than a short one.
-        spare_s = spare / sum([lane.full / lane.step_s for lane in lanes])
-        images -= sum([lane.skip(int(spare_s / lane.step_s)) for lane in lanes])
+        spare_s = spare / sum([worker.full / worker.step_s for worker in workers])
+        images -= sum([worker.skip(int(spare_s / worker.step_s)) for worker in workers])
     while True:
         wanted = max(images, usual)
-        first, first_s = lanes[0], lanes[0].done_s(wanted)
-        for lane in lanes[1:]:
-            done_s = lane.done_s(wanted)
+        first, first_s = workers[0], workers[0].done_s(wanted)
+        for worker in workers[1:]:
+            done_s = worker.done_s(wanted)
             if done_s < first_s:
-                first, first_s = lane, done_s
+                first, first_s = worker, done_s
         if images <= first.full:
             return first_s
         images -= first.skip(1)

@@ -1,4 +1,4 @@
-"""What is different while several clients ask: nobody's next image shall wait behind more batches than it must.
+"""What is different while several clients ask: the next image of each shall wait behind as few batches as it can.
 
 Owns: whether several clients ask at present, and how early the next batch goes to a worker that computes one. Pure
 logic; times are in seconds, the clock is a parameter. Must not know queues or batches.
@@ -20,25 +20,20 @@ _EARLY_SHARE = 0.15
 """And of a batch's time: a worker that begins a batch before the one before is done looks for it that early."""
 _PREPARATIONS = 2.0
 RATE_KEPT = 0.97
-"""Of the most images a second that a worker answers, so much is left where shorter batches let others go sooner, unless
-`--shared-throughput` says otherwise."""
+"""Share of the most images a second that a worker still answers with the shorter batches of this time."""
 
 
 class Sharing:
-    """Whether several clients have asked of late.
+    """Whether several clients have asked of late."""
 
-    `rate_kept`: of the most images a second, what shorter batches must leave while they do.
-    """
+    __slots__ = ("_client", "_seen_s", "_until_s")
 
-    __slots__ = ("_client", "_seen_s", "_until_s", "rate_kept")
-
-    def __init__(self, rate_kept: float = RATE_KEPT) -> None:
-        self.rate_kept = rate_kept
+    def __init__(self) -> None:
         self._client, self._seen_s = "", -math.inf
         self._until_s = -math.inf
 
     def asked(self, client: str, now: float) -> None:
-        """A client asks, "" for nobody in particular."""
+        """A client asks; "" where it is not known which."""
         if client != self._client:
             if now < self._seen_s + _REMEMBERED_S:
                 self._until_s = now + _REMEMBERED_S

@@ -36,9 +36,7 @@ class DeadlineUnreachableError(Exception):
 
 
 class Checked(NamedTuple):
-    """What was found when one image of a request could have been taken, at `at_s`: for whom, and Reservation's
-    `expected_s`.
-    """
+    """The admission check made before the upload, at `at_s`, for one image; `expected_s`: as in Reservation."""
 
     model: str
     deadline_s: float
@@ -47,7 +45,7 @@ class Checked(NamedTuple):
     expected_s: float | None
 
     def stands(self, model: str, deadline_s: float, priority: int, now: float) -> bool:
-        """Whether the same would be found now: nothing was waited for, as of a body that had arrived already."""
+        """Whether that check is still valid: its body had arrived already, so that no time passed (1 ms)."""
         same = (model, deadline_s, priority) == (self.model, self.deadline_s, self.priority)
         return same and now < self.at_s + _STANDS_S
 
@@ -58,7 +56,7 @@ class Reservation:
 
     `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
     included; None where the model had no worker. `interruptions`: of the model's work until then.
-    `client`: whose request it is, "": nobody's in particular; `behind`: how many requests it had under way;
+    `client`: whose request it is, "" where that is not known; `behind`: how many requests it had under way;
     `first_s`: the rank of the first image that came into the queue; `alone`: nothing else of the model was under way.
     """
 
@@ -100,7 +98,7 @@ class Item(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[T]):
-    """Items sent to a worker together, padded to `size`, one of the model's ladder."""
+    """Items sent to a worker together, padded to `size`, one of the model's batch sizes."""
 
     id: int
     worker: str
@@ -213,26 +211,11 @@ class Queue(Generic[T]):
             else:
                 del self.clients[client]  # Addresses are the clients': what asks nothing must not stay.
 
-    def answered(self, items: Iterable[Item[T]]) -> list[str]:
-        """The clients that have nothing more under way once the items of a batch are answered."""
-        requests: dict[Reservation, int] = {}
-        for item in items:
-            if item.reservation is not None and item.reservation.client:
-                requests[item.reservation] = requests.get(item.reservation, 0) + 1
-        clients: dict[str, int] = {}
-        for request, images in requests.items():
-            clients[request.client] = clients.get(request.client, 0) + (images == request.images)
-        return [client for client, ended in clients.items() if self.clients[client][0] <= ended]
-
-    def before(self, rank_s: float) -> int:
-        """How many wait before one of this rank, at most: some of them may have left."""
-        return sum([each[0] <= rank_s for each in self.heap])
-
     def rank_s(self, reservation: Reservation, now: float, position: int, seconds_an_image: float) -> float:
         """The rank of an image of a request, its priority not included.
 
-        The requests that a client has under way count against its next one: whoever asks little goes before all but
-        the first requests of somebody who asks much. The requests of one client keep their order.
+        The requests that a client has under way count against its next one: a client that asks little goes before all
+        but the first requests of one that asks much. The requests of one client keep their order.
         """
         client = reservation.client
         if client and reservation.first_s is None:
@@ -272,6 +255,13 @@ class Queue(Generic[T]):
             if len(self.ages) > 2 * self.depth + 16:
                 self.ages = [(item.enqueued_s, order, item) for _, order, item in self.heap if item.queued]
                 heapq.heapify(self.ages)
+
+    def discard_all(self) -> list[Item[T]]:
+        """Take every waiting item out, in order."""
+        items = [entry[2] for entry in sorted(self.heap, key=lambda entry: entry[:2]) if entry[2].queued]
+        for item in items:
+            self.discard(item)
+        return items
 
     def oldest_s(self) -> float:
         """When the item that has waited longest was enqueued; only where `aged`. Raises IndexError when none waits."""

@@ -138,7 +138,7 @@ def test_a_modest_client_goes_before_the_backlog_of_a_greedy_one() -> None:
     queues.enqueue(modest, "modest", 0.1)
     order = []
     now_s = 0.1
-    while queues.waiting("m") or queues.in_flight("m"):
+    while queues.queues["m"].depth or queues.queues["m"].in_flight:
         batches, _ = queues.dispatch(now_s)
         now_s += 0.01
         for batch in batches:
@@ -151,4 +151,4 @@ def test_a_modest_client_goes_before_the_backlog_of_a_greedy_one() -> None:
     assert greedy_order == [f"greedy {number}" for number in range(200)], "of one client in its own order"
     for reservation in (*greedy, modest):
         queues.release(reservation)
-    assert queues._queues["m"].clients == {}
+    assert queues.queues["m"].clients == {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.scheduling.batching import Ladder, Lateness
+from app.scheduling.batching import BatchLatencies, Lateness
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
 FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
@@ -19,17 +19,17 @@ ladders = st.dictionaries(st.integers(1, 64), st.floats(1e-4, 10), min_size=1, m
     [(LINEAR, 3, 2), (LINEAR, 5, 4), (LINEAR, 8, 8), (FLAT, 3, 4), (FLAT, 5, 8), (FLAT, 1, 1), (FLAT, 50, 8)],
 )
 def test_padding_is_paid_only_where_it_costs_less_than_a_second_batch(seconds, waiting, size):
-    assert Ladder(seconds).best_size(waiting, 0.0) == size
+    assert BatchLatencies(seconds).best_size(waiting, 0.0) == size
 
 
 @pytest.mark.parametrize("seconds", [{}, {0: 0.1}, {-1: 0.1}, {1: -0.1}])
 def test_a_ladder_without_sizes_or_with_impossible_ones_is_refused(seconds):
-    with pytest.raises(ValueError, match="ladder"):
-        Ladder(seconds)
+    with pytest.raises(ValueError, match="batch latencies"):
+        BatchLatencies(seconds)
 
 
 def test_latency_is_learned_upwards_and_downwards():
-    ladder = Ladder({4: 0.1})
+    ladder = BatchLatencies({4: 0.1})
     for seconds in (0.5, 0.02):
         for _ in range(100):
             ladder.learn(4, seconds)
@@ -38,21 +38,21 @@ def test_latency_is_learned_upwards_and_downwards():
 
 
 def test_a_ladder_measured_as_no_time_at_all_still_learns():
-    ladder = Ladder({1: 0.0})
+    ladder = BatchLatencies({1: 0.0})
     for _ in range(100):
         ladder.learn(1, 0.05)
     assert ladder.of(1) == pytest.approx(0.05, rel=1e-3)
 
 
 def test_one_stall_does_not_make_a_size_unusable():
-    ladder = Ladder(FLAT)
+    ladder = BatchLatencies(FLAT)
     ladder.learn(8, 30.0)
     assert ladder.of(8) < 2 * FLAT[8]
     assert ladder.best_size(8, 0.0) == 8
 
 
 def test_a_size_that_was_slow_for_a_time_is_tried_again():
-    ladder = Ladder(FLAT)
+    ladder = BatchLatencies(FLAT)
     for _ in range(50):
         ladder.learn(8, 1.0)
     assert ladder.best_size(7, 0.0) == 4, "the test needs a size that is avoided"
@@ -67,7 +67,7 @@ def test_a_size_that_was_slow_for_a_time_is_tried_again():
 
 def test_a_size_that_stays_slow_is_tried_only_rarely():
     truth = {**FLAT, 8: 0.030}
-    ladder = Ladder(FLAT)
+    ladder = BatchLatencies(FLAT)
     sizes = []
     for _ in range(2000):
         sizes.append(ladder.best_size(7, 0.0))
@@ -76,7 +76,7 @@ def test_a_size_that_stays_slow_is_tried_only_rarely():
 
 
 def test_the_least_is_the_shortest_that_any_batch_took():
-    ladder = Ladder(LINEAR)
+    ladder = BatchLatencies(LINEAR)
     assert ladder.least_s == 0.010
     ladder.learn(2, 0.004)
     ladder.learn(2, 0.050)
@@ -84,7 +84,7 @@ def test_the_least_is_the_shortest_that_any_batch_took():
 
 
 def test_after_out_of_memory_no_larger_batch_is_used_and_the_rate_follows():
-    ladder = Ladder(FLAT)
+    ladder = BatchLatencies(FLAT)
     ladder.limit(2, 0.0)
     assert ladder.ceiling(0.0) == 2
     assert ladder.best_size(50, 0.0) == 2
@@ -92,14 +92,14 @@ def test_after_out_of_memory_no_larger_batch_is_used_and_the_rate_follows():
 
 
 def test_the_ceiling_comes_back_one_rung_at_a_time():
-    ladder = Ladder(FLAT)
+    ladder = BatchLatencies(FLAT)
     ladder.limit(1, 0.0)
     assert [ladder.ceiling(now) for now in (29.9, 30.0, 59.9, 60.0, 89.9, 90.0, 1e6)] == [1, 2, 2, 4, 4, 8, 8]
     assert ladder.rate == pytest.approx(8 / 0.012)
 
 
 def test_a_ceiling_that_did_not_hold_lasts_longer_the_next_time_within_a_limit():
-    ladder = Ladder(FLAT)
+    ladder = BatchLatencies(FLAT)
     now, waits = 0.0, []
     for _ in range(8):
         ladder.limit(4, now)
@@ -111,7 +111,7 @@ def test_a_ceiling_that_did_not_hold_lasts_longer_the_next_time_within_a_limit()
 
 
 def test_the_smallest_size_always_stays():
-    ladder = Ladder({4: 0.1, 8: 0.2})
+    ladder = BatchLatencies({4: 0.1, 8: 0.2})
     ladder.limit(1, 0.0)
     assert ladder.best_size(9, 0.0) == 4
 
@@ -119,7 +119,7 @@ def test_the_smallest_size_always_stays():
 @settings(deadline=None, derandomize=True)
 @given(ladders, st.integers(1, 200), st.none() | st.integers(0, 64))
 def test_the_best_size_is_on_the_ladder_and_under_the_ceiling_and_wastes_no_rung(seconds, waiting, limit):
-    ladder = Ladder(seconds)
+    ladder = BatchLatencies(seconds)
     if limit is not None:
         ladder.limit(limit, 0.0)
     size, ceiling = ladder.best_size(waiting, 1.0), ladder.ceiling(1.0)
@@ -133,7 +133,7 @@ def test_the_best_size_is_on_the_ladder_and_under_the_ceiling_and_wastes_no_rung
 @settings(deadline=None, derandomize=True)
 @given(ladders, st.integers(1, 200))
 def test_no_neighbouring_size_answers_more_items_a_second(seconds, waiting):
-    size = Ladder(seconds).best_size(waiting, 0.0)
+    size = BatchLatencies(seconds).best_size(waiting, 0.0)
     above = min((rung for rung in seconds if rung >= waiting), default=max(seconds))
     below = max((rung for rung in seconds if rung <= waiting), default=above)
     rate = {rung: min(rung, waiting) / seconds[rung] for rung in (above, below)}
@@ -143,7 +143,7 @@ def test_no_neighbouring_size_answers_more_items_a_second(seconds, waiting):
 @settings(deadline=None, derandomize=True)
 @given(ladders, st.lists(st.tuples(st.integers(0, 5), st.floats(0, 100)), max_size=50))
 def test_estimates_stay_within_what_was_measured_and_scale_with_it(seconds, taken):
-    ladder = Ladder(seconds)
+    ladder = BatchLatencies(seconds)
     for index, took in taken:
         ladder.learn(ladder.sizes[index % len(ladder.sizes)], took)
         assert all(ladder.of(size) >= 0 for size in ladder.sizes)
@@ -213,7 +213,7 @@ def test_what_is_usual_while_nothing_else_is_under_way_is_not_forgotten():
 @settings(deadline=None, derandomize=True)
 @given(ladders, st.lists(st.tuples(st.integers(0, 5), st.floats(0, 100)), max_size=50))
 def test_forgetting_leads_from_above_to_what_was_measured(seconds, taken):
-    ladder = Ladder(seconds)
+    ladder = BatchLatencies(seconds)
     for index, took in taken:
         ladder.learn(ladder.sizes[index % len(ladder.sizes)], took)
     below = {size: ladder.of(size) for size in ladder.sizes if ladder.of(size) <= seconds[size]}

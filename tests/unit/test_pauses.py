@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.scheduling.probes import EVERY_BATCHES
+from app.scheduling.expectation import PROBE_BATCHES
 from app.scheduling.queue import DeadlineUnreachableError
 from app.scheduling.scheduler import Scheduler
 
@@ -167,7 +167,7 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
     scheduler.add_worker("w", {"m": {1: 0.1}, "neighbour": {1: 0.1}})
     scheduler.enqueue(scheduler.reserve("neighbour", 1, 1e9, 0, 0.0), None, 0.0)
     assert scheduler.dispatch(0.0)[0]
-    lateness = scheduler._queues["m"].lateness
+    lateness = scheduler.queues["m"].lateness
     for _ in range(100):
         lateness.learn(1e6)
     assert lateness.seconds > 10 * LASTS_S
@@ -176,7 +176,7 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
         try:
             scheduler.release(scheduler.reserve("m", 1, now + LASTS_S, 0, now))
         except DeadlineUnreachableError:
-            assert now - let_in[-1] < EVERY_BATCHES * 0.1 + 0.011
+            assert now - let_in[-1] < PROBE_BATCHES * 0.1 + 0.011
         else:
             let_in.append(now)
         with pytest.raises(DeadlineUnreachableError):  # No batch was ever fast enough for it: not even as a try.
@@ -184,7 +184,7 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
     apart = [after - before for before, after in pairwise(let_in)]
     tries = apart[: apart.index(pytest.approx(0.01))]
     assert len(tries) > 3
-    assert tries == [pytest.approx(EVERY_BATCHES * 0.1, abs=0.011)] * len(tries)
+    assert tries == [pytest.approx(PROBE_BATCHES * 0.1, abs=0.011)] * len(tries)
     assert apart[len(tries) :] == [pytest.approx(0.01)] * (len(apart) - len(tries)), "at last it is let in like others"
 
 
@@ -198,15 +198,15 @@ def test_what_waited_for_a_worker_that_stood_still_teaches_no_lateness():
         scheduler.finish("w", sent.pop(0).id, now)
         sent += scheduler.dispatch(now)[0]
         now += 0.1
-    assert not any(scheduler.in_flight(model) + scheduler.waiting(model) for model in ("m", "neighbour"))
-    assert [scheduler._queues[model].lateness.seconds for model in ("m", "neighbour")] == [0.0, 0.0]
+    assert not any(scheduler.queues[model].in_flight + scheduler.queues[model].depth for model in ("m", "neighbour"))
+    assert [scheduler.queues[model].lateness.seconds for model in ("m", "neighbour")] == [0.0, 0.0]
 
 
 def test_clients_that_ask_gently_after_an_overload_of_the_decoders_are_let_in():
     """Two that ask now and then: the second of them is not refused because others waited for the decoders before."""
     scheduler = Scheduler({"m": 100})
     scheduler.add_worker("w", {"m": {1: 0.01}})
-    lateness = scheduler._queues["m"].lateness
+    lateness = scheduler.queues["m"].lateness
     for _ in range(200):
         lateness.learn(1.5 * LASTS_S)
     refused = 0
@@ -230,7 +230,7 @@ def test_what_overtakes_does_not_keep_out_what_is_refused():
     scheduler = Scheduler({"m": 100})
     scheduler.add_worker("w", {"m": {1: 0.1}})
     for _ in range(200):
-        scheduler._queues["m"].lateness.learn(5 * LASTS_S)
+        scheduler.queues["m"].lateness.learn(5 * LASTS_S)
     let_in = 0
     for now in (step * 0.1 for step in range(200)):
         scheduler.enqueue(scheduler.reserve("m", 1, now + LASTS_S, 1, now), None, now)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.scheduling import contention as sharing
+from app.scheduling.batching import BatchLatencies
 from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, NeverRoomError, QueueFullError
-from app.scheduling.returning import Returning
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
@@ -81,8 +81,8 @@ def test_while_a_worker_computes_exactly_one_full_batch_waits_in_front_of_it():
     scheduler = make()
     put(scheduler, 40)
     assert [len(batch.items) for batch in dispatch(scheduler)] == [8, 8]
-    assert scheduler.waiting("m") == 24
-    assert scheduler.in_flight("m") == 16
+    assert scheduler.queues["m"].depth == 24
+    assert scheduler.queues["m"].in_flight == 16
 
 
 def test_items_keep_their_order():
@@ -133,7 +133,7 @@ def test_nobody_is_woken_for_what_is_left_to_a_faster_worker():
     dispatch(scheduler, 1.0)
     scheduler.add_worker("slow", {"m": {1: 5.0, 8: 5.0}})
     assert dispatch(scheduler, 1.5) == []
-    assert scheduler.waiting("m") == 1
+    assert scheduler.queues["m"].depth == 1
     assert scheduler.wake_at(1.5) is None, "it spins"
 
 
@@ -240,8 +240,8 @@ def test_an_item_that_was_sent_can_no_longer_be_discarded():
 def test_discarding_all_returns_them_in_order_and_frees_their_room():
     scheduler = make({"m": 4}, workers=())
     low, high = put(scheduler, 1), put(scheduler, 1, priority=1)
-    assert scheduler.discard_all("m") == high + low
-    assert scheduler.discard_all("m") == []
+    assert scheduler.queues["m"].discard_all() == high + low
+    assert scheduler.queues["m"].discard_all() == []
     assert len(put(scheduler, 4)) == 4
 
 
@@ -254,8 +254,8 @@ def test_many_discards_leave_no_memory_behind(keep):
     for priority in range(1000):
         [item] = put(scheduler, 1, priority=-priority)
         scheduler.discard(item)
-    assert len(scheduler._queues["m"].heap) < 50
-    assert len(scheduler._queues["m"].ahead) <= 1
+    assert len(scheduler.queues["m"].heap) < 50
+    assert len(scheduler.queues["m"].ahead) <= 1
 
 
 # Deadlines
@@ -370,9 +370,9 @@ def test_latency_is_learned_for_each_worker_and_model_apart():
     [batch] = dispatch(scheduler)
     scheduler.finish(batch.worker, batch.id, 0.2)
     learned = {
-        (name, model): worker.ladders[model].of(1)
+        (name, model): worker.latencies[model].of(1)
         for name, worker in scheduler._workers.items()
-        for model in worker.ladders
+        for model in worker.latencies
     }
     changed = learned.pop((batch.worker, "a"))
     assert changed == pytest.approx(0.12)
@@ -394,8 +394,8 @@ def test_the_time_of_a_failed_batch_teaches_nothing():
     put(scheduler, 1)
     [batch] = dispatch(scheduler)
     scheduler.finish("w", batch.id, 5.0, learn=False)
-    assert scheduler._workers["w"].ladders["m"].of(1) == 0.01
-    assert scheduler._queues["m"].lateness.seconds == 0.0
+    assert scheduler._workers["w"].latencies["m"].of(1) == 0.01
+    assert scheduler.queues["m"].lateness.seconds == 0.0
 
 
 def test_the_time_a_batch_waited_for_the_one_before_is_not_its_own():
@@ -404,7 +404,7 @@ def test_the_time_a_batch_waited_for_the_one_before_is_not_its_own():
     first, second = dispatch(scheduler)
     scheduler.finish("w", first.id, 0.1)
     scheduler.finish("w", second.id, 0.2)
-    assert scheduler._workers["w"].ladders["m"].of(1) == pytest.approx(0.1)
+    assert scheduler._workers["w"].latencies["m"].of(1) == pytest.approx(0.1)
 
 
 def test_answers_later_than_the_queue_explains_make_admission_more_careful():
@@ -451,7 +451,7 @@ def test_what_waited_for_another_worker_teaches_no_lateness():
         sent += dispatch(scheduler, now)
     assert len(items_of(sent)) == 3
     assert waiting in items_of(sent)
-    assert scheduler._queues["m"].lateness.seconds == 0.0
+    assert scheduler.queues["m"].lateness.seconds == 0.0
 
 
 def test_the_later_images_of_a_request_teach_no_lateness():
@@ -462,7 +462,7 @@ def test_the_later_images_of_a_request_teach_no_lateness():
         now += 0.01
         scheduler.finish("w", waiting.pop(0).id, now)
         waiting += dispatch(scheduler, now)
-    assert scheduler._queues["m"].lateness.seconds < 1e-6
+    assert scheduler.queues["m"].lateness.seconds < 1e-6
 
 
 def test_a_hopeless_item_is_dropped_when_others_can_use_its_place():
@@ -491,7 +491,7 @@ def test_what_is_hopeless_with_one_worker_is_kept_for_another_that_makes_it():
     assert scheduler.dispatch(0.0) == ([], [])
     scheduler.finish("fast", next(iter(scheduler._workers["fast"].batches)), 0.1)
     assert [batch.worker for batch in dispatch(scheduler, 0.1)] == ["fast"]
-    assert scheduler.waiting("m") == len(waiting) - 1
+    assert scheduler.queues["m"].depth == len(waiting) - 1
 
 
 def test_a_slow_worker_helps_with_what_it_can_answer_in_time():
@@ -505,7 +505,7 @@ def test_a_slow_worker_helps_with_what_it_can_answer_in_time():
 def test_an_estimate_far_too_high_does_not_refuse_for_ever():
     scheduler = make(ladder={1: 0.01})
     now = teach(scheduler, 10.0, 100)
-    assert scheduler._workers["w"].ladders["m"].of(1) > 9
+    assert scheduler._workers["w"].latencies["m"].of(1) > 9
     answered = 0
     for _ in range(100):
         [item] = put(scheduler, 1, now=now, deadline=now + 0.25)  # Raises if the door stays shut.
@@ -516,11 +516,11 @@ def test_an_estimate_far_too_high_does_not_refuse_for_ever():
         scheduler.finish("w", batch.id, now)
         answered += 1
     assert answered == 100
-    assert scheduler._workers["w"].ladders["m"].of(1) == pytest.approx(0.01, rel=0.01)
+    assert scheduler._workers["w"].latencies["m"].of(1) == pytest.approx(0.01, rel=0.01)
     put(scheduler, 1, now=now)
     dispatch(scheduler, now)
     for _ in range(400):  # The margin heals as well, now that answers come as expected.
-        scheduler._queues["m"].lateness.learn(0.0)
+        scheduler.queues["m"].lateness.learn(0.0)
     scheduler.check("m", 1, now + 0.25, 0, now)
 
 
@@ -580,7 +580,7 @@ def run_turns(scheduler, seconds, now=0.0):
     got, waiting = Counter(), dispatch(scheduler, now)
     while sum(got.values()) < seconds:
         batch = waiting.pop(0)
-        taken = scheduler._workers["w"].ladders[batch.model].of(batch.size)
+        taken = scheduler._workers["w"].latencies[batch.model].of(batch.size)
         now += taken
         got[batch.model] += taken
         scheduler.finish("w", batch.id, now)
@@ -672,7 +672,7 @@ def test_a_worker_that_goes_leaves_its_unfinished_batches_in_the_order_sent():
     assert scheduler.remove_worker("w") == (tuple(batches[:1]), tuple(batches[1:]))
     assert scheduler.remove_worker("w") == ((), ())
     assert not scheduler.serves("m")
-    assert scheduler.in_flight("m") == 0
+    assert scheduler.queues["m"].in_flight == 0
 
 
 def test_items_of_a_lost_batch_run_alone_and_the_innocent_ones_behind_it_together():
@@ -808,7 +808,7 @@ def test_lost_items_come_back_into_a_full_queue_and_before_later_ones():
     [later] = put(scheduler, 1, now=1.0)
     scheduler.remove_worker("w")
     scheduler.requeue(batch.items[0], alone=False)
-    assert scheduler.waiting("m") == 2
+    assert scheduler.queues["m"].depth == 2
     with pytest.raises(QueueFullError):
         put(scheduler, 1, now=1.0)
     scheduler.add_worker("v", {"m": LINEAR})
@@ -821,8 +821,8 @@ def test_a_lost_item_that_waits_again_is_there_once():
     dispatch(scheduler)
     scheduler.remove_worker("w")
     scheduler.requeue(item, alone=True)
-    assert scheduler.discard_all("m") == [item]
-    assert scheduler.waiting("m") == 0
+    assert scheduler.queues["m"].discard_all() == [item]
+    assert scheduler.queues["m"].depth == 0
 
 
 def test_a_retiring_worker_gets_nothing_new_and_finishes_what_it_has():
@@ -997,7 +997,7 @@ def test_a_flood_of_high_priority_does_not_starve_a_low_one():
     # the start, is at its place when the flood's images of the moment 2 + 3 s are.
     behind_s = 3 * PRIORITY_WORTH_S + 0.2 * (low.enqueued_s + 3 * PRIORITY_WORTH_S)
     assert 3 * PRIORITY_WORTH_S - 0.5 < answered_s - low.enqueued_s < behind_s + 1.0
-    assert simulation.scheduler.waiting("m") > 100, "the flood must have been one"
+    assert simulation.scheduler.queues["m"].depth > 100, "the flood must have been one"
 
 
 @pytest.mark.parametrize(("ladder", "slack"), [(LINEAR, 3), (FLAT, 4)])
@@ -1055,118 +1055,6 @@ def fastest(ladder):
     return max(size / taken_s for size, taken_s in ladder.items())
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05])
-@pytest.mark.parametrize(("ladder", "kept"), [(CONSTANT, 0.85), (FLAT, 0.75)], ids=["constant", "GPU"])
-def test_the_device_stands_still_for_one_who_asks_again_at_once_where_that_may_cost_images(ladder, kept, noise):
-    crowd = Crowd(ladder, noise, (0.003, 0.003), rate_kept=kept).run(20.0)
-    learned_s = sorted(crowd.modest_s[20:])
-    assert learned_s[int(0.99 * len(learned_s))] < ladder[8] * (1.001 + 4 * noise)
-    assert kept * fastest(ladder) < len(crowd.log) / 20 < 0.95 * fastest(ladder)
-    # It is not waited for without need.
-    greedy_alone = Crowd(ladder, noise, (1e6, 1e6), rate_kept=kept).run(20.0)
-    assert len(greedy_alone.log) > 0.99 * 20 * fastest(ladder)
-
-
-@pytest.mark.parametrize("pause_s", [(0.006, 0.1), (0.0, 0.02)], ids=["late", "any time"])
-def test_nobody_waits_for_one_who_mostly_comes_late(pause_s):
-    crowd = Crowd(CONSTANT, 0.05, pause_s, rate_kept=0.85).run(20.0)
-    assert len(crowd.log) > 0.97 * 20 * fastest(CONSTANT)
-
-
-def test_nobody_waits_for_one_of_a_crowd():
-    crowd = Crowd(CONSTANT, 0.05, (0.003, 0.003), [f"c{number}" for number in range(64)], rate_kept=0.85).run(20.0)
-    assert len(crowd.log) > 0.97 * 20 * fastest(CONSTANT)
-
-
-def returns(returning, client, after_s, times, now=0.0):
-    """A client is answered and asks again so much later, so often; returns the time then."""
-    for _ in range(times):
-        returning.answered("w", [client], 0.005, 8, now)
-        returning.begun("w")
-        returning.came(client, now + after_s)
-        now += 1.0
-    return now
-
-
-def test_a_worker_waits_for_one_that_mostly_returns_in_time_and_until_then():
-    returning = Returning()
-    now = returns(returning, "quick", 0.003, 10)
-    assert returning.likely(["quick", "unknown"])
-    returning.answered("w", ["quick"], 0.005, 8, now)
-    assert returning.ends_s() == [now + 0.005]
-    assert [returning.waits("w", now), returning.waits("v", now), returning.waits("w", now + 0.005)] == [
-        True,
-        False,
-        False,
-    ]
-    returning.came("quick", now + 0.002)
-    assert not returning.waits("w", now + 0.002)
-    assert returning.ends_s() == []
-    returning.answered("w", ["quick"], 0.005, 8, now)
-    returning.begun("w")
-    assert not returning.waits("w", now)
-
-
-def test_a_worker_that_waits_is_woken_though_several_clients_asked_long_ago():
-    scheduler = make(ladder=CONSTANT, rate_kept=0.8)
-    now = 0.0
-    for last in [False] * 10 + [True]:
-        modest = scheduler.reserve("m", 1, NEVER, 0, now, client="modest")
-        scheduler.enqueue(modest, None, now)
-        greedy = [scheduler.reserve("m", 1, NEVER, 0, now, client="greedy") for _ in range(9)]
-        for reservation in greedy:
-            scheduler.enqueue(reservation, None, now)
-        [first] = dispatch(scheduler, now)
-        if last:
-            # Just before nobody is seen to share any more, which is a second after both have asked.
-            now += 0.998
-            scheduler.finish("w", first.id, now)
-            scheduler.release(modest)
-            break
-        scheduler.finish("w", first.id, now + 0.02)
-        for reservation in (modest, *greedy):
-            scheduler.release(reservation)
-        scheduler.discard_all("m")
-        now += 0.022
-    assert dispatch(scheduler, now) == []
-    now += 0.003
-    assert not scheduler._clients.at(now)
-    wake_s = scheduler.wake_at(now)
-    assert wake_s is not None
-    assert len(dispatch(scheduler, wake_s)) == 1
-
-
-def test_a_worker_waits_for_nobody_else():
-    returning = Returning()
-    now = returns(returning, "quick", 0.003, 10)
-    now = returns(returning, "slow", 0.006, 10, now)
-    for clients, allowed_s, places in ((["quick"], 0.0005, 8), (["quick"], 0.005, 0), (["slow", "unknown"], 0.005, 8)):
-        returning.answered("w", clients, allowed_s, places, now)
-        assert not returning.waits("w", now), (clients, allowed_s, places)
-    now = returns(returning, "quick", 0.5, 5, now)  # It has changed its ways.
-    returning.answered("w", ["quick"], 0.005, 8, now)
-    assert not returning.waits("w", now)
-
-
-def test_who_still_has_images_under_way_is_not_waited_for():
-    scheduler = make(ladder=CONSTANT)
-    reservations = {
-        "done": [scheduler.reserve("m", 2, NEVER, 0, 0.0, client="done")],
-        "part of a request": [scheduler.reserve("m", 2, NEVER, 0, 0.0, client="part of a request")],
-        "another request": [scheduler.reserve("m", 1, NEVER, 0, 0.0, client="another request") for _ in range(2)],
-    }
-    items = [scheduler.enqueue(reservations["done"][0], None, 0.0, position) for position in range(2)]
-    items += [scheduler.enqueue(reservations[name][0], None, 0.0) for name in ("part of a request", "another request")]
-    assert scheduler._queues["m"].answered(items) == ["done"]
-
-
-def test_what_is_remembered_of_clients_is_bounded():
-    returning = Returning()
-    for number in range(10_000):
-        returning.answered("w", [f"c{number}"], 0.01, 8, float(number))
-    assert len(returning._clients) == 256
-
-
 @pytest.mark.parametrize("pause_s", [(0.001, 0.001), (0.0, 0.1)], ids=["at once", "any time"])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("ladder", [CONSTANT, FLAT, LINEAR], ids=["constant", "GPU", "CPU"])
@@ -1179,13 +1067,17 @@ def test_beside_a_greedy_client_one_waits_for_the_batch_that_has_begun_and_its_o
 
 
 @pytest.mark.parametrize(("rate_kept", "size"), [(1.0, 8), (0.97, 4), (0.94, 2), (0.89, 1)])
-def test_batches_are_as_short_as_the_throughput_to_be_kept_allows_while_several_clients_ask(rate_kept, size):
-    scheduler = make(ladder=LINEAR, rate_kept=rate_kept)
+def test_a_batch_size_is_as_short_as_the_rate_to_be_kept_allows(rate_kept, size):
+    assert BatchLatencies(LINEAR).short_size(rate_kept, 0.0) == size
+
+
+def test_batches_are_as_short_as_the_throughput_to_be_kept_allows_while_several_clients_ask():
+    scheduler = make(ladder=LINEAR)
     for client in "abababababababab":
         scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
     [first] = dispatch(scheduler)
-    assert len(first.items) == size
-    alone = make(ladder=LINEAR, rate_kept=rate_kept)
+    assert len(first.items) == 4
+    alone = make(ladder=LINEAR)
     put(alone, 16)
     assert [len(batch.items) for batch in dispatch(alone)] == [8, 8]
 
@@ -1374,7 +1266,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         except DeadlineUnreachableError:
             # Only what 40 s of waiting taught can explain that 100 s are not enough.
             assert lasts_s < 100.0 or self.now >= 40.0
-            ladders = [self.scheduler._workers[name].ladders[model] for name in self._idle()]
+            ladders = [self.scheduler._workers[name].latencies[model] for name in self._idle()]
             assert before or not ladders or lasts_s < min(ladder.least_s for ladder in ladders) * images
         assert before + images <= self.LIMITS[model]
 
@@ -1408,7 +1300,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(sorted(LIMITS)))
     def discard_all(self, model):
-        gone = self.scheduler.discard_all(model)
+        gone = self.scheduler.queues[model].discard_all()
         assert sorted(map(id, gone)) == sorted(id(item) for item in self.queued if item.model == model)
         self.queued = [item for item in self.queued if item.model != model]
         self._end(gone)
@@ -1487,11 +1379,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self):
         for model, limit in self.LIMITS.items():
-            assert self.scheduler.waiting(model) == sum(item.model == model for item in self.queued)
+            assert self.scheduler.queues[model].depth == sum(item.model == model for item in self.queued)
             extra = sum(item.model == model for item in self.queued if item in self.returned)
             assert self._held(model) - extra <= limit
             flying = sum(len(batch.items) for batch in self.flying.values() if batch.model == model)
-            assert self.scheduler.in_flight(model) == flying
+            assert self.scheduler.queues[model].in_flight == flying
 
     @invariant()
     def what_is_ahead_is_what_waits_and_what_is_reserved(self):
@@ -1500,8 +1392,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for reservation in self.reservations:
                 if reservation.model == model:
                     held[reservation.priority] += reservation.left
-            assert self.scheduler._queues[model].ahead == held
-            assert 0 not in self.scheduler._queues[model].ahead.values()
+            assert self.scheduler.queues[model].ahead == held
+            assert 0 not in self.scheduler.queues[model].ahead.values()
 
     @invariant()
     def nothing_is_in_two_places(self):
@@ -1512,7 +1404,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self):
         for model in self.LIMITS:
-            queue = self.scheduler._queues[model]
+            queue = self.scheduler.queues[model]
             assert len(queue.heap) <= 2 * queue.depth + 16
 
     @invariant()
@@ -1546,8 +1438,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             waiting = [item for item in self.queued if item.model == model]
             if waiting:
                 for name in idle:
-                    least_s = self.scheduler._workers[name].ladders[model].least_s
-                    first = self.scheduler._queues[model].first()
+                    least_s = self.scheduler._workers[name].latencies[model].least_s
+                    first = self.scheduler.queues[model].first()
                     assert first.deadline_s < self.now + least_s
                     assert first.deadline_s > self.now
                     assert len(idle) < sum(not retiring for retiring in self.workers.values())
