@@ -23,10 +23,9 @@ from app.http.api_description import describe_api
 from app.http.docs_page import mount_docs
 from app.http.edge import BIND, Edge
 from app.http.playground import mount_playground
-from app.http.routes import devices, infer, predict, repository, stats_stream, status, v2
+from app.http.routes import devices, infer, predict, repository, stats, status, v2
 from app.ingress.ingress import Ingress
 from app.observability.tracing import Tracing, untraced
-from app.serving.repository import Repository
 from app.serving.service import Service
 
 _CODES: dict[int, Code] = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"}
@@ -70,11 +69,10 @@ def create_app(service: Service, *, hosted: bool = False) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.service = service
-    app.state.repository = Repository(service)
+    app.state.link = service.link
     app.state.ingress = ingress = Ingress(service, Access(service.settings, hosted=hosted))
     service.on_stop.append(ingress.close)
-    app.state.stats_feed = stats_stream.StatsFeed(service)
+    app.state.stats_feed = stats.StatsFeed(service.link)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     add_routes(app, playground=service.settings.playground, compat=split(service.settings.compat))
@@ -87,7 +85,7 @@ def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None
     app.include_router(predict.router)
     if "x-anylabeling" in compat:  # Before ours: its list of models says more.
         app.include_router(labelling.router)
-    for each in (status, v2, infer, repository, devices, torchserve, stats_stream):
+    for each in (status, v2, infer, repository, devices, torchserve, stats):
         app.include_router(each.router)
     if "deepstack" in compat:
         app.include_router(deepstack.router)

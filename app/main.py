@@ -183,10 +183,10 @@ def _make_room(connections: int, descriptors: int = 1) -> int:
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
     """Readiness off, serve on for the grace period, refuse, finish what was accepted. A second signal cuts it short."""
-    service.readiness.draining = True
+    service.administration.draining = True
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(hurry.wait(), settings.grace_s)
-    service.readiness.refusing = True
+    service.admission.refusing = True
     with contextlib.suppress(asyncio.TimeoutError):
         hurried, drained = asyncio.ensure_future(hurry.wait()), asyncio.ensure_future(service.drained())
         try:
@@ -229,7 +229,7 @@ async def _listening(
     tls: Tls | None = None,
 ) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed: in a `hurry` those, too, that read no answer."""
-    settings = ingress.service.settings
+    settings = ingress.link.settings
     limits = ConnectionLimits(head_bytes=settings.max_header_bytes, head_timeout_s=settings.header_timeout_s)
     # The administration has its own: whatever the public ports have taken, it can be asked, also whether this lives.
     counted = (
@@ -301,7 +301,7 @@ async def _listening_for_rpc(
     except ImportError as error:
         raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
     state = app.state
-    served = methods.Methods(state.ingress, state.repository)
+    served = methods.Methods(state.ingress)
     async with contextlib.AsyncExitStack() as stack:
         address = await stack.enter_async_context(
             server.listening(

@@ -15,16 +15,15 @@ from fastapi import APIRouter, Request, Response
 
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
-from app.fleet.served_model import ServedModel
 from app.http.answer import as_json, as_response
 from app.http.body import read_form
 from app.http.call import AsgiRequest
 from app.http.routes.predict import PredictCall
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
+from app.link import Link, ServedModel
 from app.protocols.parameters import number
 from app.serving.prediction import Answer, predict
-from app.serving.service import Service
 from app.serving.terms import Terms
 from models import Finds, Options, PixelModel
 
@@ -68,8 +67,8 @@ async def scene(request: Request) -> Response:
 @router.post("/v1/vision/listmodels")
 async def list_models(request: Request) -> dict[str, Any]:
     """What `custom` may be asked for."""
-    service: Service = request.app.state.service
-    names = [name for name, served in service.models.items() if isinstance(served.model, PixelModel)]
+    link: Link = request.app.state.link
+    names = [name for name, served in link.models.items() if isinstance(served.model, PixelModel)]
     return {"success": True, "models": names}
 
 
@@ -80,8 +79,8 @@ async def custom(request: Request, model: str) -> Response:
 
 
 def _first(request: Request, finds: Finds) -> str:
-    service: Service = request.app.state.service
-    for name, served in service.models.items():
+    link: Link = request.app.state.link
+    for name, served in link.models.items():
         if served.model.finds == finds:
             return name
     return ""

@@ -13,17 +13,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.errors import ServiceError, invalid_request
-from app.fleet.served_model import ServedModel
 from app.http.answer import as_json, as_response
 from app.http.call import AsgiRequest, HttpCall
 from app.http.routes.status import models as our_models
 from app.ingress.budget import Lease
 from app.ingress.converter import LABELLING
 from app.ingress.ingress import Ingress, Run
+from app.link import Link, ServedModel
 from app.protocols import documents
 from app.protocols.parameters import DEFAULT_OPTIONS, number
 from app.serving.prediction import Answer, predict
-from app.serving.service import Service
 from app.serving.staged import predict_staged
 from app.serving.terms import Terms
 from models import Options, PixelModel
@@ -43,15 +42,15 @@ class LabellingCall(HttpCall[Answer]):
         packed = await ingress.converter.convert(LABELLING, 0, self.body)
         lease.take(len(packed))
         document, [image] = documents.unpack(packed)
-        named = service.find(document["model"])
+        named = ingress.link.find(document["model"])
         self.context.model = document["model"]
         given = {name: value for name, value in document["params"].items() if value}
         options = Options(
             score_threshold=number(given, "conf_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
             iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
         )
-        if (stages := service.stages.get(document["model"])) is not None:
-            return lambda: predict_staged(service, stages, [image], terms, options=options)
+        if (cascade := ingress.link.cascades.get(document["model"])) is not None:
+            return lambda: predict_staged(service, cascade, [image], terms, options=options)
         return lambda: predict(service, named, [image], terms, options=options)
 
 
@@ -65,13 +64,13 @@ async def health() -> dict[str, Any]:
 async def list_models(request: Request) -> dict[str, Any]:
     """Our list, and theirs as `data`."""
     ours = await our_models(request)
-    return {**ours.model_dump(), "success": True, "data": _described(request.app.state.service)}
+    return {**ours.model_dump(), "success": True, "data": _described(request.app.state.link)}
 
 
 @router.get("/v1/models/{model}/info")
 async def info(request: Request, model: str) -> dict[str, Any]:
     """A model as the list describes it."""
-    described = _described(request.app.state.service)
+    described = _described(request.app.state.link)
     if model not in described:
         raise ServiceError("MODEL_NOT_FOUND", f"there is no model {model!r} of images here")
     return {"success": True, "data": described[model]}
@@ -82,7 +81,7 @@ async def label(request: Request) -> Response:
     """Shapes of what is found."""
     ingress: Ingress = request.app.state.ingress
     try:
-        first = next(iter(_described(ingress.service)), None)
+        first = next(iter(_described(ingress.link)), None)
         if first is None:
             raise invalid_request("no model here takes images")
         answer = await ingress.answer(LabellingCall(AsgiRequest.of(request), first))
@@ -100,15 +99,15 @@ async def label(request: Request) -> Response:
     return as_response(as_json({"success": True, "data": data}))
 
 
-def _described(service: Service) -> dict[str, Any]:
+def _described(link: Link) -> dict[str, Any]:
     widgets = [
         {"name": "button_run", "value": None},
         {"name": "edit_conf", "value": DEFAULT_OPTIONS.score_threshold},
         {"name": "edit_iou", "value": DEFAULT_OPTIONS.iou_threshold},
     ]
     about = {"widgets": widgets, "params": {}, "capabilities": {}, "batch_processing_mode": "default"}
-    names = [name for name, served in service.models.items() if isinstance(served.model, PixelModel)]
-    return {name: {"display_name": name, **about} for name in (*names, *service.stages)}
+    names = [name for name, served in link.models.items() if isinstance(served.model, PixelModel)]
+    return {name: {"display_name": name, **about} for name in (*names, *link.cascades)}
 
 
 def _shapes(found: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:

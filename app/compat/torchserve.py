@@ -17,7 +17,7 @@ from app.http.call import AsgiRequest, HttpRequest
 from app.http.hot import NAME, HotRoute
 from app.http.routes.predict import PredictCall
 from app.ingress.ingress import Ingress
-from app.serving.service import Service
+from app.link import Link
 from models import Model
 
 router = APIRouter(tags=["torchserve"])
@@ -60,17 +60,17 @@ class ModelList(BaseModel):
 @router.get("/ping", responses={503: {"description": "Not healthy, with the reason"}})
 async def ping(request: Request) -> Ping:
     """200 while every model has a worker and the service is not shutting down."""
-    service: Service = request.app.state.service
-    service.readiness.check()
+    link: Link = request.app.state.link
+    link.administration.check()
     return Ping(status="Healthy")
 
 
 @router.get("/models")
 async def models(request: Request) -> ModelList:
     """What is served."""
-    service: Service = request.app.state.service
+    link: Link = request.app.state.link
     return ModelList(
-        models=[ListedModel(modelName=name, modelUrl=served.model.weights) for name, served in service.models.items()]
+        models=[ListedModel(modelName=name, modelUrl=served.model.weights) for name, served in link.models.items()]
     )
 
 
@@ -86,7 +86,7 @@ async def predictions(request: Request, model: str, version: str = "") -> Respon
 async def answer(ingress: Ingress, request: HttpRequest, model: str, version: str = "") -> Content:
     """The content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model, version, any_type=True))
-    shaped = [_shaped(ingress.service.find(model).model, each) for each in answered.predictions]
+    shaped = [_shaped(ingress.link.find(model).model, each) for each in answered.predictions]
     return as_json(shaped[0] if len(shaped) == 1 else shaped)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from app.fleet.outcome import Pending
 from app.fleet.process import Computed, WorkerProcess
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
 from app.processes.arena import Refill
 from app.scheduling.queue import Batch, Item
 
@@ -27,10 +27,10 @@ log = logging.getLogger("anychip.dispatcher")
 class DeviceFiles:
     """Of `models`, whose workers are `workers` at any time; both by name, and changed by their owner."""
 
-    def __init__(self, models: Mapping[str, ServedModel], workers: Mapping[str, WorkerProcess]) -> None:
+    def __init__(self, models: Mapping[str, ModelPool], workers: Mapping[str, WorkerProcess]) -> None:
         self._models, self._workers = models, workers
-        self._in_a_row: dict[ServedModel, int] = {}
-        self._pauses: dict[ServedModel, asyncio.TimerHandle] = {}
+        self._in_a_row: dict[ModelPool, int] = {}
+        self._pauses: dict[ModelPool, asyncio.TimerHandle] = {}
 
     def workers_changed(self) -> None:
         """Say of each model whether its files pass. What a device could not do, its next worker may."""
@@ -46,7 +46,7 @@ class DeviceFiles:
         self._pauses.clear()
 
     def freed(
-        self, served: ServedModel, batch: Batch[Pending], done: Computed, device: str
+        self, served: ModelPool, batch: Batch[Pending], done: Computed, device: str
     ) -> Mapping[Item[Pending], Refill]:
         """Give the slots of a batch back. Not those whose files the device could not decode, while somebody waits for
         them: returns these items, each with what fills its slot anew. Counts both kinds.
@@ -68,7 +68,7 @@ class DeviceFiles:
                 served.slots.give(item.payload.slot)
         return again
 
-    def _count(self, served: ServedModel, device: str, *, decoded: int, refused: int) -> None:
+    def _count(self, served: ModelPool, device: str, *, decoded: int, refused: int) -> None:
         served.metrics.device_decodes(device, decoded=decoded, refused=refused)
         self._in_a_row[served] = 0 if decoded else self._in_a_row.get(served, 0) + refused
         if self._in_a_row[served] >= REFUSED_IN_A_ROW and served.passes_files:
@@ -77,12 +77,12 @@ class DeviceFiles:
             message = "%s could decode none of the last %d files for %s: the host decodes them for %g s"
             log.warning(message, device, self._in_a_row[served], served.model.name, PAUSE_S)
 
-    def _end_pause(self, served: ServedModel) -> None:
+    def _end_pause(self, served: ModelPool) -> None:
         del self._pauses[served]
         self._in_a_row[served] = 0
         self._let_pass(served)
 
-    def _let_pass(self, served: ServedModel) -> None:
+    def _let_pass(self, served: ModelPool) -> None:
         ready = [worker.ready for worker in self._workers.values() if worker.ready]
         loaded = [each for each in (one.loaded[served.index] for one in ready) if each]
         served.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)

@@ -29,11 +29,12 @@ from app.fleet.plans import how_served, memories, worker_devices, worker_plans
 from app.fleet.process import Computed, Message, WorkerProcess
 from app.fleet.profiles import Profile, store_sizes
 from app.fleet.quarantine import move_out
-from app.fleet.readiness import ModelState, Readiness
+from app.fleet.readiness import Readiness
 from app.fleet.refills import Refills
 from app.fleet.releases import Releases
 from app.fleet.replica import Events, Replica
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
+from app.link import ModelState
 from app.observability.metrics import Metrics
 from app.observability.tracing import RequestTrace, Tracing
 from app.processes.arena import Arena
@@ -68,7 +69,7 @@ class Dispatcher:
         served_with = [how_served(settings, self._profiles, model) for model in models]
         largest = max(LARGEST if how.grows else how.batch_sizes[-1] for how in served_with)
         slots = settings.queue_size + 2 * largest * 2 * len(devices) + spare_slots
-        self.models = {model.name: ServedModel(index, model, slots, metrics) for index, model in enumerate(models)}
+        self.models = {model.name: ModelPool(index, model, slots, metrics) for index, model in enumerate(models)}
         for served in self.models.values():
             if isinstance(served.model, NormalisedModel):
                 self.models[served.model.image_model.name].add_form(served)
@@ -96,7 +97,7 @@ class Dispatcher:
             if not isinstance(served.model, NormalisedModel):
                 self._watch(served)
 
-    def _watch(self, served: ServedModel) -> None:
+    def _watch(self, served: ModelPool) -> None:
         queues = [self.scheduler.queues[name] for name in served.names]
         served.metrics.queue_depth.set_function(lambda: sum(queue.depth for queue in queues))
         served.metrics.queue_reserved.set_function(lambda: sum(queue.reserved for queue in queues))
@@ -151,7 +152,7 @@ class Dispatcher:
         """The workers that are ready."""
         return list(self._workers.values())
 
-    def loaded(self, served: ServedModel) -> list[tuple[str, Loaded]]:
+    def loaded(self, served: ModelPool) -> list[tuple[str, Loaded]]:
         """How each ready worker serves the model, with its device."""
         workers = [(worker.device, worker.ready) for worker in self._workers.values()]
         loaded = [(device, ready.loaded[served.index]) for device, ready in workers if ready]
@@ -182,7 +183,7 @@ class Dispatcher:
         self._dispatch_soon()
         return item
 
-    async def outcome(self, served: ServedModel, item: Item[Pending]) -> Outcome:
+    async def outcome(self, served: ModelPool, item: Item[Pending]) -> Outcome:
         """What became of an item; its slot is free afterwards, or as soon as no device looks at it any more.
 
         Raises ServiceError: DEADLINE_EXCEEDED, INFERENCE_FAILED, NOT_READY. Cancelled, it leaves the queue at once.

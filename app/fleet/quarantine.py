@@ -9,14 +9,14 @@ import logging
 
 from app.fleet.outcome import Pending
 from app.fleet.process import WorkerProcess
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
 from app.processes.arena import Arena
 from app.scheduling.queue import Batch
 
 log = logging.getLogger("anychip.dispatcher")
 
 
-def move_out(arena: Arena, served: ServedModel, worker: WorkerProcess, batch: Batch[Pending]) -> None:
+def move_out(arena: Arena, served: ModelPool, worker: WorkerProcess, batch: Batch[Pending]) -> None:
     """The items of such a worker go on in other slots: it may still write to theirs."""
     for item in batch.items:
         left, slot = item.payload.slot, served.slots.take()

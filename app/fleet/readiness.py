@@ -7,41 +7,21 @@ it is never out of date. Must not know HTTP, nor whether the service is shutting
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from app.fleet.replica import Replica
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
+from app.link import ModelState
 from app.scheduling.scheduler import Scheduler
-
-
-class ModelState(Enum):
-    """What a request for a model can expect now."""
-
-    READY = "ready"
-    """A worker serves the model."""
-    STARTING = "starting"
-    """No worker serves it, but one is being started: requests wait for it until their deadlines."""
-    UNAVAILABLE = "unavailable"
-    """No worker serves it, and none is being started: requests are refused."""
-    UNLOADED = "unloaded"
-    """It was unloaded, or is being unloaded: requests are refused until it is loaded again."""
-
-    @property
-    def accepts_requests(self) -> bool:
-        """Whether a request can be answered, now or after a wait."""
-        return self in (ModelState.READY, ModelState.STARTING)
 
 
 class Readiness:
     """The states of all models. `replicas` may still grow."""
 
-    def __init__(
-        self, models: Mapping[str, ServedModel], scheduler: Scheduler[Any], replicas: Sequence[Replica]
-    ) -> None:
+    def __init__(self, models: Mapping[str, ModelPool], scheduler: Scheduler[Any], replicas: Sequence[Replica]) -> None:
         self._scheduler, self._replicas = scheduler, replicas
         # A form is ready when its worker is, and is unloaded with the model it belongs to.
-        self._loaded_with: dict[str, ServedModel] = {}
+        self._loaded_with: dict[str, ModelPool] = {}
         for served in models.values():
             for name in served.names:
                 self._loaded_with.setdefault(name, served)

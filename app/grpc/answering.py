@@ -21,7 +21,7 @@ from app.grpc.receiving import Receiver
 from app.grpc.relay import Connection
 from app.ingress.budget import Lease
 from app.ingress.context import begin_request, end_request
-from app.serving.service import Service
+from app.link import Link
 
 log = logging.getLogger("anychip.rpc")
 
@@ -40,7 +40,7 @@ class Method:
         """`behaviour`: what it does; `kind`: of its messages; `receiver`: reads them."""
         self._behaviour, self._kind, self._receiver, self._guard, self._calls = behaviour, kind, receiver, guard, calls
 
-    def handler(self, descriptor: Any, service: Service) -> Any:
+    def handler(self, descriptor: Any, link: Link) -> Any:
         """What gRPC calls. `descriptor`: the method's."""
         make = grpc.stream_unary_rpc_method_handler
         behaviour: Callable[[Any, CallContext, Connection], Awaitable[Any]] = self._answer
@@ -58,7 +58,7 @@ class Method:
             except Exception:
                 log.exception("%s failed", path)
                 failure = internal_error()
-            return await refuse(service, path, call, failure)
+            return await refuse(link, path, call, failure)
 
         return make(handled)
 
@@ -110,13 +110,13 @@ def _serialized(answer: Any) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-async def refuse(service: Service, path: str, call: CallContext, error: ServiceError) -> None:
+async def refuse(link: Link, path: str, call: CallContext, error: ServiceError) -> None:
     """End a call with an error's status, its sentence, and its code beside it; counted, unless it has been."""
     if not logs.request_id.get():
         scope = scope_of(call, path)
-        context = begin_request(service, scope)
+        context = begin_request(link, scope)
         context.route = path
-        end_request(service, scope, context, error.status, error.code)
+        end_request(link, scope, context, error.status, error.code)
     trailing = [("x-request-id", logs.request_id.get()), ("code", error.code)]
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))

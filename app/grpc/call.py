@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.fleet.served_model import ServedModel
 from app.grpc.contents import RawRequest, field_head
 from app.grpc.messages import message
 from app.grpc.relay import address_in
@@ -21,6 +20,7 @@ from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import interrupted_at
+from app.link import ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
 from app.protocols.open_inference import classification_of

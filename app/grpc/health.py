@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from app.errors import ServiceError
 from app.grpc.call import CallContext, Message
 from app.grpc.messages import SERVICE
-from app.serving.service import Service
+from app.link import Administration
 
 DESCRIPTOR: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
@@ -24,12 +24,12 @@ _WATCH_INTERVAL_S = 0.5
 class Health:
     """Of one service."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
 
     def _status(self) -> Any:
         statuses = health_pb2.HealthCheckResponse
-        return statuses.NOT_SERVING if self._service.readiness.why_not() else statuses.SERVING
+        return statuses.NOT_SERVING if self._administration.why_not() else statuses.SERVING
 
     async def check(self, request: Message, _call: CallContext) -> Message:
         """The status now."""

@@ -29,7 +29,6 @@ from app.ingress.context import begin_request, end_request
 from app.ingress.ingress import Ingress
 from app.protocols import signatures, triton
 from app.serving.filling import INLINE_BYTES
-from app.serving.repository import Repository
 
 _INFER = f"/{SERVICE}/ModelInfer"
 
@@ -37,8 +36,8 @@ _INFER = f"/{SERVICE}/ModelInfer"
 class Methods:
     """By their names in the protocol, lower-cased: what app.grpc.server registers."""
 
-    def __init__(self, ingress: Ingress, repository: Repository) -> None:
-        self._service, self._repository, self._ingress = ingress.service, repository, ingress
+    def __init__(self, ingress: Ingress) -> None:
+        self._link, self._administration, self._ingress = ingress.link, ingress.link.administration, ingress
 
     async def server_live(self, _request: Message, _call: CallContext) -> Message:
         """The event loop answers."""
@@ -46,13 +45,13 @@ class Methods:
 
     async def server_ready(self, _request: Message, _call: CallContext) -> Message:
         """Every model has a worker."""
-        return message("ServerReadyResponse")(ready=not self._service.readiness.why_not())
+        return message("ServerReadyResponse")(ready=not self._administration.why_not())
 
     async def model_ready(self, request: Message, _call: CallContext) -> Message:
         """The model has a worker. One that is not known is not ready, as Triton has it: its clients ask for either."""
         try:
-            signatures.find(self._service, request.name, request.version)
-            reasons = [self._service.readiness.why_not(served) for served in self._service.parts(request.name)]
+            signatures.find(self._link, request.name, request.version)
+            reasons = [self._administration.why_not(name) for name in self._link.parts(request.name)]
         except ServiceError:
             return message("ModelReadyResponse")(ready=False)
         return message("ModelReadyResponse")(ready=not any(reasons))
@@ -63,40 +62,41 @@ class Methods:
 
     async def model_metadata(self, request: Message, _call: CallContext) -> Message:
         """Inputs and outputs."""
-        metadata = signatures.metadata(self._service, request.name, request.version)
+        metadata = signatures.metadata(self._link, request.name, request.version)
         return _filled("ModelMetadataResponse", metadata)
 
     async def model_config(self, request: Message, _call: CallContext) -> Message:
         """Triton's configuration."""
-        configuration = triton.configuration(self._service, request.name, request.version)
+        configuration = triton.configuration(self._link, request.name, request.version)
         return _filled("ModelConfigResponse", {"config": configuration})
 
     async def model_statistics(self, request: Message, _call: CallContext) -> Message:
         """Of one model, or of all."""
-        statistics = triton.statistics(self._service, request.name, request.version)
+        statistics = triton.statistics(self._link, request.name, request.version)
         return _filled("ModelStatisticsResponse", {"model_stats": statistics})
 
     async def repository_index(self, request: Message, _call: CallContext) -> Message:
         """Every model with its state."""
-        return _filled("RepositoryIndexResponse", {"models": triton.index(self._service, request.ready)})
+        return _filled("RepositoryIndexResponse", {"models": triton.index(self._link, request.ready)})
 
     async def repository_model_load(self, request: Message, _call: CallContext) -> Message:
         """Load again."""
         triton.check_parameters(request.parameters)
-        await self._repository.load(request.model_name)
-        audit.weights_sha256.set(self._service.find(request.model_name).model.weights_sha256)
+        served = self._link.find(request.model_name)
+        await self._administration.load(served.model.name)
+        audit.weights_sha256.set(served.model.weights_sha256)
         return message("RepositoryModelLoadResponse")()
 
     async def repository_model_unload(self, request: Message, _call: CallContext) -> Message:
         """Unload."""
         triton.check_parameters(request.parameters)
-        await self._repository.unload(request.model_name)
+        await self._administration.unload(self._link.find(request.model_name).model.name)
         return message("RepositoryModelUnloadResponse")()
 
     async def model_infer(self, request: RawRequest, call: CallContext) -> bytes:
         """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
         scope = scope_of(call, _INFER)
-        context = begin_request(self._service, scope)
+        context = begin_request(self._link, scope)
         context.caller = caller.get()
         context.route = _INFER
         status, code = 500, "INTERNAL"
@@ -112,14 +112,14 @@ class Methods:
         finally:
             if context.recorder.trace is not None:
                 context.recorder.trace.describe(context.attributes())
-            end_request(self._service, scope, context, status, code)
+            end_request(self._link, scope, context, status, code)
         trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings.header())]
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
         call.set_trailing_metadata(trailing)
         if response.data_bytes <= INLINE_BYTES:
             return serialized_response(request.message, response)
-        return await self._service.offload(serialized_response, request.message, response)
+        return await self._ingress.offload(serialized_response, request.message, response)
 
     async def model_stream_infer(
         self, requests: AsyncIterator[RawRequest | ServiceError], call: CallContext
@@ -133,7 +133,7 @@ class Methods:
                 if len(response) <= INLINE_BYTES:
                     answer: Message | bytes = serialized_stream_response(response)
                 else:
-                    answer = await self._service.offload(serialized_stream_response, response)
+                    answer = await self._ingress.offload(serialized_stream_response, response)
             except ServiceError as error:
                 answer = message("ModelStreamInferResponse")()
                 answer.error_message = error.message

@@ -57,7 +57,7 @@ async def listening(
 
     Raises OSError when the port is taken.
     """
-    settings = ingress.service.settings
+    settings = ingress.link.settings
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
@@ -96,7 +96,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All methods. Requests come as bytes, and those of calls with one message as a stream of one."""
 
     def __init__(self, methods: Methods, ingress: Ingress, bind: Bind, calls: Calls) -> None:
-        largest = ingress.service.settings.max_body_bytes + OVERHEAD_BYTES
+        largest = ingress.link.settings.max_body_bytes + OVERHEAD_BYTES
         # Health and reflection wait for nobody's requests, and take little: room for few messages, each of which could
         # be as large as any, and half of it for addresses that have none.
         room = Budget(8 * largest, "bytes of health checks", least=2 * largest, spare=4 * largest)
@@ -113,7 +113,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         )
         for module in (health_pb2, reflection_pb2):
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        checker = health.Health(ingress.service)
+        checker = health.Health(ingress.link.administration)
         reflecting = Reflection((SERVICE, health.DESCRIPTOR.full_name, reflection.SERVICE_NAME))
         served: list[tuple[Any, Any, Receiver]] = [
             *((descriptor, getattr(methods, _snake(name)), models) for name, descriptor in METHODS.items()),
@@ -126,7 +126,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             name = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
             guard = MethodGuard(ingress.access, bind, name)
             method = Method(behaviour, message_of(descriptor.input_type), receiver, guard, calls)
-            self._handlers[name] = method.handler(descriptor, ingress.service)
+            self._handlers[name] = method.handler(descriptor, ingress.link)
         self._unknown = unknown(calls)
 
     def service(self, details: Any) -> Any:

@@ -12,7 +12,7 @@ from fastapi import Response
 
 from app.errors import ServiceError, error_body
 from app.ingress.context import RequestContext
-from app.serving.service import Service
+from app.link import Link
 
 Header = tuple[bytes, bytes]
 Content = tuple[bytes, list[Header]]
@@ -42,7 +42,7 @@ def error_content(error: ServiceError, context: RequestContext) -> Content:
     return body, headers
 
 
-def common_headers(service: Service, context: RequestContext, code: str) -> list[Header]:
+def common_headers(link: Link, context: RequestContext, code: str) -> list[Header]:
     """The headers that every answer has; asked for when it begins, which its trace then says."""
     recorder = context.recorder
     if recorder.trace is not None:
@@ -53,7 +53,7 @@ def common_headers(service: Service, context: RequestContext, code: str) -> list
     ]
     if context.traceparent:
         headers.append((b"traceparent", context.traceparent))
-    if service.readiness.draining:
+    if link.administration.draining:
         # The client's next request then comes on a new connection, to whoever listens by then.
         headers.append((b"connection", b"close"))
     return headers

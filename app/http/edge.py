@@ -44,9 +44,9 @@ class Edge:
 
     def __init__(self, app: ASGIApp, ingress: Ingress) -> None:
         self._app = app
-        self._service, self._access, self._bodies = ingress.service, ingress.access, ingress.bodies
+        self._link, self._access, self._bodies = ingress.link, ingress.access, ingress.bodies
         self._pacing = Pacing(_IN_A_TURN)
-        self._cors = Cors(ingress.service.settings.origins)
+        self._cors = Cors(ingress.link.settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; what is no HTTP request passes through."""
@@ -55,7 +55,7 @@ class Edge:
             return
         if not scope["path"].startswith(_AT_ONCE):
             await self._pacing.take()
-        scope["anychip"] = context = begin_request(self._service, scope)
+        scope["anychip"] = context = begin_request(self._link, scope)
         status, code = 0, "OK"
         need: Need = "infer"
         cors = self._cors.on and scope.get(BIND) != "admin"
@@ -66,7 +66,7 @@ class Edge:
                 context.hold(_length(message), self._bodies)
                 status = message["status"]
                 context.route = context.route or getattr(scope.get("route"), "path", "")
-                message["headers"] = [*message["headers"], *common_headers(self._service, context, code)]
+                message["headers"] = [*message["headers"], *common_headers(self._link, context, code)]
                 if cors:
                     message["headers"] += self._cors.headers(scope["headers"])
             await _send_in_pieces(send, message)
@@ -95,7 +95,7 @@ class Edge:
                 raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
             await _send_error(answer, context, internal_error())
         finally:
-            end_request(self._service, scope, context, status, code)
+            end_request(self._link, scope, context, status, code)
             context.let_go()
             if need == "admin":
                 self._record(scope, context, code)

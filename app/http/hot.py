@@ -262,7 +262,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             return False
         if len(head.headers) > self._general.limits.headers or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
             return False
-        if int(length) > self.ingress.service.settings.max_body_bytes:
+        if int(length) > self.ingress.link.settings.max_body_bytes:
             return False
         scope = {
             "type": "http",
@@ -291,15 +291,15 @@ class HotProtocol(asyncio.BufferedProtocol):
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
         """Answer a request: what app.http.edge and uvicorn do around the routes of FastAPI."""
-        service, scope = self.ingress.service, request.scope
-        scope["anychip"] = context = begin_request(service, scope)
+        link, scope = self.ingress.link, request.scope
+        scope["anychip"] = context = begin_request(link, scope)
         context.route = route
         status, code = 0, "CANCELLED"
         try:
             answered, code, content = await self._answer(request, handler, names)
             if not self._transport.is_closing():
                 status = answered
-                common = common_headers(service, context, code)
+                common = common_headers(link, context, code)
                 if self.cors.on and self.bind == "public":
                     common += self.cors.headers(scope["headers"])
                 if not request.missing:
@@ -308,7 +308,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         except ClientLeftError:
             pass  # Nobody is there to answer.
         finally:
-            end_request(service, scope, context, status, code)
+            end_request(link, scope, context, status, code)
             context.let_go()
             if not status:  # The client is gone, or this task was cancelled by whoever stops the server.
                 self._transport.abort()
@@ -377,7 +377,7 @@ def protocol(
 
     `more`: hot routes beside our own.
     """
-    cors = Cors(ingress.service.settings.origins)
+    cors = Cors(ingress.link.settings.origins)
     known = {
         "general": connection.protocol(limits),
         "ingress": ingress,

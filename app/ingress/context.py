@@ -17,10 +17,10 @@ from app import logs
 from app.access.access import Caller
 from app.access.keys import CallerLimits
 from app.ingress.budget import Budget, Lease
+from app.link import Link
 from app.observability.metrics import MODELLESS
 from app.observability.tracing import TRACEPARENT, RequestTrace
 from app.serving.recorder import Recorder
-from app.serving.service import Service
 
 log = logging.getLogger("anychip")
 
@@ -90,11 +90,11 @@ class RequestContext:
         return {name: value for name, value in known.items() if value}
 
 
-def begin_request(service: Service, scope: Scope) -> RequestContext:
+def begin_request(link: Link, scope: Scope) -> RequestContext:
     """What is known of a request at its first byte. From here on the log lines of this task name it."""
     client = scope.get("client")
     context = RequestContext(request_id(scope["headers"]), time.monotonic(), str(client[0]) if client else "")
-    tracing = service.tracing
+    tracing = link.tracing
     context.follow(scope["headers"], tracing.request(scope, context.started_s) if tracing else None)
     logs.request_id.set(context.request_id)
     exemplar = context.recorder.exemplar
@@ -102,17 +102,17 @@ def begin_request(service: Service, scope: Scope) -> RequestContext:
     return context
 
 
-def end_request(service: Service, scope: Scope, context: RequestContext, status: int, code: str) -> None:
+def end_request(link: Link, scope: Scope, context: RequestContext, status: int, code: str) -> None:
     """Count, trace and, where that is wanted, log the request. `status`: HTTP's, 0 where nobody was left to answer."""
     seconds = time.monotonic() - context.started_s
     recorder = context.recorder
     if context.model:
-        service.count(context.model, code, seconds, recorder.exemplar)
+        link.count(context.model, code, seconds, recorder.exemplar)
     elif code in MODELLESS:
-        service.metrics.requests.labels("", code).inc()
+        link.metrics.requests.labels("", code).inc()
     if recorder.trace is not None:
         recorder.trace.end(f"{scope['method']} {context.route}".rstrip(), status, code)
-    if service.settings.log_requests:
+    if link.settings.log_requests:
         # Without the query: it is the client's, and may hold what nobody should read.
         fields = {"method": scope["method"], "path": scope["path"], "status": status, "code": code}
         fields |= {"ms": round(seconds * 1e3, 3)}

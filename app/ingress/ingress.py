@@ -17,17 +17,18 @@ from app.access.access import Access
 from app.access.limits import ClientLimits
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError
-from app.fleet.served_model import ServedModel
 from app.ingress.budget import Budget, Lease
 from app.ingress.context import RequestContext
 from app.ingress.converter import Converter
 from app.ingress.interrupt import Ending, interrupted_at
 from app.ingress.trim import Trim
+from app.link import ServedModel
 from app.protocols import signatures
 from app.serving.service import Service
 from app.serving.terms import Terms
 
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 _FEW_CONNECTIONS = 8
 
@@ -72,14 +73,14 @@ class Ingress:
     """Into one service."""
 
     def __init__(self, service: Service, access: Access) -> None:
-        self.service, self.access = service, access
+        self.service, self.link, self.access = service, service.link, access
         self.converter = Converter()
-        self.bodies = Budget(service.settings.max_buffered_bytes, "bytes of requests and answers")
+        self.bodies = Budget(self.link.settings.max_buffered_bytes, "bytes of requests and answers")
         """Of requests until they are computed, of large answers until their client has read them."""
         self._trim = Trim(self.bodies)
         self.limits = ClientLimits()
-        self.calls = Budget(service.settings.max_connections, "calls")
-        self.connections = connections(service.settings.max_connections)
+        self.calls = Budget(self.link.settings.max_connections, "calls")
+        self.connections = connections(self.link.settings.max_connections)
         self._under_way: set[Ending] = set()
 
     async def close(self) -> None:
@@ -92,6 +93,10 @@ class Ingress:
         for each in list(self._under_way):
             each.end(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
 
+    async def offload(self, function: Callable[..., T], *arguments: object) -> T:
+        """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
+        return await self.service.offload(function, *arguments)
+
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
         with Ending(self._under_way):
@@ -99,11 +104,11 @@ class Ingress:
 
     async def _answer(self, call: Call[Answer]) -> Answer:
         context, recorder = call.context, call.context.recorder
-        served = signatures.find(self.service, call.model, call.version)
+        served = signatures.find(self.link, call.model, call.version)
         context.model = call.model
-        terms = call.terms(self.service.settings)
+        terms = call.terms(self.link.settings)
         terms.client = context.caller.name
-        self.service.admission.check(served, terms)
+        self.service.admission.check(self.service.models[served.model.name], terms)
         with (
             self.limits.request(context.caller) as client_lease,
             self.bodies.lease(context.caller.name, client_lease) as lease,

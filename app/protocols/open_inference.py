@@ -20,10 +20,10 @@ import orjson
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.fleet.served_model import ServedModel
+from app.link import Cascade, ServedModel
 from app.protocols import ultralytics, wire
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read_options, switch, whole
-from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, signature, staged_signature
+from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, cascade_signature, signature
 from app.protocols.tensors import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, RequestedOutput
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
@@ -32,7 +32,6 @@ from app.serving.inference import infer
 from app.serving.prediction import Finish, predict
 from app.serving.service import Service
 from app.serving.staged import predict_staged
-from app.serving.stages import Stages
 from app.serving.terms import Terms
 from models import Model, Options, PixelModel, Placement, TensorModel
 
@@ -58,7 +57,7 @@ class Work:
     floats: bool = False
     images: Sequence[Encoded | Frame] = ()
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    stages: Stages | None = None
+    cascade: Cascade | None = None
 
 
 def raw(model: Model, content: wire.Buffer) -> InputTensor:
@@ -94,8 +93,8 @@ def prepare(
     """
     timeout_us = whole(request.parameters, "timeout", 0, 0, _LONGEST_TIMEOUT_US)
     level = whole(request.parameters, "priority", 0, 0, PRIORITIES)
-    stages = service.stages.get(name)
-    described = signature(served) if stages is None else staged_signature(stages)
+    cascade = service.link.cascades.get(name)
+    described = signature(served) if cascade is None else cascade_signature(cascade)
     outputs = _outputs(service.settings, served, described, request.outputs)
     if timeout_us:
         terms = replace(terms, deadline_s=deadline_s(service.settings, started_s, timeout_us / 1e6))
@@ -106,7 +105,7 @@ def prepare(
         options = replace(options, score_threshold=LEAST_SCORE)
     if isinstance(served.model, PixelModel):
         floats, images = _images(served, served.model, request.inputs, service.settings.max_images)
-        return Work(terms, outputs, options, floats, images, stages=stages)
+        return Work(terms, outputs, options, floats, images, cascade=cascade)
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
         raise invalid_request("an input is given twice")
@@ -116,8 +115,8 @@ def prepare(
 async def run(service: Service, served: ServedModel, work: Work) -> InferenceResponse:
     """Have it computed. Raises ServiceError; cancelled, it gives up its reservation."""
     names = [output.name for output in work.outputs]
-    if work.stages is not None:
-        staged = await predict_staged(service, work.stages, work.images, work.terms, options=work.options)
+    if work.cascade is not None:
+        staged = await predict_staged(service, work.cascade, work.images, work.terms, options=work.options)
         texts = [orjson.dumps(each) for each in staged.predictions]
         made_by = service.made_by(staged.computed_by)
         return InferenceResponse([_result(output, texts, served) for output in work.outputs], made_by)

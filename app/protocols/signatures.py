@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import ServiceError
-from app.fleet.served_model import ServedModel
+from app.link import Cascade, Link, ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols.wire import BYTES
-from app.serving.service import Service
-from app.serving.stages import Stages
 from models import Model, OutputSpec, PixelModel, TensorModel
 
 EXTENSIONS = (
@@ -65,22 +63,22 @@ def _signature(served: ServedModel, model: Model) -> Signature:
     return Signature("pytorch_module", tuple(images), (*model.answers, OutputSpec(PREDICTIONS, BYTES, (-1,))))
 
 
-def staged_signature(stages: Stages) -> Signature:
-    """Two stages take encoded images, and answer with what `:predict` does, as JSON."""
+def cascade_signature(cascade: Cascade) -> Signature:
+    """A cascade takes encoded images, and answers with what `:predict` does, as JSON."""
     image, predictions = OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PREDICTIONS, BYTES, (-1,))
-    return Signature(stages.platform, (image,), (predictions,))
+    return Signature(cascade.platform, (image,), (predictions,))
 
 
-def signature_of(service: Service, name: str, version: str = "") -> Signature:
+def signature_of(link: Link, name: str, version: str = "") -> Signature:
     """Of a model by its name. Raises MODEL_NOT_FOUND."""
-    served = find(service, name, version)
-    stages = service.stages.get(name)
-    return signature(served) if stages is None else staged_signature(stages)
+    served = find(link, name, version)
+    cascade = link.cascades.get(name)
+    return signature(served) if cascade is None else cascade_signature(cascade)
 
 
-def find(service: Service, name: str, version: str = "") -> ServedModel:
+def find(link: Link, name: str, version: str = "") -> ServedModel:
     """The model, in a version that exists. Raises MODEL_NOT_FOUND."""
-    served = service.find(name)
+    served = link.find(name)
     if version not in ("", VERSION):
         raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {VERSION}")
     return served
@@ -91,23 +89,18 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "anychip", "version": importlib.metadata.version("anychip"), "extensions": list(EXTENSIONS)}
 
 
-def metadata(service: Service, name: str, version: str = "") -> dict[str, Any]:
+def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
     """A model's metadata in the protocol's form, and under "parameters" how it is served. Raises MODEL_NOT_FOUND."""
-    served = find(service, name, version)
+    served = find(link, name, version)
     model = served.model
-    described = signature_of(service, name, version)
+    described = signature_of(link, name, version)
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
     }
     served_on = [
-        {
-            "device": device,
-            "engine": loaded.report.engine,
-            "precision": loaded.report.precision,
-            "errors": dict(loaded.report.measures),
-        }
-        for device, loaded in service.dispatcher.loaded(served)
+        each.model_dump(include={"device", "engine", "precision", "errors"})
+        for each in link.administration.served_on(model.name)
     ]
     parameters = {"task": model.task, "architecture": model.architecture, "weights": model.weights}
     if model.weights_sha256:

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from app.errors import invalid_request
-from app.fleet.readiness import ModelState
+from app.link import Link, ModelState
 from app.observability.triton_statistics import VERSION
 from app.protocols import ultralytics
 from app.protocols.open_inference import NORMAL_PRIORITY, PRIORITIES
 from app.protocols.signatures import PIXELS, find, signature_of
 from app.protocols.wire import BYTES
-from app.serving.service import Service
 from models import OutputSpec, PixelModel
 
 _STATES = {
@@ -27,14 +26,14 @@ _STATES = {
 """Ours, and Triton's word for it."""
 
 
-def configuration(service: Service, name: str, version: str = "") -> dict[str, Any]:
+def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
     """A model's configuration as Triton would have it: shapes without the batch, which comes in front.
 
     Raises MODEL_NOT_FOUND.
     """
-    served = find(service, name, version)
-    described = signature_of(service, name, version)
-    settings = service.settings
+    served = find(link, name, version)
+    described = signature_of(link, name, version)
+    settings = link.settings
     # Of images, one input is all a request has. Those that make up their data (load generators) skip what is
     # optional, and made-up bytes are no images.
     model = served.model
@@ -47,7 +46,7 @@ def configuration(service: Service, name: str, version: str = "") -> dict[str, A
         ],
         "output": [_tensor(spec, described.batched) for spec in described.outputs],
     }
-    if isinstance(model, PixelModel) and name not in service.stages and ultralytics.is_offered(settings, served):
+    if isinstance(model, PixelModel) and name not in link.cascades and ultralytics.is_offered(settings, served):
         tensors = ultralytics.tensors_of(model)
     return {
         "name": name,
@@ -83,19 +82,19 @@ def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
     return tensor
 
 
-def statistics(service: Service, name: str = "", version: str = "") -> list[dict[str, Any]]:
+def statistics(link: Link, name: str = "", version: str = "") -> list[dict[str, Any]]:
     """ "model_stats": of one model, or of all. Raises MODEL_NOT_FOUND."""
-    chosen = [find(service, name, version)] if name else list(service.models.values())
+    chosen = [find(link, name, version)] if name else list(link.models.values())
     return [served.statistics.as_json(served.model.name) for served in chosen]
 
 
-def index(service: Service, ready_only: bool = False) -> list[dict[str, str]]:
+def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
     """Every model with its state: READY, LOADING or UNAVAILABLE."""
     models = []
-    for name in service.models:
-        ours = service.dispatcher.readiness.state(name)
+    for name in link.models:
+        ours, reason = link.administration.state(name)
         state = _STATES[ours]
-        reason = "unloaded" if ours is ModelState.UNLOADED else service.dispatcher.readiness.reason(name)
+        reason = "unloaded" if ours is ModelState.UNLOADED else reason
         if state == "READY" or not ready_only:
             models.append({"name": name, "version": VERSION, "state": state, "reason": reason})
     return models

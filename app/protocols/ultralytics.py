@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.config import Settings, split
-from app.fleet.served_model import ServedModel
+from app.link import ServedModel
 from app.protocols.signatures import INPUT
 from models import Options, PixelModel, Placement
 

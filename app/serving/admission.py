@@ -13,25 +13,26 @@ from typing import NoReturn
 
 from app.errors import ServiceError, invalid_request
 from app.fleet.dispatcher import Dispatcher
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
 from app.scheduling.queue import Checked, DeadlineUnreachableError, NeverRoomError, QueueFullError, Reservation
-from app.serving.readiness import ServiceReadiness
 from app.serving.terms import Terms
 
 
 class Admission:
     """To the queues of the dispatcher's models."""
 
-    def __init__(self, dispatcher: Dispatcher, readiness: ServiceReadiness) -> None:
-        self._dispatcher, self._readiness = dispatcher, readiness
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.refusing = False
+        """The service is about to stop, and takes no requests any more."""
         self._watchers: set[asyncio.Event] = set()  # Set whenever a request has ended.
 
-    def check(self, served: ServedModel, terms: Terms) -> None:
+    def check(self, served: ModelPool, terms: Terms) -> None:
         """Refuse a request of at least one image before its body is read, if it would be refused afterwards.
 
         Raises DRAINING, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.
         """
-        if self._readiness.refusing:
+        if self.refusing:
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
         name, now_s = served.model.name, time.monotonic()
         self._dispatcher.refuse_unless_served(name)
@@ -41,7 +42,7 @@ class Admission:
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
 
-    def reserved(self, served: ServedModel, count: int, terms: Terms) -> Room:
+    def reserved(self, served: ModelPool, count: int, terms: Terms) -> Room:
         """Room in the queue for the `count` items of a request, a context manager that gives it back.
 
         Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
@@ -76,7 +77,7 @@ class Admission:
             watcher.set()
         self._dispatcher.scheduler.release(reservation)
 
-    async def drained(self, *models: ServedModel) -> None:
+    async def drained(self, *models: ModelPool) -> None:
         """Until no accepted image of these models waits for its answer."""
         ended = asyncio.Event()
         self._watchers.add(ended)
@@ -87,7 +88,7 @@ class Admission:
         finally:
             self._watchers.discard(ended)
 
-    def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:
+    def _refuse(self, served: ModelPool, error: Exception, count: int) -> NoReturn:
         retry_after_s = self._dispatcher.retry_after_s(served.model.name)
         if isinstance(error, QueueFullError):
             served.metrics.rejected["queue_full"].inc(count)
@@ -102,7 +103,7 @@ class Room:
 
     __slots__ = ("_admission", "_count", "_reservation", "_served")
 
-    def __init__(self, admission: Admission, served: ServedModel, reservation: Reservation, count: int) -> None:
+    def __init__(self, admission: Admission, served: ModelPool, reservation: Reservation, count: int) -> None:
         self._admission, self._served, self._reservation, self._count = admission, served, reservation, count
 
     def __enter__(self) -> Reservation:

@@ -25,7 +25,7 @@ from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError
 from app.errors import ServiceError
 from app.fleet.outcome import too_late
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
 from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from app.processes.arena import Arena
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
@@ -69,7 +69,7 @@ class Filling:
         self._max_image_pixels, self._reads_pixels = max_image_pixels, reads_pixels
 
     async def image(
-        self, served: ServedModel, terms: Terms, image: Encoded | Frame, slot: int, position: int
+        self, served: ModelPool, terms: Terms, image: Encoded | Frame, slot: int, position: int
     ) -> Placement:
         """An image, encoded or not. Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL, DEADLINE_EXCEEDED."""
         with _as_clients_hear(served):
@@ -86,7 +86,7 @@ class Filling:
 
     async def regions(
         self,
-        served: ServedModel,
+        served: ModelPool,
         terms: Terms,
         image: Encoded,
         slots: Sequence[int],
@@ -115,7 +115,7 @@ class Filling:
                 count=len(regions),
             )
 
-    def size_of(self, served: ServedModel, terms: Terms, image: Encoded) -> tuple[int, int]:
+    def size_of(self, served: ModelPool, terms: Terms, image: Encoded) -> tuple[int, int]:
         """Width and height of an image as displayed, by its header alone; its pixels count from now on.
 
         Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
@@ -124,7 +124,7 @@ class Filling:
             return self._measured(image, _counting(terms))
 
     async def row(
-        self, served: ServedModel, model: TensorModel, inputs: Mapping[str, npt.NDArray[Any]], slot: int, position: int
+        self, served: ModelPool, model: TensorModel, inputs: Mapping[str, npt.NDArray[Any]], slot: int, position: int
     ) -> Placement:
         """The row at `position` of a request's tensors, which has no placement."""
         target = self._arena.slot(served.index, slot)
@@ -136,7 +136,7 @@ class Filling:
         return _NOWHERE
 
     async def _decoded(
-        self, served: ServedModel, terms: Terms, image: Encoded | Frame, slot: int, position: int
+        self, served: ModelPool, terms: Terms, image: Encoded | Frame, slot: int, position: int
     ) -> Placement:
         """By a decoder process, in the order in which a queue would take the images."""
         decoders = self._decoders
@@ -170,7 +170,7 @@ class Filling:
         behind_s = position * self._decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
         return time.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
 
-    def _copied(self, served: ServedModel, frame: Frame, slot: int) -> Placement:
+    def _copied(self, served: ModelPool, frame: Frame, slot: int) -> Placement:
         """Pixels that are the network's input as they are."""
         with _given_back(served, slot):
             if self._reads_pixels:
@@ -197,7 +197,7 @@ class _as_clients_hear:  # noqa: N801 - reads as what it is: with _as_clients_he
 
     __slots__ = ("_served",)
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ModelPool) -> None:
         self._served = served
 
     def __enter__(self) -> None:
@@ -228,7 +228,7 @@ class _given_back:  # noqa: N801 - as above
 
     __slots__ = ("_served", "_slot")
 
-    def __init__(self, served: ServedModel, slot: int) -> None:
+    def __init__(self, served: ModelPool, slot: int) -> None:
         self._served, self._slot = served, slot
 
     def __enter__(self) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from app.errors import invalid_request
 from app.fleet.outcome import Outcome, too_late
-from app.fleet.served_model import ServedModel
+from app.link import ServedModel
 from app.serving.filling import INLINE_BYTES
 from app.serving.items import ComputedBy, Items, computed_by
 from app.serving.service import Service
@@ -58,9 +58,10 @@ async def infer(
     if count > service.settings.max_images:
         limit = service.settings.max_images
         raise invalid_request(f"a batch of {count} is more than the {limit} a request may hold")
-    with service.admission.reserved(served, count, terms) as reservation:
-        items = Items(service.dispatcher, served, terms, reservation, options, _outcome, has_answers=False)
-        fills = [partial(service.filling.row, served, model, inputs) for row in range(count)]
+    pool = service.pool(served)
+    with service.admission.reserved(pool, count, terms) as reservation:
+        items = Items(service.dispatcher, pool, terms, reservation, options, _outcome, has_answers=False)
+        fills = [partial(service.filling.row, pool, model, inputs) for row in range(count)]
         outcomes = await items.run(fills)
         started_s = time.monotonic()
         results = [outcome.result or () for outcome in outcomes]
@@ -73,7 +74,7 @@ async def infer(
             served.metrics.expired["postprocess"].inc(count)
             raise too_late()
         terms.recorder.collected(served, now_s - started_s)
-    return TensorAnswer(collected, computed_by(served, outcomes[-1]))
+    return TensorAnswer(collected, computed_by(pool, outcomes[-1]))
 
 
 async def _outcome(outcome: Outcome, _: Placement) -> Outcome:

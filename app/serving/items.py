@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from app.fleet.dispatcher import Dispatcher
 from app.fleet.outcome import Outcome
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
 from app.scheduling.queue import Reservation
 from app.serving.recorder import ItemRecorder
 from app.serving.terms import Terms
@@ -40,7 +40,7 @@ class ComputedBy:
     precision: str
 
 
-def computed_by(served: ServedModel, outcome: Outcome) -> ComputedBy:
+def computed_by(served: ModelPool, outcome: Outcome) -> ComputedBy:
     """Who computed an outcome: the worker's own model, which after a hand-over may be another than the served one."""
     worker = outcome.worker
     assert worker.ready is not None
@@ -63,7 +63,7 @@ class Items(Generic[Result]):
     """
 
     dispatcher: Dispatcher
-    served: ServedModel
+    served: ModelPool
     terms: Terms
     reservation: Reservation
     options: Options | TensorOptions

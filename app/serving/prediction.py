@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from app.errors import ServiceError, invalid_request
 from app.fleet.outcome import Outcome
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
+from app.link import ServedModel
 from app.serving.filling import Encoded, Frame
 from app.serving.items import ComputedBy, Fill, Items, computed_by
 from app.serving.service import Service
@@ -68,13 +69,14 @@ async def predict(
             f"request {_MOST_DETECTIONS}"
         )
 
-    fills = [partial(service.filling.image, served, terms, image) for image in images]
-    return await computed(service, served, fills, terms, options=options, finish=finish)
+    pool = service.pool(served)
+    fills = [partial(service.filling.image, pool, terms, image) for image in images]
+    return await computed(service, pool, fills, terms, options=options, finish=finish)
 
 
 async def computed(
     service: Service,
-    served: ServedModel,
+    served: ModelPool,
     fills: Sequence[Fill],
     terms: Terms,
     *,

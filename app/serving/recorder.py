@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import ClientLeftError, ServiceError
 from app.fleet.outcome import Outcome, Pending, too_late
-from app.fleet.served_model import ServedModel
+from app.link import ServedModel
 from app.observability.metrics import Exemplar
 from app.observability.tracing import RequestTrace
 from app.scheduling.queue import Item

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from app.decoder.messages import Region
-from app.fleet.served_model import ServedModel
+from app.fleet.served_model import ModelPool
 from app.serving.filling import Encoded, Filling
 from app.serving.items import Fill
 from app.serving.terms import Terms
@@ -24,7 +24,7 @@ class RegionFills:
     """The fills of one image's regions; they belong to one request and run at the same time."""
 
     def __init__(
-        self, filling: Filling, served: ServedModel, terms: Terms, image: Encoded, regions: Sequence[Region]
+        self, filling: Filling, served: ModelPool, terms: Terms, image: Encoded, regions: Sequence[Region]
     ) -> None:
         self._filling, self._served, self._terms, self._image = filling, served, terms, image
         self._regions = regions

@@ -15,51 +15,52 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from app.config import Settings
 from app.errors import ServiceError, invalid_request
+from app.fleet.dispatcher import Dispatcher
 from app.fleet.process import WorkerStartError
-from app.fleet.served_model import ServedModel
-from app.serving.service import Service
+from app.fleet.served_model import ModelPool
 from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")
 
 
 class Repository:
-    """The models of a service."""
+    """Of the models that clients see, by name."""
 
-    def __init__(self, service: Service) -> None:
-        """`Settings.changes_per_minute` limits how often anything is changed."""
-        self._service = service
+    def __init__(
+        self,
+        settings: Settings,
+        models: Mapping[str, ModelPool],
+        dispatcher: Dispatcher,
+        drained: Callable[[ModelPool], Awaitable[None]],
+    ) -> None:
+        """`Settings.changes_per_minute` limits how often anything is changed. `drained`: waits until no accepted image
+        of a model waits for its answer.
+        """
+        self._settings, self._models, self._dispatcher, self._drained = settings, models, dispatcher, drained
         self._lock = asyncio.Lock()
-        self._begun_s = deque[float](maxlen=service.settings.changes_per_minute)
+        self._begun_s = deque[float](maxlen=settings.changes_per_minute)
         """When the last changes were begun."""
         self._changes: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str) -> None:
-        """Read a model's weights again and hand over to workers that have them, without losing a request.
+        """Read a model's weights again and hand over to workers that have them (app.link.Administration.load)."""
+        await self._finished(self._load(self._models[name]))
 
-        Raises MODEL_NOT_FOUND, INVALID_REQUEST when the weights cannot be read or are of a network with another input,
-        INTERNAL when a worker cannot start with them; all workers then serve on as they did. Cancelled, it goes on.
-        """
-        await self._finished(self._load(self._service.find(name)))
-
-    async def _load(self, served: ServedModel) -> None:
+    async def _load(self, served: ModelPool) -> None:
         async with self._begun():
             model = await self._read(served)
             await self._hand_over({served.model.name: model}, "load")
             served.unloaded = False
 
     async def unload(self, name: str) -> None:
-        """Refuse new requests for a model, answer those under way, and hand over to workers without it. Idempotent.
-
-        Raises MODEL_NOT_FOUND; INTERNAL when a worker cannot start without it: the model then serves on. Cancelled, it
-        goes on.
-        """
-        await self._finished(self._unload(self._service.find(name)))
+        """Refuse new requests, answer those under way, free the memory (app.link.Administration.unload)."""
+        await self._finished(self._unload(self._models[name]))
 
     @contextlib.asynccontextmanager
     async def _begun(self) -> AsyncIterator[None]:
@@ -75,14 +76,14 @@ class Repository:
         async with self._lock:
             yield
 
-    async def _unload(self, served: ServedModel) -> None:
+    async def _unload(self, served: ModelPool) -> None:
         async with self._begun():
             if served.unloaded:
                 return
             served.unloaded = True
             try:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._service.admission.drained(served), self._service.settings.drain_s)
+                    await asyncio.wait_for(self._drained(served), self._settings.drain_s)
                 await self._hand_over({}, "unload")
             except BaseException:
                 served.unloaded = False
@@ -100,8 +101,8 @@ class Repository:
         if not task.cancelled() and task.exception() is not None:
             log.debug("a change of the repository failed: %s", task.exception())  # Whoever waits for it hears it, too.
 
-    async def _read(self, served: ServedModel) -> Model:
-        settings, old = self._service.settings, served.model
+    async def _read(self, served: ModelPool) -> Model:
+        settings, old = self._settings, served.model
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
         spec = next(spec for spec in specs if spec.name == old.name)
         try:
@@ -118,17 +119,16 @@ class Repository:
 
     async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:
         """To workers with the models that are loaded, of which some are new. Raises INTERNAL."""
-        service = self._service
         models: list[Model | None] = []
-        for served in service.dispatcher.models.values():
+        for served in self._dispatcher.models.values():
             model = served.model
             name = model.image_model.name if isinstance(model, NormalisedModel) else model.name
-            shown: Model = new.get(name) or service.models[name].model
+            shown: Model = new.get(name) or self._models[name].model
             if isinstance(model, NormalisedModel) and isinstance(shown, PixelModel):
                 shown = NormalisedModel.of(shown)  # With every model go its other forms.
-            models.append(None if service.models[name].unloaded and name not in new else shown)
+            models.append(None if self._models[name].unloaded and name not in new else shown)
         try:
-            await service.dispatcher.hand_over(models, reason)
+            await self._dispatcher.hand_over(models, reason)
         except WorkerStartError as error:
             log.error("%s: no worker could take over: %s", reason, error)
-            raise ServiceError("INTERNAL", f"no worker could take over for this {reason}; the log knows why") from None
+            raise ServiceError("INTERNAL", "the model could not be replaced; quote the request id") from None

@@ -20,19 +20,20 @@ from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.image import ImageLimits
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import discard_prepared
-from app.errors import ServiceError
 from app.fleet.dispatcher import Dispatcher
 from app.fleet.profiles import taken_up
-from app.fleet.served_model import ServedModel
-from app.observability.metrics import Exemplar, Metrics
+from app.fleet.served_model import ModelPool
+from app.link import Link, ServedModel
+from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
 from app.observability.triton_metrics import TritonMetrics
+from app.serving.administration import ServiceAdministration
 from app.serving.admission import Admission
+from app.serving.cascades import check_cascade, parse_cascade
 from app.serving.filling import Filling
 from app.serving.items import ComputedBy
-from app.serving.readiness import ServiceReadiness
-from app.serving.stages import parse_stages
+from app.serving.repository import Repository
 from app.serving.threads import Threads
 from backends import Choice, choose, host, simulated
 from backends.null import backend as null
@@ -65,11 +66,10 @@ class Service:
             log.info("a request may hold %d images: no more may wait (--queue-size)", settings.queue_size)
             settings = settings.model_copy(update={"max_images": settings.queue_size})
         self.settings = settings
-        self.simulated = self.choice.simulated
         self.metrics = Metrics(enabled=settings.metrics)
         if settings.metrics and settings.triton_metrics:
             self.metrics.registry.register(TritonMetrics(self.metrics))
-        self.metrics.ready.set_function(lambda: not self.readiness.why_not())
+        self.metrics.ready.set_function(lambda: not self.administration.why_not())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.takes_floats else []
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
@@ -80,12 +80,24 @@ class Service:
             settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=self.profiles
         )
         self.models = {name: self.dispatcher.models[name] for name in names}
-        self.stages = {each.name: each for each in map(parse_stages, settings.stage_specs)}
-        for stages in self.stages.values():
-            stages.check(self.models)
-        self.tilings = _tilings(settings, self.models)
-        self.readiness = ServiceReadiness(self.dispatcher.readiness, self.models)
-        self.admission = Admission(self.dispatcher, self.readiness)
+        cascades = {each.name: each for each in map(parse_cascade, settings.stage_specs)}
+        for cascade in cascades.values():
+            check_cascade(cascade, self.models)
+        self.admission = Admission(self.dispatcher)
+        repository = Repository(settings, self.models, self.dispatcher, self.admission.drained)
+        self.administration = ServiceAdministration(
+            self.dispatcher, self.models, repository, self.choice, self.profiles
+        )
+        self.link = Link(
+            settings,
+            self.models,
+            cascades,
+            _tilings(settings, self.models),
+            metrics=self.metrics,
+            tracing=tracing,
+            simulated=self.choice.simulated,
+            administration=self.administration,
+        )
         self._threads = Threads(_OFFLOAD_THREADS)
         reads_pixels = self.choice.backend.facts.reads_pixels
         self.decoders = self._made_decoders(forms, decoders) if reads_pixels else None
@@ -111,7 +123,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stop workers and threads. What is still under way gets 503. Idempotent."""
-        self.readiness.draining = True
+        self.administration.draining = True
         for end in self.on_stop:
             await end()
         if self.decoders is not None:
@@ -137,24 +149,9 @@ class Service:
     def _decoder_restarted(self, reason: str) -> None:
         self.metrics.decoder_restarts.labels(reason).inc()
 
-    def find(self, name: str) -> ServedModel:
-        """The model of this name; of two stages, the first. Raises MODEL_NOT_FOUND, naming those that exist."""
-        stages = self.stages.get(name)
-        served = self.models.get(name if stages is None else stages.first)
-        if served is None:
-            known = ", ".join((*self.models, *self.stages))
-            raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {known}")
-        return served
-
-    def profile_of(self, name: str) -> str:
-        """What the profile that a model is served by is called; empty where there is none."""
-        profile = self.profiles.get(name)
-        return "" if profile is None else profile.name
-
-    def parts(self, name: str) -> tuple[ServedModel, ...]:
-        """The models that answer under a name: one, or those of two stages. Raises MODEL_NOT_FOUND."""
-        stages = self.stages.get(name)
-        return (self.find(name),) if stages is None else (self.find(stages.first), self.find(stages.second))
+    def pool(self, served: ServedModel) -> ModelPool:
+        """What the owner has of a model."""
+        return self.dispatcher.models[served.model.name]
 
     async def offload(self, function: Callable[..., _Result], *arguments: object) -> _Result:
         """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
@@ -176,15 +173,9 @@ class Service:
             "engine": computed_by.engine,
             "precision": computed_by.precision,
         }
-        if self.simulated:
+        if self.choice.simulated:
             made_by["simulated"] = True
         return made_by
-
-    def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
-        """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
-        served = self.find(name)
-        served.metrics.answered(code, seconds, exemplar)
-        served.statistics.request(code, seconds)
 
     def release_in_background(self) -> None:
         """Have every worker give cached memory back; the log says what came of it."""
@@ -197,7 +188,7 @@ class Service:
             log.info("%s gave back %d bytes", worker, sum(returned.values()))
 
 
-def _tilings(settings: Settings, models: Mapping[str, ServedModel]) -> dict[str, Tiling]:
+def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, Tiling]:
     """As `--tiles` says it. Raises ModelError."""
     try:
         tilings = parse_tilings(split(settings.tiles))

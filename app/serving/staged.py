@@ -17,38 +17,39 @@ from typing import Any, NamedTuple
 
 from app.decoder.messages import Region
 from app.errors import invalid_request
+from app.link import Cascade
+from app.serving.cascades import regions
 from app.serving.filling import Encoded, Frame
 from app.serving.items import Fill, all_or_nothing
 from app.serving.prediction import Answer, computed, predict
 from app.serving.regions import RegionFills
 from app.serving.service import Service
-from app.serving.stages import Stages
 from app.serving.terms import Terms
 from models import Options
 
 
 async def predict_staged(
-    service: Service, stages: Stages, images: Sequence[Encoded | Frame], terms: Terms, *, options: Options
+    service: Service, cascade: Cascade, images: Sequence[Encoded | Frame], terms: Terms, *, options: Options
 ) -> Answer:
     """As app.serving.prediction.predict; detections that were looked at have `classes`. Raises ServiceError."""
     encoded = [image for image in images if not isinstance(image, Frame)]
     if len(encoded) < len(images):
-        raise invalid_request(f"{stages.name} takes encoded images: the second stage sees parts of the original")
-    first, second = service.find(stages.first), service.find(stages.second)
+        raise invalid_request(f"{cascade.name} takes encoded images: the second stage sees parts of the original")
+    first, second = service.models[cascade.first], service.models[cascade.second]
     service.admission.check(second, terms)  # Nothing is computed for a request that the second stage would refuse.
     found = await predict(service, first, encoded, terms, options=options)
     parts: list[_Part] = []
     for number, prediction in enumerate(found.predictions):
         detections = prediction["detections"]
-        chosen = stages.regions(detections, prediction["width"], prediction["height"])
+        chosen = regions(cascade, detections, prediction["width"], prediction["height"])
         parts += [_Part(number, region, detections[which]) for which, region in chosen]
 
     async def classify(portions: Sequence[list[_Part]]) -> None:
         for portion in portions:
             fills: list[Fill] = []
             for number, of_image in groupby(portion, key=attrgetter("image")):
-                regions = [part.region for part in of_image]
-                fills += RegionFills(service.filling, second, terms, encoded[number], regions).fills()
+                places = [part.region for part in of_image]
+                fills += RegionFills(service.filling, second, terms, encoded[number], places).fills()
             answer = await computed(service, second, fills, terms, options=options)
             for part, classified in zip(portion, answer.predictions, strict=True):
                 part.detection["classes"] = classified["classes"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from app.decoder.messages import Region
 from app.errors import invalid_request
-from app.fleet.served_model import ServedModel
+from app.link import ServedModel
 from app.serving.filling import Encoded
 from app.serving.items import Fill
 from app.serving.prediction import Answer, computed
@@ -42,7 +42,8 @@ async def predict_tiled(
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in TILED_MASKS:
         raise invalid_request("with tiles, masks are answered as polygons")
-    sizes = [service.filling.size_of(served, terms, image) for image in images]
+    pool = service.pool(served)
+    sizes = [service.filling.size_of(pool, terms, image) for image in images]
     regions = [_regions(tiling, width, height) for width, height in sizes]
     count = sum(map(len, regions))
     if count > most:
@@ -52,8 +53,8 @@ async def predict_tiled(
         )
     fills: list[Fill] = []
     for image, places in zip(images, regions, strict=True):
-        fills += RegionFills(service.filling, served, terms, image, places).fills()
-    answer = await computed(service, served, fills, terms, options=options)
+        fills += RegionFills(service.filling, pool, terms, image, places).fills()
+    answer = await computed(service, pool, fills, terms, options=options)
     left = iter(answer.predictions)
     predictions = []
     for (width, height), places in zip(sizes, regions, strict=True):

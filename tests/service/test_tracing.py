@@ -39,7 +39,7 @@ class Recorded:
     """A service whose spans stay in memory; `through_fastapi` asks for the hot routes in a way that is not ordinary."""
 
     def __init__(self, app: FastAPI, port: int, exporter: InMemorySpanExporter) -> None:
-        self.app, self.exporter, self.tracing = app, exporter, app.state.service.tracing
+        self.app, self.exporter, self.tracing = app, exporter, app.state.link.tracing
         self.client, self.through_fastapi = (
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, headers=headers)
             for headers in ({}, {"Upgrade": "h2c"})
@@ -220,7 +220,7 @@ async def test_grpc_is_traced_alike(found):
     from app.grpc.methods import Methods
 
     state = found.app.state
-    methods = Methods(state.ingress, state.repository)
+    methods = Methods(state.ingress)
     request = message("ModelInferRequest")(
         model_name="resnet18", raw_input_contents=[len(GREY).to_bytes(4, "little") + GREY]
     )

@@ -9,12 +9,12 @@ from fastapi import FastAPI
 from app.compat import torchserve
 from app.errors import ERRORS
 from app.http.api_description import ADDRESS, ADMIN_ADDRESS, describe_api
-from app.http.routes import devices, infer, predict, repository, stats_stream, status, v2
+from app.http.routes import devices, infer, predict, repository, stats, status, v2
 
 
 def test_every_route_has_an_example_and_the_error_form() -> None:
     app = FastAPI()
-    for routes in (devices, infer, predict, repository, stats_stream, status, torchserve, v2):
+    for routes in (devices, infer, predict, repository, stats, status, torchserve, v2):
         app.include_router(routes.router)
     describe_api(app)
     document = app.openapi()

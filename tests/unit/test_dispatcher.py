@@ -12,7 +12,7 @@ from app.errors import ServiceError
 from app.fleet import device_files
 from app.fleet.dispatcher import Dispatcher
 from app.fleet.process import Computed
-from app.fleet.readiness import ModelState
+from app.link import ModelState
 from app.observability.metrics import Metrics
 from app.worker.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 

@@ -38,7 +38,7 @@ class Wanted:
         self.ended = []
         self.reached = asyncio.Event()
         self.go_on = asyncio.Event()
-        self.readiness = SimpleNamespace(draining=False)
+        self.administration = SimpleNamespace(draining=False)
 
     async def answer(self, ingress, request, model, version=""):
         assert ingress.wanted is self
@@ -77,17 +77,17 @@ async def general(scope, receive, send):
 async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     wanted = Wanted()
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
-    service = SimpleNamespace(
+    link = SimpleNamespace(
         settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, log_requests=False, origins=()),
         tracing=None,
-        readiness=wanted.readiness,
+        administration=wanted.administration,
         metrics=SimpleNamespace(requests=counted),
     )
     routes = tuple((path, route, wanted.answer) for path, route, _ in hot.ROUTES)
     monkeypatch.setattr(hot, "ROUTES", routes)
     monkeypatch.setattr(hot, "end_request", lambda *given: wanted.ended.append(given[-2:]))
     access = SimpleNamespace(admit=lambda *_: NOBODY)
-    ingress = SimpleNamespace(service=service, access=access, wanted=wanted, bodies=wanted.bodies)
+    ingress = SimpleNamespace(link=link, access=access, wanted=wanted, bodies=wanted.bodies)
     protocol = hot.protocol(ConnectionLimits(**limits), ingress, more=[(*torchserve.HOT[:2], wanted.answer)])
     async with uvicorn_server.listening(
         general, protocol, timeout_graceful_shutdown=graceful_s, timeout_keep_alive=keep_alive_s
@@ -272,7 +272,7 @@ async def test_a_request_refused_before_its_body_is_answered_and_the_next_one_re
 @pytest.mark.parametrize("why", ["asked", "1.0", "draining"])
 async def test_a_connection_is_closed_where_the_answer_says_so(monkeypatch, why):
     async with listening(monkeypatch) as service:
-        service.wanted.readiness.draining = why == "draining"
+        service.wanted.administration.draining = why == "draining"
         lines = (b"Connection: close",) if why == "asked" else ()
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(post(PREDICT, b"a", *lines, version=b"1.0" if why == "1.0" else b"1.1"))
@@ -386,10 +386,10 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
     monkeypatch.setattr(hot, "begin_request", lambda *_: RequestContext("", 0))
     monkeypatch.setattr(hot, "end_request", lambda *_: None)
     monkeypatch.setattr(hot, "common_headers", lambda *_: [])
-    service = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()))
+    link = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()))
     access = SimpleNamespace(admit=lambda *_: NOBODY)
     limits = ConnectionLimits()
-    ingress = SimpleNamespace(service=service, access=access, bodies=Budget(1000, "bytes"))
+    ingress = SimpleNamespace(link=link, access=access, bodies=Budget(1000, "bytes"))
     ours, theirs = hot.protocol(limits, ingress, more=[(*torchserve.HOT[:2], echoed)]), connection.protocol(limits)
 
     async def answered(port, data):

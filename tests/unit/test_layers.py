@@ -27,6 +27,7 @@ ORDER = (
     "config",
     "observability",
     "access",
+    "link",
     "scheduling",
     "decoding",
     "fleet",

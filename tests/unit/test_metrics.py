@@ -213,7 +213,7 @@ async def test_a_scrape_is_rendered_off_the_event_loop():
 
     app = FastAPI()
     app.include_router(status.router)
-    app.state.service = SimpleNamespace(metrics=Watched())
+    app.state.link = SimpleNamespace(metrics=Watched())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         assert (await client.get("/metrics")).status_code == 200
     assert len(threads) == 1

@@ -8,7 +8,8 @@ from typing import Any
 from app.config import Settings
 from app.fleet.plans import memories, sharing_workers, worker_plans
 from app.fleet.process import WorkerPlan
-from app.fleet.readiness import ModelState, Readiness
+from app.fleet.readiness import Readiness
+from app.link import ModelState
 from backends import Choice, open_backend
 from backends.contract.backend import Device
 from models import Model

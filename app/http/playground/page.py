@@ -17,7 +17,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from app.errors import ERRORS, ServiceError
 
 if TYPE_CHECKING:
-    from app.serving.service import Service
+    from app.link import Link
 
 PREFIX = "/playground"
 _TYPES = {
@@ -85,9 +85,9 @@ def _page_file(name: str, content: bytes) -> PageFile:
     return PageFile(_TYPES[suffix], content, compressed, f'"{digest}"')
 
 
-def page_facts(service: Service, samples: list[str]) -> dict[str, Any]:
+def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
     """What the page must know of the service that no other route says."""
-    settings = service.settings
+    settings = link.settings
     return {
         "samples": [{"name": name, "task": name.partition("_")[0]} for name in samples],
         "max_body_bytes": settings.max_body_bytes,
@@ -110,7 +110,7 @@ def mount_playground(app: FastAPI) -> None:
 
     @router.get(PREFIX + "/facts.json")
     async def facts(request: Request) -> dict[str, Any]:
-        return page_facts(request.app.state.service, samples)
+        return page_facts(request.app.state.link, samples)
 
     @router.get(PREFIX + "/{name:path}")
     async def file(request: Request, name: str) -> Response:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from app.errors import ServiceError
-from app.serving.service import Service
+from app.link import Link
 
 router = APIRouter(tags=["devices"])
 
@@ -28,10 +27,7 @@ class ReleaseStarted(BaseModel):
 @router.post("/v1/devices/{device}:release")
 async def release(request: Request, device: str) -> ReleaseStarted:
     """Release cached memory on every worker of the device; answers when all have."""
-    service: Service = request.app.state.service
-    if device not in service.choice.devices:
-        there_is = ", ".join(service.choice.devices)
-        raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")
-    returned = await service.dispatcher.release(device)
+    link: Link = request.app.state.link
+    returned = await link.administration.release(device)
     workers = [WorkerReleased(worker=worker, returned_bytes=each) for worker, each in returned.items()]
     return ReleaseStarted(device=device, workers=workers)

@@ -18,13 +18,13 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.errors import ServiceError, invalid_request
-from app.fleet.served_model import ServedModel
 from app.http.answer import Content, Header, as_response
 from app.http.body import Body, Fields
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.converter import OUTPUTS, TENSORS
 from app.ingress.ingress import Ingress, Run
+from app.link import ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols import documents, open_inference, wire
 from app.protocols.documents import name_of, parameters_of
@@ -138,7 +138,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     content, headers = await _encoded(ingress, model, call.parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
     if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in _WINDOW if k in accepted), "")):
-        content = await ingress.service.offload(_deflated, kind, content)
+        content = await ingress.offload(_deflated, kind, content)
         headers.append((b"content-encoding", kind.encode()))
     return content, [*headers, (b"content-length", b"%d" % len(content))]
 
@@ -154,7 +154,7 @@ class RestInferCall(HttpCall[InferenceResponse]):
         service, body = ingress.service, self.body
         encoding = self.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
         if encoding not in ("", "identity"):
-            body = await service.offload(_inflated, encoding, body, service.settings.max_body_bytes)
+            body = await ingress.offload(_inflated, encoding, body, service.settings.max_body_bytes)
             lease.take(len(body))
         header_bytes = _header_bytes(self.headers, len(body))
         self.parsed = await _parsed(ingress, served.model, body, header_bytes, lease)
@@ -216,9 +216,9 @@ async def _encoded(
     if size <= INLINE_BYTES:
         document, contents, numbers = _drafted(model, parsed, response)
     else:
-        document, contents, numbers = await ingress.service.offload(_drafted, model, parsed, response)
+        document, contents, numbers = await ingress.offload(_drafted, model, parsed, response)
     if numbers:
-        packed = await ingress.service.offload(_packed, document, numbers)
+        packed = await ingress.offload(_packed, document, numbers)
         head = bytes(await ingress.converter.convert(OUTPUTS, 0, packed))
     else:
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -227,7 +227,7 @@ async def _encoded(
     length = b"%d" % len(head)
     headers = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, length)]
     parts = [head, *contents]
-    return (b"".join(parts) if size <= INLINE_BYTES else await ingress.service.offload(b"".join, parts)), headers
+    return (b"".join(parts) if size <= INLINE_BYTES else await ingress.offload(b"".join, parts)), headers
 
 
 def _packed(document: dict[str, Any], numbers: list[bytes]) -> bytes:

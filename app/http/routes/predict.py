@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.fleet.served_model import ServedModel
 from app.http.answer import Content, as_json, as_response
 from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
+from app.link import ServedModel
 from app.protocols.options import OPTIONS, Parameter
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
 from app.serving.prediction import Answer
@@ -122,13 +122,13 @@ class PredictCall(HttpCall[Answer]):
         images = await read_images(
             self.headers, self.body, service.settings.max_images, ingress.converter, lease, any_type=self._any_type
         )
-        if (stages := service.stages.get(self.model)) is not None:
+        if (cascade := ingress.link.cascades.get(self.model)) is not None:
             if self._tiling is not None and self._tiling.side:
                 raise invalid_request("two stages do not look at tiles")
-            return lambda: predict_staged(service, stages, images, terms, options=self._options)
+            return lambda: predict_staged(service, cascade, images, terms, options=self._options)
         tiling = self._tiling
         if tiling is None and self._options.masks in TILED_MASKS:
-            tiling = service.tilings.get(self.model)
+            tiling = ingress.link.tilings.get(self.model)
         if tiling is not None and tiling.side:
             return lambda: predict_tiled(service, served, images, terms, options=self._options, tiling=tiling)
         return lambda: predict_images(service, served, images, terms, options=self._options)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from app.errors import invalid_request
+from app.link import Link
 from app.protocols import documents, triton
 from app.protocols.parameters import switch
 
@@ -45,25 +46,26 @@ class IndexedModel(BaseModel):
 async def index(request: Request) -> list[IndexedModel]:
     """Every model that can be loaded, with its state; `{"ready": true}`: only those that are ready."""
     ready = switch(await _document(request), "ready")
-    return [IndexedModel(**each) for each in triton.index(request.app.state.service, ready)]
+    return [IndexedModel(**each) for each in triton.index(request.app.state.link, ready)]
 
 
 @router.post("/v2/repository/models/{model}/load")
 async def load(request: Request, model: str) -> LoadedModel:
     """Serve what the model's weight file holds now; answers when every worker has been replaced, loses no request."""
     triton.check_parameters(_parameters(await _document(request)))
-    state = request.app.state
-    await state.repository.load(model)
-    loaded = state.service.find(model).model
-    request.scope["anychip"].weights_sha256 = loaded.weights_sha256
-    return LoadedModel(name=model, weights=loaded.weights)
+    link: Link = request.app.state.link
+    served = link.find(model)
+    await link.administration.load(served.model.name)
+    request.scope["anychip"].weights_sha256 = served.model.weights_sha256
+    return LoadedModel(name=model, weights=served.model.weights)
 
 
 @router.post("/v2/repository/models/{model}/unload")
 async def unload(request: Request, model: str) -> UnloadedModel:
     """Refuse new requests for the model, answer those under way, and free its memory on every device."""
     triton.check_parameters(_parameters(await _document(request)))
-    await request.app.state.repository.unload(model)
+    link: Link = request.app.state.link
+    await link.administration.unload(link.find(model).model.name)
     return UnloadedModel(name=model)
 
 

@@ -7,36 +7,11 @@ from typing import Any
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel
 
-from app.errors import ServiceError, invalid_request
-from app.serving.service import Service
-from app.serving.snapshot import Snapshot, snapshot
-from app.serving.stages import Stages
+from app.errors import invalid_request
+from app.http.routes.stats import counting
+from app.link import Cascade, Devices, Link, ModelState, ServedOn
 
 router = APIRouter(tags=["status"])
-
-
-class DecodedBy(BaseModel):
-    """Who decodes JPEG files: the `host` or the `device`. `refusal`: why the device does not, where it was asked to;
-    `errors`: of answers to what it decodes against those to what the host decodes.
-    """
-
-    by: str
-    refusal: str
-    errors: dict[str, float]
-
-
-class ServedOn(BaseModel):
-    """How a device serves a model. `staged`: another engine or precision is made ready meanwhile, and takes over."""
-
-    device: str
-    engine: str
-    precision: str
-    staged: bool
-    batch_sizes: list[int]
-    refusals: dict[str, str]
-    errors: dict[str, float]
-    operators: dict[str, str]
-    decoding: DecodedBy
 
 
 class ModelStatus(BaseModel):
@@ -58,23 +33,6 @@ class Models(BaseModel):
     """Every model of the service."""
 
     models: list[ModelStatus]
-
-
-class DeviceStatus(BaseModel):
-    """A device the service uses."""
-
-    device: str
-    name: str
-    vendor: str
-    simulated: bool
-    ready: bool
-
-
-class Devices(BaseModel):
-    """Devices in use, and why other vendors were not chosen."""
-
-    devices: list[DeviceStatus]
-    refusals: dict[str, str]
 
 
 class ModelReady(BaseModel):
@@ -99,7 +57,8 @@ class ReadyBody(BaseModel):
 @router.get("/v1/models")
 async def models(request: Request) -> Models:
     """What is served, on what, by which engine."""
-    service: Service = request.app.state.service
+    link: Link = request.app.state.link
+    ask = link.administration
     return Models(
         models=[
             ModelStatus(
@@ -110,45 +69,28 @@ async def models(request: Request) -> Models:
                 weights_sha256=served.model.weights_sha256,
                 classes=len(served.model.labels),
                 input_shape=served.model.input_shape,
-                ready=service.dispatcher.readiness.is_ready(served.model.name),
-                profile=service.profile_of(served.model.name),
-                served_on=[
-                    ServedOn(
-                        device=device,
-                        engine=loaded.report.engine,
-                        precision=loaded.report.precision,
-                        staged=loaded.report.staged,
-                        batch_sizes=list(loaded.latency_s),
-                        refusals=dict(loaded.report.refusals),
-                        errors=dict(loaded.report.measures),
-                        operators=dict(loaded.report.operators),
-                        decoding=DecodedBy(
-                            by=loaded.decoding.by,
-                            refusal=loaded.decoding.refusal,
-                            errors=loaded.decoding.errors,
-                        ),
-                    )
-                    for device, loaded in service.dispatcher.loaded(served)
-                ],
+                ready=ask.state(served.model.name)[0] is ModelState.READY,
+                profile=ask.profile_of(served.model.name),
+                served_on=ask.served_on(served.model.name),
             )
-            for served in service.models.values()
+            for served in link.models.values()
         ]
-        + [_staged(service, stages) for stages in service.stages.values()]
+        + [_cascade(link, cascade) for cascade in link.cascades.values()]
     )
 
 
-def _staged(service: Service, stages: Stages) -> ModelStatus:
-    first, second = service.models[stages.first].model, service.models[stages.second].model
-    is_ready = service.dispatcher.readiness.is_ready
+def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
+    first, second = link.models[cascade.first].model, link.models[cascade.second].model
+    states = [link.administration.state(each)[0] for each in link.parts(cascade.name)]
     return ModelStatus(
-        name=stages.name,
+        name=cascade.name,
         architecture=f"{first.name} > {second.name}",
         task=first.task,
         weights=first.weights,
         weights_sha256=first.weights_sha256,
         classes=len(second.labels),
         input_shape=first.input_shape,
-        ready=is_ready(first.name) and is_ready(second.name),
+        ready=all(state is ModelState.READY for state in states),
         profile="",
         served_on=[],
     )
@@ -159,30 +101,16 @@ async def model(request: Request, model: str) -> ModelReady:
     """KServe's v1 form of a model's readiness."""
     if model.endswith(":predict"):  # That path is POST's alone.
         raise HTTPException(405, headers={"Allow": "POST"})
-    service: Service = request.app.state.service
-    for served in service.parts(model):
-        service.readiness.check(served)
+    link: Link = request.app.state.link
+    link.administration.check(*link.parts(model))
     return ModelReady(name=model, ready=True)
 
 
 @router.get("/v1/devices")
 async def devices(request: Request) -> Devices:
     """The devices in use, and why other vendors were not chosen."""
-    service: Service = request.app.state.service
-    ready = {worker.device: worker.ready for worker in service.dispatcher.workers() if worker.ready}
-    return Devices(
-        devices=[
-            DeviceStatus(
-                device=device,
-                name=ready[device].device_name if device in ready else "",
-                vendor=service.choice.vendor,
-                simulated=service.choice.simulated,
-                ready=device in ready,
-            )
-            for device in service.choice.devices
-        ],
-        refusals=dict(service.choice.refusals),
-    )
+    link: Link = request.app.state.link
+    return link.administration.devices()
 
 
 @router.get("/v2/health/live")
@@ -194,31 +122,18 @@ async def live() -> Live:
 @router.get("/v2/health/ready", responses={503: {"description": "Not ready, with the reason"}})
 async def ready(request: Request) -> ReadyBody:
     """200 while every model has a worker and the service is not shutting down."""
-    service: Service = request.app.state.service
-    service.readiness.check()
+    link: Link = request.app.state.link
+    link.administration.check()
     return ReadyBody(ready=True)
 
 
-def _counting(request: Request) -> Service:
-    service: Service = request.app.state.service
-    if not service.metrics.enabled:
-        raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
-    return service
-
-
-# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop. The same below.
+# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop.
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request) -> Any:
     """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
-    service = _counting(request)
+    link = counting(request)
     try:
-        content, content_type = service.metrics.render(request.headers.get("accept", ""))
+        content, content_type = link.metrics.render(request.headers.get("accept", ""))
     except ValueError:
         raise invalid_request("the Accept header names a version of OpenMetrics that is no version") from None
     return Response(content, headers={"content-type": content_type})
-
-
-@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
-def stats(request: Request) -> Snapshot:
-    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
-    return snapshot(_counting(request))

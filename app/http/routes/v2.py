@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
 from app.http.routes.status import ModelReady
+from app.link import Link
 from app.protocols import signatures, triton
-from app.serving.service import Service
 
 router = APIRouter(tags=["inference"])
 
@@ -64,25 +64,24 @@ async def server() -> ServerMetadata:
 @router.get("/v2/stats", include_in_schema=False)
 async def all_statistics(request: Request) -> Statistics:
     """Statistics of every model."""
-    return Statistics(model_stats=triton.statistics(request.app.state.service))
+    return Statistics(model_stats=triton.statistics(request.app.state.link))
 
 
 @router.get("/v2/models/{model}")
 @router.get("/v2/models/{model}/versions/{version}")
 async def model_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
     """A model's inputs and outputs."""
-    service: Service = request.app.state.service
-    return ModelMetadata.model_validate(signatures.metadata(service, model, version))
+    link: Link = request.app.state.link
+    return ModelMetadata.model_validate(signatures.metadata(link, model, version))
 
 
 @router.get("/v2/models/{model}/ready", responses={503: {"description": "Not ready, with the reason"}})
 @router.get("/v2/models/{model}/versions/{version}/ready", responses={503: {"description": "Not ready"}})
 async def model_ready(request: Request, model: str, version: str = "") -> ModelReady:
     """200 while the model has a worker and the service is not shutting down."""
-    service: Service = request.app.state.service
-    signatures.find(service, model, version)
-    for served in service.parts(model):
-        service.readiness.check(served)
+    link: Link = request.app.state.link
+    signatures.find(link, model, version)
+    link.administration.check(*link.parts(model))
     return ModelReady(name=model, ready=True)
 
 
@@ -90,12 +89,12 @@ async def model_ready(request: Request, model: str, version: str = "") -> ModelR
 @router.get("/v2/models/{model}/versions/{version}/config")
 async def config(request: Request, model: str, version: str = "") -> dict[str, Any]:
     """A model's configuration in Triton's terms."""
-    service: Service = request.app.state.service
-    return triton.configuration(service, model, version)
+    link: Link = request.app.state.link
+    return triton.configuration(link, model, version)
 
 
 @router.get("/v2/models/{model}/stats")
 @router.get("/v2/models/{model}/versions/{version}/stats")
 async def statistics(request: Request, model: str, version: str = "") -> Statistics:
     """Requests, images, batches and time by stage since the start, as Triton counts them."""
-    return Statistics(model_stats=triton.statistics(request.app.state.service, model, version))
+    return Statistics(model_stats=triton.statistics(request.app.state.link, model, version))

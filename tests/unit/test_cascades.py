@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import Settings
-from app.serving.stages import Stages, parse_stages
+from app.link import Cascade
+from app.serving.cascades import parse_cascade, regions
 from models import ModelError
 
 
 def test_they_are_written_with_a_sign_between_them() -> None:
-    found = parse_stages("plates=cars=yolov8n:best.pt?classes=car|traffic light&margin=0.1&most=5 > resnet50")
-    assert found == Stages("plates", "cars", "resnet50", ("car", "traffic light"), 0.1, 8.0, 5)
-    assert parse_stages("a=best.onnx>kinds") == Stages("a", "best", "kinds")
+    found = parse_cascade("plates=cars=yolov8n:best.pt?classes=car|traffic light&margin=0.1&most=5 > resnet50")
+    assert found == Cascade("plates", "cars", "resnet50", ("car", "traffic light"), 0.1, 8.0, 5)
+    assert parse_cascade("a=best.onnx>kinds") == Cascade("a", "best", "kinds")
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,14 @@ def test_they_are_written_with_a_sign_between_them() -> None:
 )
 def test_what_is_not_understood_is_said_in_a_sentence(text: str) -> None:
     with pytest.raises(ModelError) as caught:
-        parse_stages(text)
+        parse_cascade(text)
     assert "\n" not in str(caught.value)
 
 
 def test_stages_that_are_not_named_elsewhere_are_served_as_well():
     settings = Settings(models="kinds=resnet18,a=yolov8n?most=3 > kinds,b=yolov8n > resnet50:random")
     assert settings.model_specs == ("kinds=resnet18", "yolov8n", "resnet50:random")
-    assert [parse_stages(each).name for each in settings.stage_specs] == ["a", "b"]
+    assert [parse_cascade(each).name for each in settings.stage_specs] == ["a", "b"]
 
 
 @given(
@@ -65,8 +66,8 @@ def test_regions_lie_within_the_image(
         }
         for number, (x1, y1, x2, y2) in enumerate(boxes)
     ]
-    stages = Stages("n", "d", "c", ("b",), margin, 2.0, most)
-    chosen = stages.regions(found, width, height)
+    cascade = Cascade("n", "d", "c", ("b",), margin, 2.0, most)
+    chosen = regions(cascade, found, width, height)
     assert len(chosen) <= most
     for number, region in chosen:
         assert number % 2 == 0

@@ -1,22 +1,35 @@
-"""The service in one small JSON: what `GET /v1/stats` answers, for the playground and `anychip top`.
+"""The service in one small JSON: `GET /v1/stats`, and `GET /v1/stats/stream`, which sends it again and again.
 
-Owns: its shape. The numbers are those of /metrics, counted since the start: whoever wants a rate asks twice. Must not
-run in the event loop: collecting takes milliseconds.
+Owns: its shape, and that the numbers are collected once for all who listen. They are those of /metrics, counted since
+the start: a client that wants a rate asks twice. Must not collect in the event loop: that takes milliseconds, so a
+thread does it, and for the stream only while a client listens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from math import isfinite
 
+import orjson
+from fastapi import APIRouter, Request, Response
 from prometheus_client import Metric
 from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from app.errors import ServiceError
+from app.http.edge import BIND
+from app.ingress.budget import Budget
+from app.link import Link, ModelState
 from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TELEMETRY, THROTTLED, version
-from app.serving.service import Service
 
+INTERVAL_S = 0.5
+MAX_LISTENERS = 16
 _STARTED_S = time.monotonic()
+
+router = APIRouter(tags=["status"])
 
 
 class Times(BaseModel):
@@ -143,18 +156,19 @@ class _Samples:
         )
 
 
-def snapshot(service: Service) -> Snapshot:
+def snapshot(link: Link) -> Snapshot:
     """What is so now."""
-    samples = _Samples(list(service.metrics.registry.collect()))
-    workers = [worker.device for worker in service.dispatcher.workers()]
+    samples = _Samples(list(link.metrics.registry.collect()))
+    ask = link.administration
+    workers = ask.workers()
     return Snapshot(
         version=version(),
         uptime_s=round(time.monotonic() - _STARTED_S, 3),
-        ready=not service.readiness.why_not(),
-        simulated=service.simulated,
-        models=[_model(samples, name, ready=service.dispatcher.readiness.is_ready(name)) for name in service.models],
+        ready=not ask.why_not(),
+        simulated=link.simulated,
+        models=[_model(samples, name, ready=ask.state(name)[0] is ModelState.READY) for name in link.models],
         devices=[
-            _device(samples, device, service.choice.vendor, workers.count(device)) for device in service.choice.devices
+            _device(samples, each.device, each.vendor, workers.count(each.device)) for each in ask.devices().devices
         ],
         decoders=DecodersSnapshot(
             up=samples.total("anychip_decoders_up"),
@@ -221,3 +235,96 @@ def _device(samples: _Samples, device: str, vendor: str, workers: int) -> Device
         handovers=counts("reason", "handovers_total"),
         cache_releases=counts("rung", "cache_releases_total"),
     )
+
+
+class StatsFeed:
+    """The numbers of a service, collected twice a second for everybody who listens. Belongs to one event loop."""
+
+    def __init__(self, link: Link, interval_s: float = INTERVAL_S) -> None:
+        self._link = link
+        self._interval_s = interval_s
+        self._next: asyncio.Task[bytes] | None = None
+        self._collected_s = 0.0
+        self.listeners = Budget(MAX_LISTENERS, "listeners to the numbers")
+        """Who listens takes one, under the caller's name."""
+
+    async def events(self, admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Server-sent events, each with the JSON of `/v1/stats`. A slow listener misses some and is never behind.
+
+        Ends when the service shuts down, or the listener is not `admitted` any more: its key was taken back.
+        """
+        yield b"retry: 2000\n\n"
+        while not self._link.administration.draining:
+            text = await asyncio.shield(self._following())
+            if not admitted():
+                break
+            yield b"event: stats\ndata: " + text + b"\n\n"
+
+    def _following(self) -> asyncio.Task[bytes]:
+        """What is collected next, for everybody who waits for it."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._collect(), name="stats-feed")
+        return self._next
+
+    async def _collect(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(max(0.0, self._collected_s + self._interval_s - loop.time()))
+            self._collected_s = loop.time()
+            return await asyncio.to_thread(_collected_json, self._link)
+        finally:
+            self._next = None
+
+
+def _collected_json(link: Link) -> bytes:
+    return orjson.dumps(snapshot(link).model_dump())
+
+
+class _EventStream(StreamingResponse):
+    """A stream that leaves its feed however it ends, also when not one event was sent."""
+
+    def __init__(self, feed: StatsFeed, caller: str, admitted: Callable[[], bool]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(feed.events(admitted), media_type="text/event-stream", headers=headers)
+        self._feed, self._caller = feed, caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.listeners.give(self._caller, 1)
+
+
+def counting(request: Request) -> Link:
+    """The link, where anything is counted. Raises NOT_FOUND."""
+    link: Link = request.app.state.link
+    if not link.metrics.enabled:
+        raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
+    return link
+
+
+# Not a coroutine: collecting takes milliseconds and belongs in a thread, off the event loop.
+@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
+def stats(request: Request) -> Snapshot:
+    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
+    return snapshot(counting(request))
+
+
+@router.get("/v1/stats/stream", response_class=Response, responses={404: {"description": "Nothing is counted here"}})
+async def stats_stream(request: Request) -> Response:
+    """The answer of `/v1/stats` twice a second, as server-sent events of the name `stats`."""
+    state = request.app.state
+    counting(request)
+    feed: StatsFeed = state.stats_feed
+    access, scope = state.ingress.access, request.scope
+
+    def admitted() -> bool:
+        try:
+            access.admit("infer", scope.get(BIND, "public"), scope["headers"], scope["anychip"].address)
+        except ServiceError:
+            return False
+        return True
+
+    caller = scope["anychip"].caller.name
+    feed.listeners.take(caller, 1)
+    return _EventStream(feed, caller, admitted)

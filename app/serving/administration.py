@@ -1,0 +1,107 @@
+"""What the service says of itself, and how what it serves is changed: the owner's side of app.link.Administration.
+
+Owns: whether the service is draining, and the documents. A model's own state is app.fleet.readiness'; how models come
+and go is app.serving.repository's. The service is ready when every model that it was started with is
+(docs/reliability.md). Must not know a transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app import link
+from app.errors import ServiceError
+from app.fleet.dispatcher import Dispatcher
+from app.fleet.profiles import Profile
+from app.fleet.served_model import ModelPool
+from app.link import DecodedBy, Devices, DeviceStatus, ModelState, ServedOn
+from app.serving.repository import Repository
+from backends import Choice
+
+
+class ServiceAdministration(link.Administration):
+    """Of the models that clients see."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        models: Mapping[str, ModelPool],
+        repository: Repository,
+        choice: Choice,
+        profiles: Mapping[str, Profile],
+    ) -> None:
+        self._dispatcher, self._models, self._repository = dispatcher, models, repository
+        self._choice, self._profiles = choice, profiles
+        self.draining = False
+
+    def why_not(self, model: str = "") -> str:  # noqa: D102
+        if self.draining:
+            return "the service is shutting down"
+        readiness = self._dispatcher.readiness
+        if model:
+            return readiness.reason(model)
+        states = {name: readiness.state(name) for name in self._models}
+        unloaded = [name for name, state in states.items() if state is ModelState.UNLOADED]
+        missing = [name for name, state in states.items() if not (state is ModelState.READY or name in unloaded)]
+        reasons = []
+        if missing:
+            reasons.append(f"no worker is ready for {', '.join(missing)}: {readiness.replica_reasons()}")
+        if unloaded:
+            reasons.append(f"unloaded: {', '.join(unloaded)}; POST /v2/repository/models/NAME/load loads a model again")
+        return "; ".join(reasons)
+
+    def state(self, model: str) -> tuple[ModelState, str]:  # noqa: D102
+        return self._dispatcher.readiness.state(model), self._dispatcher.readiness.reason(model)
+
+    def served_on(self, model: str) -> list[ServedOn]:  # noqa: D102
+        return [
+            ServedOn(
+                device=device,
+                engine=loaded.report.engine,
+                precision=loaded.report.precision,
+                staged=loaded.report.staged,
+                batch_sizes=list(loaded.latency_s),
+                refusals=dict(loaded.report.refusals),
+                errors=dict(loaded.report.measures),
+                operators=dict(loaded.report.operators),
+                decoding=DecodedBy(
+                    by=loaded.decoding.by, refusal=loaded.decoding.refusal, errors=loaded.decoding.errors
+                ),
+            )
+            for device, loaded in self._dispatcher.loaded(self._models[model])
+        ]
+
+    def profile_of(self, model: str) -> str:  # noqa: D102
+        profile = self._profiles.get(model)
+        return "" if profile is None else profile.name
+
+    def devices(self) -> Devices:  # noqa: D102
+        ready = {worker.device: worker.ready for worker in self._dispatcher.workers() if worker.ready}
+        return Devices(
+            devices=[
+                DeviceStatus(
+                    device=device,
+                    name=ready[device].device_name if device in ready else "",
+                    vendor=self._choice.vendor,
+                    simulated=self._choice.simulated,
+                    ready=device in ready,
+                )
+                for device in self._choice.devices
+            ],
+            refusals=dict(self._choice.refusals),
+        )
+
+    def workers(self) -> list[str]:  # noqa: D102
+        return [worker.device for worker in self._dispatcher.workers()]
+
+    async def load(self, model: str) -> None:  # noqa: D102
+        await self._repository.load(model)
+
+    async def unload(self, model: str) -> None:  # noqa: D102
+        await self._repository.unload(model)
+
+    async def release(self, device: str) -> dict[str, dict[int, int]]:  # noqa: D102
+        if device not in self._choice.devices:
+            there_is = ", ".join(self._choice.devices)
+            raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")
+        return await self._dispatcher.release(device)
