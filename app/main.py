@@ -45,6 +45,7 @@ _RPC_DESCRIPTORS = 3
 _OTHER_DESCRIPTORS = 256
 """For processes, files and the administration's connections: clients leave them alone."""
 _ADMIN_CONNECTIONS = 512
+_LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """For each thing that still goes on after a second signal."""
 _ADMIN_RPC_CONNECTIONS = 64
@@ -230,12 +231,11 @@ async def _listening(
 ) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed: in a `hurry` those, too, that read no answer."""
     settings = ingress.link.settings
-    limits = ConnectionLimits(head_bytes=settings.max_header_bytes, head_timeout_s=settings.header_timeout_s)
     # The administration has its own: whatever the public ports have taken, it can be asked, also whether this lives.
     counted = (
         ingress.connections if bind == "public" else Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     )
-    kind = protocol(limits, ingress, bind, (torchserve.HOT,))
+    kind = protocol(_LIMITS, ingress, bind, (torchserve.HOT,))
     config = uvicorn.Config(
         app,
         http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
@@ -316,7 +316,7 @@ async def _listening_for_rpc(
         )
         log.info("gRPC at %s", address)
         if settings.admin == "loopback":
-            port = settings.admin_grpc_port or settings.grpc_port + ADMIN_PORT_DISTANCE
+            port = settings.grpc_port + ADMIN_PORT_DISTANCE
             try:
                 counted = Budget(_ADMIN_RPC_CONNECTIONS, "connections", least=_ADMIN_RPC_CONNECTIONS)
                 listening = server.listening(
@@ -324,9 +324,7 @@ async def _listening_for_rpc(
                 )
                 log.info("administration by gRPC at %s", await stack.enter_async_context(listening))
             except OSError as error:
-                if settings.admin_grpc_port:
-                    raise
-                log.warning("%s; administration by gRPC is off until --admin-grpc-port names a port", error)
+                log.warning("%s; administration by gRPC is off until --grpc-port is below a free one", error)
         yield
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from app.access.addresses import client_of
 from app.access.hosts import Hosts, is_loopback
-from app.access.keys import CallerLimits, Key, Keys, KeysError, Role
+from app.access.keys import CallerLimits, Key, Keys, KeysError, Role, client_limits
 from app.access.rules import Bind, Need
 from app.config import split
 from app.errors import ServiceError
@@ -93,12 +93,7 @@ class Access:
         """`hosted`: others listen for the service, who knows where. Raises KeysError."""
         self._settings = settings
         self.keys = Keys(Path(settings.api_keys_file).expanduser()) if settings.api_keys_file else None
-        limits = CallerLimits(
-            requests=settings.client_requests,
-            bytes=settings.client_bytes,
-            pixels=settings.client_pixels,
-            images_per_s=settings.client_images_per_s,
-        )
+        limits = client_limits(settings.client_limits)
         self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in split(settings.compat) else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
         self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.

@@ -73,6 +73,15 @@ class Key:
 _LIMITS = frozenset(field.name for field in fields(CallerLimits))
 
 
+def client_limits(text: str) -> CallerLimits:
+    """The setting `client_limits`, which every client has. Raises KeysError."""
+    try:
+        limits = _limits(text.replace(",", " ").split(), _LIMITS - {"priority"})
+    except KeysError as error:
+        raise KeysError(f"--client-limits: {error}") from None
+    return Key("", "infer", limits).limited(CallerLimits())
+
+
 def digest_of(key: str | bytes) -> bytes:
     """SHA-256 of a key."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
@@ -93,7 +102,10 @@ def parse(text: str) -> dict[bytes, Key]:
             raise KeysError(f"line {number} has a name that is not up to 64 letters, digits, dots, dashes, @")
         if role not in get_args(Role):
             raise KeysError(f"line {number} has a role that is neither infer nor admin")
-        key = Key(name, role, _limits(number, words[3:]))
+        try:
+            key = Key(name, role, _limits(words[3:], _LIMITS))
+        except KeysError as error:
+            raise KeysError(f"line {number}: {error}") from None
         hashed = bytes.fromhex(digest[1])
         if name in names or hashed in found:
             raise KeysError(f"line {number} has a name or a key that another line has")
@@ -102,7 +114,7 @@ def parse(text: str) -> dict[bytes, Key]:
     return found
 
 
-def _limits(number: int, words: list[str]) -> dict[str, float]:
+def _limits(words: list[str], names: frozenset[str]) -> dict[str, float]:
     limits = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -110,8 +122,8 @@ def _limits(number: int, words: list[str]) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = math.nan
-        if name not in _LIMITS or name in limits or not 0 <= limit <= 1e18:
-            raise KeysError(f"line {number} has a limit that is none of {', '.join(sorted(_LIMITS))}, as NAME=NUMBER")
+        if name not in names or name in limits or not 0 <= limit <= 1e18:
+            raise KeysError(f"a limit is one of {', '.join(sorted(names))}, each once, as NAME=NUMBER")
         limits[name] = limit
     return limits
 

@@ -24,6 +24,9 @@ from app.worker.guard import HAND_OVER
 from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25
+_HANDOVER_INTERVAL_S = 10.0
+"""At least so long between two hand-overs of a device for its memory."""
+_COMPILE_TIMEOUT_S = 3600.0
 # Before each try in a row to compile for a replica. A compiled worker that has lived for the last of them ends the row.
 _COMPILE_PAUSES_S = (0.0, 30.0, 120.0, 600.0)
 
@@ -176,7 +179,7 @@ class Handovers:
         while replica.current is worker:
             async with self._lock:
                 ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
-                allowed = ago_s >= self._settings.guard_handover_interval_s
+                allowed = ago_s >= _HANDOVER_INTERVAL_S
                 others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
                 if allowed and replica.current is worker and all(each.state == "ready" for each in others):
                     try:
@@ -200,7 +203,7 @@ class Handovers:
         """
         while replica.current is worker:
             tries, begun_s = self._compilations.get(replica, (0, -math.inf))
-            if time.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + self._settings.compile_timeout_s:
+            if time.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + _COMPILE_TIMEOUT_S:
                 tries = 0
             await asyncio.sleep(_COMPILE_PAUSES_S[min(tries, len(_COMPILE_PAUSES_S) - 1)])
             async with self._lock:
@@ -209,7 +212,7 @@ class Handovers:
                 self._compilations[replica] = tries + 1, time.monotonic()
                 quick = self._with_sizes(replica.plan)
                 load = replace(quick.load, quick=False)
-                plan = replace(quick, load=load, start_timeout_s=self._settings.compile_timeout_s)
+                plan = replace(quick, load=load, start_timeout_s=_COMPILE_TIMEOUT_S)
                 log.info("%s serves meanwhile; faster engines and larger batches are tried beside it", worker.id)
                 try:
                     compiled = await replica.prepare(plan)

@@ -13,10 +13,14 @@ from app.config import Settings, split
 from app.fleet.process import WorkerPlan
 from app.fleet.profiles import Profile, of_model
 from app.precision.probes import calibration, probes
+from app.worker.guard import LeakLimits
 from app.worker.messages import Load, Tuned
 from backends import Choice
 from models import Model, NormalisedModel
 from models.exports.exported import bare_environment
+
+_GUARD = LeakLimits()
+_HEARTBEAT_TIMEOUT_S = 10.0
 
 
 def worker_devices(settings: Settings, choice: Choice) -> list[str]:
@@ -75,9 +79,13 @@ def worker_plans(
             engine=settings.engine,
             precision=settings.precision,
             batch_sizes=settings.ladder,
-            guard=settings.guard_limits,
+            guard=replace(
+                _GUARD,
+                policy=settings.guard_policy,
+                device_ratio=settings.guard_device_ratio,
+                resident_bytes=settings.guard_resident_mb << 20,
+            ),
             plugins=split(settings.plugins),
-            operator_libraries=split(settings.operator_libraries),
             probes=tuple(items if is_own else items[:0] for items, is_own in zip(tried, own, strict=bool(tried))),
             calibrations=tuple(each if is_own else None for each, is_own in zip(calibrations, own, strict=True)),
             cache_dir=None if bare else cache_dir,
@@ -95,7 +103,7 @@ def worker_plans(
             bare=bare,
             start_timeout_s=settings.start_timeout_s,
             batch_timeout_s=settings.batch_timeout_s,
-            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+            heartbeat_timeout_s=_HEARTBEAT_TIMEOUT_S,
             log_style=(settings.log_level, settings.log_format),
         )
 

@@ -57,7 +57,7 @@ class GrpcInferCall(Call[InferenceResponse]):
         started_s = self.context.started_s
         timeout_s = settings.timeout_ms / 1e3 if math.isinf(self._ends_s) else self._ends_s - started_s
         priority = read_priority(metadata.get("x-priority"))
-        return Terms(deadline_s(settings, started_s, timeout_s), priority, self.context.recorder)
+        return Terms(deadline_s(started_s, timeout_s), priority, self.context.recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:
         """Nothing more: the message has been received, as what it asks for stands in it (app.grpc.receiving)."""

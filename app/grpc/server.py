@@ -35,6 +35,7 @@ _GRACE_S = 5.0
 _HURRY_S = 0.1
 _STREAMS_A_CONNECTION = 256
 _IDLE_S = 600
+_METADATA_BYTES = 64 * 1024
 _CHECKS = 256
 _WATCHES = 256
 _WATCHES_A_CLIENT = 16
@@ -63,7 +64,7 @@ async def listening(
             ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_concurrent_streams", _STREAMS_A_CONNECTION),
-            ("grpc.max_metadata_size", settings.max_header_bytes),
+            ("grpc.max_metadata_size", _METADATA_BYTES),
             ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
             ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
         ],

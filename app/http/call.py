@@ -22,6 +22,9 @@ from app.ingress.interrupt import interrupted_at
 from app.protocols.parameters import deadline_s
 from app.serving.terms import Terms
 
+_LEAST_UPLOAD_BYTES_PER_S = 4096
+"""After an upload's first five seconds; slower ones are refused."""
+
 Answer = TypeVar("Answer")
 
 
@@ -72,18 +75,17 @@ class HttpCall(Call[Answer]):
         super().__init__(request.scope["anychip"], model, version)
         self.request, self.headers = request, request.headers
         self.body: Body = b""
-        self._max_body_bytes = self._least_bytes_per_s = 0
+        self._max_body_bytes = 0
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
         self._max_body_bytes = settings.max_body_bytes
-        self._least_bytes_per_s = settings.min_upload_bytes_per_s
         timeout_ms = header_number(self.headers, "X-Timeout-Ms", settings.timeout_ms, 1e-3, 1e9)
         priority = int(header_number(self.headers, "X-Priority", 0, -100, 100))
         recorder = self.context.recorder
-        return Terms(deadline_s(settings, self.context.started_s, timeout_ms / 1e3), priority, recorder)
+        return Terms(deadline_s(self.context.started_s, timeout_ms / 1e3), priority, recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:  # noqa: D102
-        limit.least_bytes_per_s = self._least_bytes_per_s
+        limit.least_bytes_per_s = _LEAST_UPLOAD_BYTES_PER_S
         self.body = await self.request.body(self._max_body_bytes, lease, limit)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102

@@ -97,7 +97,7 @@ def prepare(
     described = signature(served) if cascade is None else cascade_signature(cascade)
     outputs = _outputs(service.settings, served, described, request.outputs)
     if timeout_us:
-        terms = replace(terms, deadline_s=deadline_s(service.settings, started_s, timeout_us / 1e6))
+        terms = replace(terms, deadline_s=deadline_s(started_s, timeout_us / 1e6))
     if level:
         terms = replace(terms, priority=NORMAL_PRIORITY - level)
     options = read_options(request.parameters)
@@ -186,7 +186,7 @@ def _images(
         raise invalid_request(f"{model.name} takes one input a request, {' or '.join(names)}; here are {len(inputs)}")
     [tensor] = inputs
     if tensor.name not in names:
-        hint = "; --float-input has the service take it" if tensor.name == INPUT else ""
+        hint = "; --compat triton has the service take it" if tensor.name == INPUT else ""
         raise invalid_request(f"{model.name} has no input {tensor.name!r}; it takes {' or '.join(names)}{hint}")
     if tensor.shape and tensor.shape[0] > most:  # Before anything is made of each of them.
         raise invalid_request(f"{tensor.shape[0]} images are more than the {most} a request may hold")

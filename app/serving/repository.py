@@ -28,6 +28,9 @@ from models import Model, ModelError, NormalisedModel, PixelModel, open_model, p
 
 log = logging.getLogger("anychip.service")
 
+_CHANGES_PER_MINUTE = 12
+"""Loads and unloads that are begun in a minute, before 429."""
+
 
 class Repository:
     """Of the models that clients see, by name."""
@@ -39,12 +42,10 @@ class Repository:
         dispatcher: Dispatcher,
         drained: Callable[[ModelPool], Awaitable[None]],
     ) -> None:
-        """`Settings.changes_per_minute` limits how often anything is changed. `drained`: waits until no accepted image
-        of a model waits for its answer.
-        """
+        """`drained` waits until no accepted image of a model waits for its answer."""
         self._settings, self._models, self._dispatcher, self._drained = settings, models, dispatcher, drained
         self._lock = asyncio.Lock()
-        self._begun_s = deque[float](maxlen=settings.changes_per_minute)
+        self._begun_s = deque[float](maxlen=_CHANGES_PER_MINUTE)
         """When the last changes were begun."""
         self._changes: set[asyncio.Task[None]] = set()
 

@@ -43,6 +43,8 @@ from models.tasks.tiles import Tiling, parse_tilings
 log = logging.getLogger("anychip.service")
 
 _OFFLOAD_THREADS = 2
+_DECODE_QUEUE_SIZE = 256
+_DECODE_TIMEOUT_S = 10.0
 _BYTES_A_PIXEL = 40
 """While an image is decoded: 16 of WebP at its worst, and as much again for copies and what allocators keep."""
 _DECODER_BYTES = 1 << 30
@@ -107,7 +109,7 @@ class Service:
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         """What others made for this service and want to end with it."""
         self._background: set[asyncio.Task[None]] = set()
-        self.metrics.decode_limit.set(settings.decode_queue_size)
+        self.metrics.decode_limit.set(self._decode_limit())
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
 
     async def start(self) -> None:
@@ -140,11 +142,15 @@ class Service:
         style = settings.log_level, settings.log_format
         memory_bytes = _DECODER_BYTES + _BYTES_A_PIXEL * settings.max_image_pixels
         plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style, memory_bytes)
-        limits = ImageLimits(settings.decode_queue_size, settings.max_image_pixels, timeout_s=settings.decode_timeout_s)
+        limits = ImageLimits(self._decode_limit(), settings.max_image_pixels, timeout_s=_DECODE_TIMEOUT_S)
         decoders = Decoders(plan, arena, count, limits, restarted=self._decoder_restarted)
         self.metrics.decoders_up.set_function(lambda: decoders.up)
         self.metrics.decode_depth.set_function(lambda: decoders.held)
         return decoders
+
+    def _decode_limit(self) -> int:
+        """Images that may be decoded or wait for it: of one model at least as many as may wait for it."""
+        return max(self.settings.queue_size, _DECODE_QUEUE_SIZE)
 
     def _decoder_restarted(self, reason: str) -> None:
         self.metrics.decoder_restarts.labels(reason).inc()

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results there as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as SVG")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "operator_libraries"))
+    add_settings(parser, ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins"))
     parser.set_defaults(command=run)
 
 

@@ -29,7 +29,8 @@ from app.precision.probes import Calibration, probes
 from app.tools.image_sources import ImageSource
 from app.tools.offline_decoding import Decode, DecodedFile, DecodingProcesses, DecodingThreads
 from app.tools.outcomes import FileOutcome
-from backends import Executable, Started, Unbuilt, choose, host, register_operator_libraries, simulated
+from app.worker.load import load_plugins
+from backends import Executable, Started, Unbuilt, choose, host, simulated
 from models import Options, PixelModel
 
 _BLOCKS = 4
@@ -76,7 +77,7 @@ class LocalPredictor:
         """
         if settings.simulate:
             simulated.configure(settings.simulate, settings.cache_dir.expanduser())
-        register_operator_libraries(split(settings.operator_libraries))
+        load_plugins(split(settings.plugins))
         self._model = model
         self._settings = settings
         self._options = options

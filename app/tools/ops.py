@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=3, help="timed runs after the first (default: %(default)s)")
     parser.add_argument("--all", action="store_true", help="list every operator, and not only the ten slowest")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, ("device", "precision", "weights", "cache_dir", "simulate", "operator_libraries"))
+    add_settings(parser, ("device", "precision", "weights", "cache_dir", "simulate", "plugins"))
     parser.set_defaults(command=run)
 
 

@@ -32,7 +32,7 @@ _SETTINGS = (
     "engine",
     "precision",
     "calibrate",
-    "operator_libraries",
+    "plugins",
     "decoders",
     "max_image_pixels",
     "cache_dir",

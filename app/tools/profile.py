@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "cache_dir",
             "null",
             "simulate",
-            "operator_libraries",
+            "plugins",
         ),
     )
     parser.set_defaults(command=run)

@@ -76,7 +76,7 @@ IMPORT_REMEDIES: Mapping[str, str] = {
     "nms": "install the torchvision that belongs to this torch",
 }
 CUSTOM = (
-    "a kernel of the vendor's SDK in a library of your own, --operator-libraries FILE (docs/operators.md, An own "
+    "a kernel of the vendor's SDK in a library of your own, --plugins FILE.so (docs/operators.md, An own "
     "operator library)"
 )
 TYPE_REFUSED = "--precision fp32, or another that the device computes in: anychip devices shows which"

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from app.config import Settings, split
 from app.precision.probes import probes
 from app.tools.arguments import CommandError
-from backends import Choice, choose, register_operator_libraries, simulated
+from app.worker.load import load_plugins
+from backends import Choice, choose, simulated
 from backends.null import backend as null
 from models import ARCHITECTURES, Model, open_model, parse_spec
 from models.exports.networks import GraphNetwork
@@ -98,7 +99,7 @@ def open_device(settings: Settings) -> tuple[Choice, str]:
         null.configure(settings.null)
     if settings.simulate:
         simulated.configure(settings.simulate, settings.cache_dir.expanduser())
-    register_operator_libraries(split(settings.operator_libraries))
+    load_plugins(split(settings.plugins))
     choice = choose(settings.device)
     return choice, choice.devices[0]
 

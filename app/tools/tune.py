@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from backends import Choice
     from models import Model
 
-_PASSED_ON = ("device", "weights", "weights_mirror", "calibrate", "cache_dir", "null", "simulate", "operator_libraries")
+_PASSED_ON = ("device", "weights", "weights_mirror", "calibrate", "cache_dir", "null", "simulate", "plugins")
 _LADDERS = ((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1, 8), (1,), (1, 2, 4, 8, 16, 32, 64))
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

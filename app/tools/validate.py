@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the error by depth there, as SVG")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "operator_libraries"))
+    add_settings(parser, ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins"))
     parser.set_defaults(command=run)
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-Policy = Literal["off", "auto", "every_n_batches"]
+Policy = Literal["off", "auto"] | int
+"""A number: as auto, and a release after so many batches."""
 Trigger = Literal["cache", "device", "resident", "batches"]
 
 COLLECT, CACHE, HAND_OVER = 1, 2, 3
@@ -36,13 +37,16 @@ _SUSPECT_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LeakLimits:
-    """What the operator asks for; the settings `guard_*` say what each means. Bytes, seconds, shares of the total."""
+    """When memory is released. `device_ratio`: share of the device that may be in use; `resident_bytes`: host memory
+    that the worker may gain; `cache_ratio`: share of the device that may be reserved and not allocated;
+    `leak_bytes_per_batch`: growth after releases from which a worker leaks; `budget_s`: time between two batches after
+    which no further rung begins; `cooldown_s`: least time between two releases.
+    """
 
     policy: Policy = "auto"
-    every_batches: int = 1000
-    cache_ratio: float = 0.25
     device_ratio: float = 0.85
     resident_bytes: int = 2 << 30
+    cache_ratio: float = 0.25
     leak_bytes_per_batch: int = 1024
     budget_s: float = 0.1
     cooldown_s: float = 5.0
@@ -169,9 +173,8 @@ class Guard:
                 mark = max(mark, self._futile[trigger] + self._step(trigger, level))
             if value > mark:
                 return trigger
-        if self._limits.policy == "every_n_batches":
-            return "batches" if self._batches - self._released_batches >= self._limits.every_batches else None
-        return None
+        every = self._limits.policy
+        return "batches" if isinstance(every, int) and self._batches - self._released_batches >= every else None
 
     def _needed(self, trigger: Trigger, level: Level) -> bool:
         return trigger == "batches" or self._value(trigger, level) >= self._low(trigger, level)

@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,13 +74,25 @@ class LoadedDevice:
             each.executable.close()
 
 
+def load_plugins(plugins: Iterable[str]) -> None:
+    """Import the modules among these, and have the shared libraries loaded with the first network.
+
+    Raises BackendError for a library that is not there, and what modules raise.
+    """
+    from backends import register_operator_libraries
+
+    for plugin in plugins:
+        if "/" in plugin or plugin.endswith(".so"):
+            register_operator_libraries([plugin])
+        else:
+            importlib.import_module(plugin)
+
+
 def load_device(load: Load) -> LoadedDevice:
     """Load and warm every model. Raises ModelError, BackendError, and what plugins raise."""
-    from backends import open_backend, register_operator_libraries
+    from backends import open_backend
 
-    for plugin in load.plugins:
-        importlib.import_module(plugin)
-    register_operator_libraries(load.operator_libraries)
+    load_plugins(load.plugins)
     backend = open_backend(load.device)
     if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
         _confine(load)

@@ -63,8 +63,8 @@ class Load:
     """What to serve and how. Model i (None: it is not to be loaded) reads pool i of the arena.
 
     `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
-    anything is loaded; `operator_libraries`: shared libraries to load after the vendor's package. `probes`: each
-    model's items for the gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
+    anything is loaded, and shared libraries to load after the vendor's package. `probes`: each model's items for the
+    gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
     int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
     seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
     `tuned`: each model's own engine, precision and batch sizes; None or none at all: those of everybody. `decode`: who
@@ -78,7 +78,6 @@ class Load:
     batch_sizes: tuple[int, ...]
     guard: LeakLimits = field(default_factory=LeakLimits)
     plugins: tuple[str, ...] = ()
-    operator_libraries: tuple[str, ...] = ()
     probes: tuple[npt.NDArray[np.uint8], ...] = ()
     calibrations: tuple[Calibration | None, ...] = ()
     cache_dir: Path | None = None

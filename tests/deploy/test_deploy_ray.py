@@ -37,8 +37,7 @@ SETTINGS = {
     "engine": "eager",
     "precision": "fp32",
     "batch_sizes": "1",
-    "heartbeat_timeout_s": 120,  # Of a machine that does much else, as is the next.
-    "timeout_ms": 110_000,
+    "timeout_ms": 110_000,  # Of a machine that does much else.
 }
 WAIT_S = 120
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")

@@ -18,6 +18,7 @@ from app.access import keys
 from app.access.rules import ROUTES, RPCS
 from models import sample
 from models.contract.digest import sha256_of
+from tests.support.constants import CHANGES_PER_MINUTE
 from tests.support.grpc_client import image_request, method
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
@@ -49,7 +50,8 @@ def guarded(keys_file):
     for limits in LIMITED:
         made[limits] = keys.add(file, limits.partition("=")[0], "infer")
         file.write_text(f"{file.read_text().rstrip()} {limits}\n")
-    ports = {"public": free_port(), "admin": free_port()}
+    port = free_port()
+    ports = {"public": port, "admin": port + 2}
     options = (
         "--models",
         f"{MODEL}=resnet50:sample",
@@ -58,9 +60,9 @@ def guarded(keys_file):
         "--compat",
         "deepstack",
         "--grpc-port",
-        str(ports["public"]),
+        str(port),
     )
-    with serving(folder, "", *options, "--admin-grpc-port", str(ports["admin"])) as service:
+    with serving(folder, "", *options) as service:
         yield service, made, {"public": service.url, "admin": service.admin_url}, ports
 
 
@@ -269,7 +271,7 @@ def test_other_spellings_lead_nowhere(guarded, path):
 
 async def test_loads_never_queue_up_and_are_not_too_frequent(tmp_path):
     path = f"/v2/repository/models/{MODEL}/load"
-    with serving(tmp_path, "import_ms=500", "--changes-per-minute", "2") as service:
+    with serving(tmp_path, "import_ms=500", constants={CHANGES_PER_MINUTE: 2}) as service:
         async with httpx.AsyncClient(base_url=service.admin_url, timeout=WAIT_S) as client:
             answers = await asyncio.gather(*(client.post(path) for _ in range(6)))
             codes = [answer.status_code for answer in answers]

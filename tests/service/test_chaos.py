@@ -33,6 +33,7 @@ from tests.support.chaos_clients import IMAGES, Ledger, forwarded, grpc_clients,
 from tests.support.chaos_faults import SPARE, Faults, processes
 from tests.support.chaos_offenders import Offenders
 from tests.support.chaos_report import FaultRow, Result
+from tests.support.constants import CHANGES_PER_MINUTE, DECODE_TIMEOUT_S, HEADER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
 from tests.support.load import WAIT_S, until
 from tests.support.null_service import is_ready, metric
 from tests.support.pauses import goodput, hurried
@@ -47,10 +48,9 @@ MIB = 1 << 20
 MODELS = f"resnet50=resnet50:sample,yolov8n=yolov8n:sample,{SPARE}=mobilenet_v3_small:random"
 OPTIONS = (
     *("--models", MODELS, "--device", "cpu", "--batch-sizes", "1,4", "--plugins", "tests.support.hanging_worker"),
-    *("--admin", "port", "--changes-per-minute", "1000"),
-    *("--heartbeat-timeout-s", "5", "--batch-timeout-s", "8", "--header-timeout-s", "5", "--decode-timeout-s", "5"),
-    *("--grace-s", "2"),
+    *("--admin", "port", "--batch-timeout-s", "8", "--grace-s", "2"),
 )
+CONSTANTS = {CHANGES_PER_MINUTE: 1000, HEARTBEAT_TIMEOUT_S: 5, HEADER_TIMEOUT_S: 5, DECODE_TIMEOUT_S: 5}
 # Else the threads of a network spin while they wait for each other, and nobody else gets the processor.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 _RECOVERED_S = 240.0
@@ -242,8 +242,9 @@ async def test_chaos(tmp_path):
     chance = random.Random(SEED)
     chaos = Chaos()
     grpc_port = free_port()
+    options = (*OPTIONS, "--grpc-port", str(grpc_port))
     in_a_hurry = {model: (IMAGES / name).read_bytes() for model, name in HURRIED.items()}
-    with running(tmp_path, *OPTIONS, "--grpc-port", str(grpc_port), environment=ENVIRONMENT) as service:
+    with running(tmp_path, *options, environment=ENVIRONMENT, constants=CONSTANTS) as service:
         offenders = Offenders(service.url, f"127.0.0.1:{grpc_port}", SEED)
         # Once around, so that buffers have their sizes, and pools their threads.
         async with innocent(service, grpc_port, Ledger()):
@@ -281,7 +282,7 @@ async def test_chaos(tmp_path):
             {what: dict(answers) for what, answers in offenders.answers.items()},
         )
         result.faults.append(await told_to_end(service))
-    with running(tmp_path, *OPTIONS, "--grpc-port", str(grpc_port), environment=ENVIRONMENT) as service:
+    with running(tmp_path, *options, environment=ENVIRONMENT, constants=CONSTANTS) as service:
         result.faults.append(await killed(service))
     if "ANYCHIP_TEST_CHAOS_RESULT" in os.environ:
         result.write(Path(os.environ["ANYCHIP_TEST_CHAOS_RESULT"]))

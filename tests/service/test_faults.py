@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnet18
 
+from tests.support.constants import HEARTBEAT_TIMEOUT_S, MAX_TIMEOUT_S
 from tests.support.images import GREEN, GREY, JPEG, RED, png
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import (
@@ -78,17 +79,17 @@ async def test_two_devices_share_the_work_and_one_of_them_may_fail(serve):
 
 
 @pytest.mark.parametrize(
-    ("serve", "fault", "reason", "limits"),
+    ("serve", "fault", "reason", "options", "constants"),
     [
-        ("plain", "crash", "died", ()),
-        (AS_REAL_ONES, "crash", "died", ()),
-        (AS_REAL_ONES, "hang", "hung", ("--batch-timeout-s", "2")),
-        (AS_REAL_ONES, "freeze", "hung", ("--heartbeat-timeout-s", "2")),
+        ("plain", "crash", "died", (), {}),
+        (AS_REAL_ONES, "crash", "died", (), {}),
+        (AS_REAL_ONES, "hang", "hung", ("--batch-timeout-s", "2"), {}),
+        (AS_REAL_ONES, "freeze", "hung", (), {HEARTBEAT_TIMEOUT_S: 2}),
     ],
     indirect=["serve"],
 )
-async def test_a_poisonous_image_fails_alone(serve, fault, reason, limits):
-    with serve(f"delay_ms=20,{fault}=#00ff00", "--batch-sizes", "1,8", *limits) as service:
+async def test_a_poisonous_image_fails_alone(serve, fault, reason, options, constants):
+    with serve(f"delay_ms=20,{fault}=#00ff00", "--batch-sizes", "1,8", *options, constants=constants) as service:
         outcomes = await gathered(service, [GREY] * 4 + [GREEN] + [GREY] * 11)
         assert outcomes.pop(4) == (500, "INFERENCE_FAILED")
         assert set(outcomes) == {(200, "OK")}
@@ -135,8 +136,8 @@ async def test_a_device_that_kills_every_worker_is_given_up_for_a_while(serve):
 
 async def test_clients_that_leave_the_queue_leave_no_work_behind(serve):
     clients = 500
-    patience = ("--timeout-ms", "10000000", "--max-timeout-ms", "10000000")
-    with serve("delay_ms=3000", "--batch-sizes", "1,2", "--queue-size", str(clients), *patience) as service:
+    options = ("--batch-sizes", "1,2", "--queue-size", str(clients), "--timeout-ms", "10000000")
+    with serve("delay_ms=3000", *options, constants={MAX_TIMEOUT_S: 10_000}) as service:
         url = httpx.URL(service.url)
         request = (
             f"POST {PREDICT} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: image/png\r\nContent-Length: {len(GREY)}\r\n\r\n"

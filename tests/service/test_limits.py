@@ -17,6 +17,7 @@ import time
 import httpx
 import pytest
 
+from tests.support.constants import HEADER_TIMEOUT_S, LEAST_UPLOAD_BYTES_PER_S, MAX_TIMEOUT_S
 from tests.support.images import GREY
 from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
 from tests.support.service_process import free_port
@@ -37,10 +38,10 @@ def rpc_port():
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, rpc_port):
-    options = ("--max-timeout-ms", "5000", "--header-timeout-s", "2", "--min-upload-bytes-per-s", "100000")
+    constants = {MAX_TIMEOUT_S: 5, HEADER_TIMEOUT_S: 2, LEAST_UPLOAD_BYTES_PER_S: 100_000}
     # Outputs as the model has them: with 2 MB each, 64 images at once would have answers of 128 MB.
     null = DEVICES[AS_REAL_ONES].replace("output_mb=2,", "")
-    with serving(tmp_path_factory.mktemp("limits"), null, "--grpc-port", str(rpc_port), *options) as found:
+    with serving(tmp_path_factory.mktemp("limits"), null, "--grpc-port", str(rpc_port), constants=constants) as found:
         httpx.post(found.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S)
         yield found
 

@@ -15,11 +15,13 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S, Constants
 from tests.support.images import GREY
 from tests.support.load import Load, until
 from tests.support.null_service import is_ready, metric
@@ -97,12 +99,14 @@ class Story:
         self.fired[job] = self.fired.get(job, set()) | await asyncio.to_thread(self.server.firing, job)
 
     @contextlib.asynccontextmanager
-    async def watched(self, folder: Path, job: str, model: str, *options: str) -> AsyncIterator[ServiceProcess]:
+    async def watched(
+        self, folder: Path, job: str, model: str, *options: str, constants: Constants = MappingProxyType({})
+    ) -> AsyncIterator[ServiceProcess]:
         """A service that is scraped, at least once before anything happens to it."""
         place = folder / job
         place.mkdir()
         common = ("--models", model, "--weights", "random", "--timeout-ms", "200000")
-        starting = running(place, *common, *options)
+        starting = running(place, *common, *options, constants=constants)
         service = await asyncio.to_thread(starting.__enter__)  # It takes seconds, in which another story goes on.
         try:
             self.server.watch(job, service.url)
@@ -153,11 +157,10 @@ async def overload(story: Story, folder: Path) -> None:
 
 
 async def leak(story: Story, folder: Path) -> None:
-    options = (
-        *("--batch-sizes", "1", "--device", "npu", "--simulate", "npu:1,memory_mb=1024,leak_mb=8"),
-        *("--guard-device-ratio", "0.3", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
-    )
-    async with story.watched(folder, "leak", "mobilenet_v3_small", *options) as service:
+    simulation = "npu:1,memory_mb=1024,leak_mb=8"
+    options = ("--batch-sizes", "1", "--device", "npu", "--simulate", simulation, "--guard-device-ratio", "0.3")
+    constants = {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}
+    async with story.watched(folder, "leak", "mobilenet_v3_small", *options, constants=constants) as service:
         async with Load(service.url, "/v1/models/mobilenet_v3_small:predict", GREY, 2) as load:
             await until(lambda: metric(service, "anychip_cache_releases_total", rung="3") >= 1)
         assert set(load.outcomes) == {(200, "OK")}

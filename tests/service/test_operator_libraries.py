@@ -16,5 +16,5 @@ def test_a_library_that_is_not_there_ends_the_start(command, capsys, tmp_path):
     missing = str(tmp_path / "missing.so")
     image = str(ROOT / "models" / "sample" / "images" / "detect_1.jpg")
     rest = ["yolov8n:sample", image] if command == "predict" else ["--models", "yolov8n:sample", "--port", "0"]
-    assert main([command, *rest, "--device", "cpu", "--operator-libraries", missing]) == 1
+    assert main([command, *rest, "--device", "cpu", "--plugins", missing]) == 1
     assert "missing.so is not there." in capsys.readouterr().err

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.support.constants import DECODE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
 from tests.support.images import GREY
 from tests.support.null_service import metric
 from tests.support.pauses import PARTS, goodput, hurried, part_paused
@@ -13,13 +14,14 @@ from tests.support.pauses import PARTS, goodput, hurried, part_paused
 pytestmark = pytest.mark.paired
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v3_small")
-PATIENT = ("--heartbeat-timeout-s", "60", "--batch-timeout-s", "60", "--decode-timeout-s", "60", "--batch-sizes", "1,2")
+PATIENT = ("--batch-timeout-s", "60", "--batch-sizes", "1,2")
+CONSTANTS = {HEARTBEAT_TIMEOUT_S: 60, DECODE_TIMEOUT_S: 60}
 LOOKS = "fail=999999999"
 """The device looks at its images, so that they are decoded."""
 
 
 def serving(serve, models, delay_ms):
-    return serve(f"delay_ms={delay_ms},{LOOKS}", "--models", ",".join(MODELS[:models]), *PATIENT)
+    return serve(f"delay_ms={delay_ms},{LOOKS}", "--models", ",".join(MODELS[:models]), *PATIENT, constants=CONSTANTS)
 
 
 async def assert_answered_as_before(service, loads, part, pause_s, settle_s, measured_s):

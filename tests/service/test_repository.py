@@ -19,7 +19,7 @@ REPOSITORY = "/v2/repository"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    options = (*NULL, "--models", "kept=resnet18:random,other=resnet18:random", "--float-input", "true")
+    options = (*NULL, "--models", "kept=resnet18:random,other=resnet18:random", "--compat", "triton")
     with running(tmp_path_factory.mktemp("service"), *options) as service:
         yield service
 

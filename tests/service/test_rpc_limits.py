@@ -113,7 +113,7 @@ def test_answers_for_which_a_client_has_no_room_stay_within_the_budget_and_end(s
 
 
 def test_a_client_of_both_transports_has_one_share(serve, port, channel):
-    with serve("delay_ms=1", "--grpc-port", str(port), "--client-images-per-s", "0.001") as service:
+    with serve("delay_ms=1", "--grpc-port", str(port), "--client-limits", "images_per_s=0.001") as service:
         assert post(service) == (200, "OK")
         with pytest.raises(grpc.RpcError) as refused:
             infer(channel, image_request(GREY))

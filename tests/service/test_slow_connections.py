@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from tests.support.constants import HEADER_TIMEOUT_S
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
@@ -46,7 +47,7 @@ async def test_slow_connections_stop_nobody(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (NEEDED, hard))
     try:
-        with serving(tmp_path, "delay_ms=1", "--max-connections", "12000", "--header-timeout-s", "60") as service:
+        with serving(tmp_path, "delay_ms=1", "--max-connections", "12000", constants={HEADER_TIMEOUT_S: 60}) as service:
             port, stop = int(service.url.rpartition(":")[2]), asyncio.Event()
             slow = [asyncio.create_task(trickle(port, number, stop)) for number in range(SLOW)]
             try:

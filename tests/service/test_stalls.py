@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.answers import infer_images
+from tests.support.constants import HEARTBEAT_TIMEOUT_S
 from tests.support.grpc_client import image_request, infer, method
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
@@ -43,8 +44,7 @@ async def test_workers_that_die_and_floods_of_releases_hold_nobody_up(serve):
 
 
 async def test_a_frozen_worker_holds_nobody_up(serve):
-    limits = ("--batch-sizes", "1,4", "--heartbeat-timeout-s", "2")
-    with serve(SLOW_TO_IMPORT, *limits) as service:
+    with serve(SLOW_TO_IMPORT, "--batch-sizes", "1,4", constants={HEARTBEAT_TIMEOUT_S: 2}) as service:
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)
             os.kill(service.worker().pid, signal.SIGSTOP)
@@ -56,8 +56,8 @@ async def test_a_frozen_worker_holds_nobody_up(serve):
 
 
 async def test_a_service_that_was_paused_as_a_whole_goes_on_with_its_workers(serve):
-    limits = ("--heartbeat-timeout-s", "2", "--batch-timeout-s", "2")
-    with serve("devices=2,delay_ms=100", *limits) as service:
+    limits = {HEARTBEAT_TIMEOUT_S: 2}
+    with serve("devices=2,delay_ms=100", "--batch-timeout-s", "2", constants=limits) as service:
         before = {worker.pid for worker in service.workers()}
         async with Load(service.url, PREDICT, GREY, 8) as load:
             await load.answers(20)

@@ -52,7 +52,7 @@ def service(tmp_path_factory, port):
     options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2", "--grpc-port", str(port))
     options += ("--engine", "eager", "--precision", "fp32")  # What others compile is nothing to a client.
     options += ("--admin", "port")  # Its client has one address for everything.
-    with running(tmp_path_factory.mktemp("service"), *options, "--float-input", "true") as service:
+    with running(tmp_path_factory.mktemp("service"), *options, "--compat", "triton") as service:
         yield service
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from backends import hooks, register_release_hook, run_release_hooks
 from tests.support import small_classifier
+from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, metric, post, serving
@@ -36,10 +37,7 @@ async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_
         "1",
         "--guard-device-ratio",
         "0.3",
-        "--guard-cooldown-s",
-        "1",
-        "--guard-handover-interval-s",
-        "0",
+        constants={GUARD_COOLDOWN_S: 1, HANDOVER_INTERVAL_S: 0},
     ) as service:
         first = service.worker().pid
         async with Load(service.url, PREDICT, GREY, 4) as load:
@@ -65,10 +63,7 @@ async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_n
         "1",
         "--guard-device-ratio",
         "0.3",
-        "--guard-cooldown-s",
-        f"{pause_s}",
-        "--guard-handover-interval-s",
-        "0",
+        constants={GUARD_COOLDOWN_S: pause_s, HANDOVER_INTERVAL_S: 0},
     ) as service:
         async with Load(service.url, PREDICT, GREY, 4) as load:
             await load.answers(70)
@@ -84,9 +79,9 @@ async def leaking(folder, device, leak, rung, *, batches, leak_mb, memory_mb):
         # A batch of the smallest network takes no time: it would fill the device before the guard looks, or before the
         # next worker is there.
         *("--simulate", f"{device}:1,memory_mb={memory_mb},{leak}={leak_mb},copy_delay_ms={delay_ms}"),
-        *("--guard-device-ratio", "0.4", "--guard-cooldown-s", "0", "--guard-handover-interval-s", "0"),
+        *("--guard-device-ratio", "0.4"),
     )
-    with running(folder, *options) as service:
+    with running(folder, *options, constants={GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}) as service:
         first = service.worker().pid
         used, resident = [], []
         async with Load(service.url, small_classifier.PREDICT, GREY, 4) as load:
@@ -140,8 +135,7 @@ async def test_a_cache_is_released_and_nobody_handed_over(tmp_path):
         "cache_mb=8,memory_mb=1024",
         "--batch-sizes",
         "1",
-        "--guard-cooldown-s",
-        "0",
+        constants={GUARD_COOLDOWN_S: 0},
     ) as service:
         worker = service.worker().pid
         async with Load(service.url, PREDICT, GREY, 8) as load:

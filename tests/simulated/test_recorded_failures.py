@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from backends.simulated import recorded
+from tests.support.constants import COMPILE_TIMEOUT_S
 from tests.support.device_child import ROOT, child
 from tests.support.load import until
 from tests.support.photographs import FILES
@@ -138,8 +139,12 @@ async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_pat
     """Graphs cannot be captured either: eager serves, and why the others do not is there to read."""
     (tmp_path / "hangs").touch()
     gone = "nothing faster can be had, what serves stays"
-    options = (*ONE, "--simulate", "npu:1,graphs=1,fault=graph", "--device", "npu", "--compile-timeout-s", "20")
-    with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
+    options = (*ONE, "--simulate", "npu:1,graphs=1,fault=graph", "--device", "npu")
+    constants = {COMPILE_TIMEOUT_S: 20}
+    with (
+        running(tmp_path, *options, environment=compiler(tmp_path), constants=constants) as service,
+        service.client() as client,
+    ):
         assert served(client)["engine"] == "eager"
         assert "choose --engine eager or torchair" in served(client)["refusals"]["graph"]
         await until((tmp_path / "compiles").exists)

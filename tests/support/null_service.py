@@ -12,11 +12,13 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 import httpx
 import pytest
 
+from tests.support.constants import Constants
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
 from tests.support.service_process import ServiceProcess, running
@@ -38,14 +40,17 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     The null device has the probes, the outputs, the batches under way and the import of a real one (in `make soak` also
     none of these, and the service is started from nothing); a test may say otherwise. At the end of the block it is
     asserted that /v2/health/live answered within 250 ms throughout, and that the event loop never stood still for
-    100 ms (tests/support/stall.py). `ends`: the test ends the service itself.
+    100 ms (tests/support/stall.py). `ends`: the test ends the service itself. `constants`: as in
+    tests/support/constants.py.
     """
 
     @contextlib.contextmanager
-    def serve(null: str = "", *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
+    def serve(
+        null: str = "", *options: str, ends: bool = False, constants: Constants = MappingProxyType({})
+    ) -> Iterator[ServiceProcess]:
         behaviour = _with_defaults(null, DEVICES[request.param])
         with (
-            serving(tmp_path, behaviour, *options, fresh=request.param != AS_REAL_ONES) as service,
+            serving(tmp_path, behaviour, *options, constants=constants, fresh=request.param != AS_REAL_ONES) as service,
             answering(service, ends=ends),
         ):
             yield service
@@ -61,7 +66,7 @@ def _with_defaults(null: str, defaults: str) -> str:
     )
 
 
-def serving(folder, null="", *options, fresh=False):
+def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=False):
     """A service on the null device; what comes later among the options counts."""
     return running(
         folder,
@@ -80,6 +85,7 @@ def serving(folder, null="", *options, fresh=False):
         "--timeout-ms",
         "200000",
         *options,
+        constants=constants,
         fresh=fresh,
     )
 

@@ -18,6 +18,8 @@ import httpx
 import psutil
 
 from tests.support import warm
+from tests.support.constants import Constants
+from tests.support.constants import words as constants_before
 from tests.support.stall import answering
 from tests.support.warm import WarmProcess
 
@@ -97,17 +99,20 @@ def _fresh(words: Sequence[str], folder: Path, environment: Mapping[str, str], l
 
 @contextlib.contextmanager
 def running(
-    folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({}), fresh: bool = False
+    folder: Path,
+    *options: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    constants: Constants = MappingProxyType({}),
+    fresh: bool = False,
 ) -> Iterator[ServiceProcess]:
     """Start the service in `folder`, wait until it is ready, end it with everything it started.
 
-    `environment` is what its environment has besides ours. Where that is nothing that libraries read, the service is
-    forked from a process that has imported them; with `fresh` never.
+    `environment` is what its environment has besides ours, `constants` are as in tests/support/constants.py. Where that
+    is nothing that libraries read, the service is forked from a process that has imported them; with `fresh` never.
     """
     log = folder / "service.log"
     words = [
-        "-m",
-        "app",
+        *constants_before(constants),
         "serve",
         "--port",
         "0",

@@ -135,7 +135,7 @@ def test_what_a_climb_could_not_lower_is_left_alone_until_it_grows_or_has_fallen
 
 
 def test_every_so_many_batches_it_releases_and_never_hands_over():
-    watch = guard(policy="every_n_batches", every_batches=3, cooldown_s=0)
+    watch = guard(policy=3, cooldown_s=0)
     climbs = []
     for number in range(9):
         watch.after_batch()
@@ -201,9 +201,9 @@ TURNS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(turns=TURNS, policy=st.sampled_from(["auto", "every_n_batches"]), shared=st.booleans())
+@given(turns=TURNS, policy=st.sampled_from(["auto", 5]), shared=st.booleans())
 def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_down(turns, policy, shared):
-    watch = guard(shared, policy=policy, every_batches=5)
+    watch = guard(shared, policy=policy)
     now_s, ended_s, spent_s, last = 0.0, None, 0.0, None
     for before, collected, released, pause_s, first_s, second_s in turns:
         now_s += pause_s

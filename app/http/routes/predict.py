@@ -112,7 +112,7 @@ class PredictCall(HttpCall[Answer]):
         self._options, timeout_ms, self._tiling = read_query(self.request.scope["query_string"])
         terms = super().terms(settings)
         if timeout_ms is not None:
-            terms.deadline_s = deadline_s(settings, self.context.started_s, timeout_ms / 1e3)
+            terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
         return terms
 
     async def prepare(  # noqa: D102

@@ -1,0 +1,70 @@
+"""What the networks run on, in which batches, and how much of the device's memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from app.config.values import BatchSizes, CommaSeparated, GuardPolicy, sizes_of
+
+
+class DeviceSettings(BaseModel):
+    """DeviceSettings, engines, precisions."""
+
+    device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
+    workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
+    engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
+    precision: str = Field("auto", description="Precision of the networks: auto, fp32, fp16, bf16, int8")
+    calibrate: str = Field("", description="Folder of images like those to come, which int8 is calibrated on")
+    plugins: CommaSeparated = Field(
+        "",
+        description="Modules that workers import before they load, e.g. to register release hooks (docs/memory.md), "
+        "and shared libraries (.so) that bring operators to a device (docs/operators.md)",
+    )
+    null: str = Field("", description="What the device called null does, e.g. delay_ms=5,crash=*100 (docs/null.md)")
+    simulate: str = Field(
+        "", description="Accelerators to simulate, e.g. npu:2 (docs/simulation.md); their answers come from the CPU"
+    )
+
+
+class BatchSettings(BaseModel):
+    """BatchSettings, and what is ready for them."""
+
+    batch_sizes: BatchSizes = Field(
+        "auto",
+        description="Batch sizes the engines are compiled for, ascending; auto: 1,2,4,8 and, as measured at the first "
+        "start, larger ones where they pay and fit into the memory (docs/tools.md)",
+    )
+    max_wait_ms: float = Field(
+        0, ge=0, le=60_000, description="How long an idle device waits for a batch to fill, in milliseconds"
+    )
+    decoders: int = Field(
+        0, ge=0, le=1024, description="Processes that decode images, two at least; 0 means one a core"
+    )
+    decode: Literal["host", "device", "auto"] = Field(
+        "host",
+        description="Where JPEG files are decoded: host; device, which then needs a decoder (NVIDIA); auto: the device "
+        "where it has one and answers agree (docs/performance.md)",
+    )
+
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        """The entries of `batch_sizes`; of `auto` those to begin with."""
+        return sizes_of(self.batch_sizes)
+
+
+class MemorySettings(BaseModel):
+    """The memory guard."""
+
+    guard_policy: GuardPolicy = Field(
+        "auto",
+        description="Memory guard: off, auto, or a number of batches after which memory is released as well "
+        "(docs/memory.md)",
+    )
+    guard_device_ratio: float = Field(
+        0.85, gt=0, le=1, description="Share of the device that may be in use before a release"
+    )
+    guard_resident_mb: int = Field(
+        2048, ge=1, description="Host memory a worker may gain since its start before a release, in MiB"
+    )

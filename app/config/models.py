@@ -1,0 +1,64 @@
+"""Which models are served, and where their files come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from app.config.values import STAGES, CommaSeparated, ModelList, split
+
+
+class ModelSettings(BaseModel):
+    """Models and their files."""
+
+    models: ModelList = Field(
+        "resnet50,yolov8n",
+        description="Models to serve: names, or name=architecture:weights (official, sample, random or a path), "
+        "or name=file.onnx, .pt2, .ts, or 'name=detector > classifier'; @sha256:… behind a file: that one and no other",
+    )
+    weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
+    weights_mirror: str = Field(
+        "", description="Address that official weights are fetched from, in place of their publishers'; checksums stay"
+    )
+    trust_exported: bool = Field(
+        False,
+        description="Whether .pt2 and .ts files, which are programs, are read though --models does not name their "
+        "SHA-256 (name=file.pt2@sha256:…)",
+    )
+    tiles: CommaSeparated = Field(
+        "",
+        description="Detectors that look at large images in tiles where a request says nothing of it: name=640, or "
+        "name=640:0.2 with the overlap (docs/your-network.md)",
+    )
+    cache_dir: Path = Field(
+        Path("~/.cache/anychip"),
+        description="Folder for downloaded weights, compiled engines and what the gate and the vendors' compilers keep",
+        validate_default=True,
+    )
+    profiles: bool = Field(
+        True,
+        description="Take up what anychip tune, or the first start, has found best here; what is set otherwise stays "
+        "(docs/tools.md)",
+    )
+
+    @property
+    def model_specs(self) -> tuple[str, ...]:
+        """The entries of `models`; of two stages, each that is not named elsewhere."""
+        found = [entry for entry in split(self.models) if STAGES not in entry]
+        for entry in self.stage_specs:
+            for stage in entry.partition("=")[2].split(STAGES):
+                text = stage.partition("?")[0].strip()
+                if text not in found and not any(each.partition("=")[0].strip() == text for each in found):
+                    found.append(text)
+        return tuple(found)
+
+    @property
+    def stage_specs(self) -> tuple[str, ...]:
+        """The entries of `models` that are two stages: `name=detector?options > classifier`."""
+        return tuple(entry for entry in split(self.models) if STAGES in entry)
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where downloaded weights are kept."""
+        return self.cache_dir.expanduser() / "weights"

@@ -1,0 +1,25 @@
+"""Metrics, traces and the log."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class ObservabilitySettings(BaseModel):
+    """Metrics, traces and the log."""
+
+    metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
+    triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")
+    trace_endpoint: str = Field(
+        "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs anychip[traces]"
+    )
+    trace_ratio: float = Field(
+        0.01, ge=0, le=1, description="Share of requests to trace; those whose client traces them are traced anyway"
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="Form of log lines: json, text, or auto, which is text on a terminal and json elsewhere"
+    )
+    log_requests: bool = Field(False, description="One log line a request")
+    log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")

@@ -1,0 +1,65 @@
+"""Values of settings that are lists in one line of text, and what such a line may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+CLIENTS = ("deepstack", "triton", "ultralytics", "x-anylabeling")
+"""Clients of other servers that are answered where `compat` names them."""
+STAGES = ">"
+"""Between a detector and the classifier of what it finds."""
+_FIRST_SIZES = "1,2,4,8"
+
+
+def split(value: str) -> tuple[str, ...]:
+    """The parts of a comma-separated setting, without blanks."""
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def sizes_of(batch_sizes: str) -> tuple[int, ...]:
+    """The entries of the setting `batch_sizes`; of `auto` those to begin with."""
+    return tuple(int(size) for size in split(_FIRST_SIZES if batch_sizes == "auto" else batch_sizes))
+
+
+def _joined(value: Any) -> Any:
+    # A TOML file reads better with a list than with commas in a string.
+    return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else value
+
+
+def _not_empty(value: str) -> str:
+    if not split(value):
+        raise ValueError("name at least one")
+    return value
+
+
+def _ascending(value: str) -> str:
+    if value == "auto":
+        return value
+    sizes = [int(part) for part in split(value)]
+    if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
+        raise ValueError("must be auto, or ascending whole numbers from 1 up, such as 1,2,4,8")
+    return value
+
+
+def _known_clients(value: str) -> str:
+    unknown = [name for name in split(value) if name not in CLIENTS]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(CLIENTS)}")
+    return value
+
+
+def _batches_or_word(value: Any) -> Any:
+    if value in ("off", "auto"):
+        return value
+    if not str(value).isdecimal() or not int(value):
+        raise ValueError("must be off, auto, or a number of batches")
+    return int(value)
+
+
+CommaSeparated = Annotated[str, BeforeValidator(_joined)]
+ModelList = Annotated[CommaSeparated, AfterValidator(_not_empty)]
+BatchSizes = Annotated[CommaSeparated, AfterValidator(_ascending)]
+Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]
+GuardPolicy = Annotated[Literal["off", "auto"] | int, BeforeValidator(_batches_or_word)]

@@ -1,0 +1,65 @@
+"""`anychip` with other values for some constants of the product, which are no settings: short limits for short tests.
+
+    python -m tests.support.constants app.fleet.plans._HEARTBEAT_TIMEOUT_S=2 -- serve --device null
+
+They hold in the server's process and in what it forks (`running` in tests/support/service_process.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+Constants = Mapping[str, float]
+"""Values by name: a module's, or a field of an object there."""
+
+HEARTBEAT_TIMEOUT_S = "app.fleet.plans._HEARTBEAT_TIMEOUT_S"
+GUARD_COOLDOWN_S = "app.fleet.plans._GUARD.cooldown_s"
+HANDOVER_INTERVAL_S = "app.fleet.handover._HANDOVER_INTERVAL_S"
+COMPILE_TIMEOUT_S = "app.fleet.handover._COMPILE_TIMEOUT_S"
+DECODE_TIMEOUT_S = "app.serving.service._DECODE_TIMEOUT_S"
+HEADER_TIMEOUT_S = "app.main._LIMITS.head_timeout_s"
+LEAST_UPLOAD_BYTES_PER_S = "app.http.call._LEAST_UPLOAD_BYTES_PER_S"
+MAX_TIMEOUT_S = "app.protocols.parameters._MAX_TIMEOUT_S"
+CHANGES_PER_MINUTE = "app.serving.repository._CHANGES_PER_MINUTE"
+
+
+def words(constants: Constants) -> list[str]:
+    """The arguments of Python before those of `anychip`."""
+    if not constants:
+        return ["-m", "app"]
+    return ["-m", "tests.support.constants", *(f"{name}={value!r}" for name, value in constants.items()), "--"]
+
+
+def _set(path: str, value: object) -> None:
+    names = path.split(".")
+    first = next(number for number, name in enumerate(names) if name.startswith("_"))
+    owner: Any = importlib.import_module(".".join(names[:first]))
+    for name in names[first:-1]:
+        owner = getattr(owner, name)
+    assert hasattr(owner, names[-1]), f"there is no {path}"
+    if isinstance(owner, ModuleType):
+        setattr(owner, names[-1], value)
+    else:
+        object.__setattr__(owner, names[-1], value)  # Of a frozen dataclass.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Set the constants, then run the command."""
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # As `anychip` does.
+    from app import cli
+
+    end = arguments.index("--")
+    for each in arguments[:end]:
+        path, _, value = each.partition("=")
+        _set(path, ast.literal_eval(value))
+    return cli.main(arguments[end + 1 :])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
