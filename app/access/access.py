@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,10 +39,6 @@ class Caller:
     key: str = ""
 
 
-caller: ContextVar[Caller] = ContextVar("anychip_caller")
-"""Who asks in this task, where a transport has no better place for it."""
-
-
 _WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
 _LABELLING_KEY = b"token"
 """Where X-AnyLabeling sends its key."""
@@ -57,11 +52,6 @@ class KeyForbiddenError(ServiceError):
     def __init__(self, key: str) -> None:
         super().__init__("FORBIDDEN", f"the key {key} may not administer this service")
         self.key = key
-
-    @property
-    def caller(self) -> Caller:
-        """Whose key it is, for the audit."""
-        return Caller("", CallerLimits(), self.key)
 
 
 def check_exposure(settings: Settings) -> None:

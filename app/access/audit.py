@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextvars import ContextVar
 
 from app.logs import AUDIT
 from app.pace import Pace
@@ -24,9 +23,6 @@ _MOST_CHARACTERS = 200
 _REFUSED_PER_MINUTE, _REFUSED_AT_ONCE = 60, 1000
 
 log = logging.getLogger(AUDIT)
-
-weights_sha256: ContextVar[str] = ContextVar("anychip_weights_sha256", default="")
-"""Of what this task has loaded, where a transport has no better place for it."""
 
 
 def record(

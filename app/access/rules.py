@@ -1,6 +1,6 @@
 """What each route and each RPC asks of its caller.
 
-Owns: the table. What is not in it is reached by nobody, and a test compares it with the routes and RPCs that there are.
+Owns: the table. What is not in it is not reached, and a test compares it with the routes and RPCs that there are.
 Must not know keys.
 """
 
@@ -123,7 +123,12 @@ def need_of(method: str, path: str) -> Need:
 
 
 def administered(path: str) -> tuple[str, dict[str, str]]:
-    """What a path of the administration does, and to what: `/v2/repository/models/dogs/load` loads the model dogs."""
+    """What a path of the administration does, and to what: `/v2/repository/models/dogs/load` loads the model dogs.
+
+    What an RPC does it to is in its message.
+    """
+    if path in RPCS:
+        return path.rpartition("/")[2].removeprefix("RepositoryModel").lower(), {}
     for pattern, template in _ADMINISTERED:
         if found := pattern.fullmatch(path):
             return re.split("[/:]", template)[-1], found.groupdict()

@@ -6,95 +6,110 @@ Owns: this order, and turning errors into statuses. Must not know what a method 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
-from app import logs
-from app.errors import ERRORS, ServiceError, internal_error, without_frames
-from app.grpc.call import CallContext, scope_of
+from app.access.rules import RPCS, Bind
+from app.errors import ERRORS, ServiceError, without_frames
+from app.grpc.call import CallContext, RpcContext
 from app.grpc.calls import Calls, hold_answer, holding
-from app.grpc.entrance import MethodGuard
+from app.grpc.messages import message_of
 from app.grpc.receiving import Receiver
 from app.grpc.relay import Connection
 from app.ingress.budget import Lease
-from app.ingress.context import begin_request, end_request
-from app.link import Link
-
-log = logging.getLogger("anychip.rpc")
+from app.ingress.ingress import Ingress
 
 
 class Method:
-    """Of one server."""
+    """One of a server's. `path`: its full name; `handler`: what gRPC calls."""
 
     def __init__(
         self,
         behaviour: Callable[[Any, Any], Any],
-        kind: type[Any],
+        descriptor: Any,
         receiver: Receiver,
-        guard: MethodGuard,
         calls: Calls,
+        *,
+        ingress: Ingress,
+        bind: Bind,
     ) -> None:
-        """`behaviour`: what it does; `kind`: of its messages; `receiver`: reads them."""
-        self._behaviour, self._kind, self._receiver, self._guard, self._calls = behaviour, kind, receiver, guard, calls
-
-    def handler(self, descriptor: Any, link: Link) -> Any:
-        """What gRPC calls. `descriptor`: the method's."""
+        """`behaviour`: what it does; `receiver`: reads its messages; `bind`: which of the two ports it is asked at."""
+        self._behaviour, self._kind, self._receiver = behaviour, message_of(descriptor.input_type), receiver
+        self._ingress, self._bind, self._calls = ingress, bind, calls
+        self.path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
+        self._need = RPCS[self.path]
+        self._way: Callable[[Any, RpcContext, Connection], Awaitable[Any]] = self._answer
         make = grpc.stream_unary_rpc_method_handler
-        behaviour: Callable[[Any, CallContext, Connection], Awaitable[Any]] = self._answer
         if descriptor.server_streaming:
+            self._way = self._stream if descriptor.client_streaming else self._watch
             make = grpc.stream_stream_rpc_method_handler
-            behaviour = self._stream if descriptor.client_streaming else self._watch
-        path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
+        self.handler = make(self._handled)
 
-        async def handled(requests: Any, call: CallContext) -> Any:
-            connection = self._calls.begin(call)
+    async def _handled(self, requests: Any, call: CallContext) -> Any:
+        connection = self._calls.begin(call)
+        with RpcContext(self._ingress.link, call, self.path) as context:
             try:
-                return await behaviour(requests, call, connection)
-            except ServiceError as error:
-                failure = without_frames(error)
-            except Exception:
-                log.exception("%s failed", path)
-                failure = internal_error()
-            return await refuse(link, path, call, failure)
+                answer = await self._way(requests, context, connection)
+                context.status = 200
+                return answer
+            except Exception as error:
+                failure = context.failure(error)
+            context.status = failure.status
+            return await refuse(context, failure)
 
-        return make(handled)
+    def _admit(self, context: RpcContext) -> None:
+        """Raises FORBIDDEN, UNAUTHORIZED."""
+        context.admit(self._ingress.access, self._need, self._bind)
 
-    async def _answer(self, requests: Any, call: CallContext, connection: Connection) -> bytes:
-        """One message, one answer."""
-        with self._guard.recorded(call) as entry, contextlib.ExitStack() as held:
-            calls, lease = map(held.enter_context, self._receiver.leases(entry.caller))
+    async def _answer(self, requests: Any, context: RpcContext, connection: Connection) -> bytes:
+        """One message, one answer. What administers is refused only then: the audit says what it was about."""
+        refused = None
+        try:
+            self._admit(context)
+        except ServiceError as error:
+            if self._need != "admin":
+                raise
+            refused = without_frames(error)
+        with contextlib.ExitStack() as held:
+            calls, lease = map(held.enter_context, self._receiver.leases(context.caller))
             try:
                 calls.take(1)
                 request = await self._receiver.one(requests, lease, self._kind)
-                entry.about(request)
             except ServiceError as error:
-                raise entry.refused or error from None
-            if entry.refused is not None:
-                raise entry.refused
-            answer = _serialized(await self._behaviour(request, call))
+                raise refused or error from None
+            if self._need == "admin":
+                context.subject = {"model": request.model_name}
+            if refused is not None:
+                raise refused
+            answer = _serialized(await self._behaviour(request, context))
             hold_answer(connection, len(answer), lease, held)
             return answer
 
-    async def _watch(self, requests: Any, call: CallContext, connection: Connection) -> None:
+    async def _watch(self, requests: Any, context: RpcContext, connection: Connection) -> None:
         """One message, and answers until the client leaves."""
-        calls, lease = self._receiver.leases(self._guard.admit(call))
+        self._admit(context)
+        calls, lease = self._receiver.leases(context.caller)
         with calls, lease:
             calls.take(1)
             request = await self._receiver.one(requests, lease, self._kind)
             lease.give(lease.held_bytes)
-            await _send(self._behaviour(request, call), call, connection, lease)
+            await _send(self._behaviour(request, context), context.call, connection, lease)
 
-    async def _stream(self, requests: Any, call: CallContext, connection: Connection) -> None:
-        """An answer to each message."""
-        calls, lease = self._receiver.leases(self._guard.admit(call))
+    async def _stream(self, requests: Any, context: RpcContext, connection: Connection) -> None:
+        """An answer to each message, each only while its caller is still admitted: a key may be taken back."""
+        self._admit(context)
+        calls, lease = self._receiver.leases(context.caller)
+
+        async def admitted() -> AsyncIterator[Any]:
+            async for request in self._receiver.each(requests, lease, self._kind):
+                self._admit(context)
+                yield request
+
         with calls, lease:
             calls.take(1)
-            # Whoever may begin a stream may not go on when its key is gone.
-            still_admitted = self._guard.admitted_each(self._receiver.each(requests, lease, self._kind), call)
-            await _send(self._behaviour(still_admitted, call), call, connection, lease)
+            await _send(self._behaviour(admitted(), context), context.call, connection, lease)
 
 
 async def _send(answers: AsyncIterator[Any], call: CallContext, connection: Connection, lease: Lease) -> None:
@@ -110,18 +125,13 @@ def _serialized(answer: Any) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-async def refuse(link: Link, path: str, call: CallContext, error: ServiceError) -> None:
-    """End a call with an error's status, its sentence, and its code beside it; counted, unless it has been."""
-    if not logs.request_id.get():
-        scope = scope_of(call, path)
-        context = begin_request(link, scope)
-        context.route = path
-        end_request(link, scope, context, error.status, error.code)
-    trailing = [("x-request-id", logs.request_id.get()), ("code", error.code)]
+async def refuse(context: RpcContext, error: ServiceError) -> None:
+    """End a call with an error's status, its sentence, and its code beside it."""
+    trailing = [("x-request-id", context.request_id), ("code", error.code)]
     if error.retry_after_s is not None:
         trailing.append(("retry-after", str(error.retry_after_s)))
     with contextlib.suppress(grpc.aio.InternalError):  # The client has gone meanwhile.
-        await call.abort(grpc.StatusCode[ERRORS[error.code].grpc], error.message, tuple(trailing))
+        await context.call.abort(grpc.StatusCode[ERRORS[error.code].grpc], error.message, tuple(trailing))
 
 
 def unknown(calls: Calls) -> Any:

@@ -20,7 +20,7 @@ from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import interrupted_at
-from app.link import ServedModel
+from app.link import Link, ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
 from app.protocols.open_inference import classification_of
@@ -42,21 +42,37 @@ CallContext = Any
 Answer = TypeVar("Answer")
 
 
+class RpcContext(RequestContext):
+    """A call, or one message of a stream of requests: its metadata stand for HTTP's headers, its path for the route."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, link: Link, call: CallContext, path: str) -> None:
+        self.call = call
+        headers = [
+            (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
+            for key, value in call.invocation_metadata() or ()
+        ]
+        client = address_in(call.peer()), 0
+        super().__init__(link, {"type": "http", "method": "POST", "path": path, "headers": headers, "client": client})
+        self.route = path
+
+
 class GrpcInferCall(Call[InferenceResponse]):
     """A ModelInferRequest."""
 
-    def __init__(self, context: RequestContext, request: RawRequest, call: CallContext) -> None:
+    def __init__(self, context: RpcContext, request: RawRequest) -> None:
         super().__init__(context, request.message.model_name, request.message.model_version)
-        self._request, self._call = request, call
-        remaining_s = call.time_remaining()
+        self._request = request
+        remaining_s = context.call.time_remaining()
         self._ends_s = math.inf if remaining_s is None else time.monotonic() + max(0.0, remaining_s)
 
     def terms(self, settings: Settings) -> Terms:
         """The call's own deadline, at most ours; nothing in the request outlasts it."""
-        metadata = {str(key): value for key, value in self._call.invocation_metadata() or ()}
         started_s = self.context.started_s
         timeout_s = settings.timeout_ms / 1e3 if math.isinf(self._ends_s) else self._ends_s - started_s
-        priority = read_priority(metadata.get("x-priority"))
+        given = dict(self.context.scope["headers"]).get(b"x-priority")
+        priority = read_priority(None if given is None else given.decode("latin-1"))
         return Terms(deadline_s(started_s, timeout_s), priority, self.context.recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:
@@ -124,21 +140,3 @@ def serialized_stream_response(response: bytes) -> bytes:
     """The ModelStreamInferResponse that holds a serialised ModelInferResponse."""
     holder = message("ModelStreamInferResponse")
     return b"".join((field_head(holder, "infer_response", len(response)), response))
-
-
-def peer(call: CallContext) -> str:
-    """The client's address without its port, as HTTP has it."""
-    return address_in(call.peer())
-
-
-def scope_of(call: CallContext, path: str) -> dict[str, Any]:
-    """A call as app.ingress.context sees a request."""
-    return {"type": "http", "method": "POST", "path": path, "headers": headers(call), "client": (peer(call), 0)}
-
-
-def headers(call: CallContext) -> list[tuple[bytes, bytes]]:
-    """A call's metadata in the form of headers, names in lower case as gRPC has them."""
-    return [
-        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
-        for key, value in call.invocation_metadata() or ()
-    ]

@@ -12,7 +12,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from app.errors import ServiceError
-from app.grpc.call import CallContext, Message
+from app.grpc.call import Message, RpcContext
 from app.grpc.messages import SERVICE
 from app.link import Administration
 
@@ -31,13 +31,13 @@ class Health:
         statuses = health_pb2.HealthCheckResponse
         return statuses.NOT_SERVING if self._administration.why_not() else statuses.SERVING
 
-    async def check(self, request: Message, _call: CallContext) -> Message:
+    async def check(self, request: Message, _context: RpcContext) -> Message:
         """The status now."""
         if request.service not in ("", SERVICE):
             raise ServiceError("NOT_FOUND", f"there is no service {request.service!r} here")
         return health_pb2.HealthCheckResponse(status=self._status())
 
-    async def watch(self, request: Message, _call: CallContext) -> AsyncIterator[Message]:
+    async def watch(self, request: Message, _context: RpcContext) -> AsyncIterator[Message]:
         """The status now, and whenever it is another."""
         known = request.service in ("", SERVICE)
         last = None

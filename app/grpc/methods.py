@@ -6,26 +6,21 @@ that REST could decide otherwise.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format
 
-from app.access import audit
-from app.access.access import caller
 from app.errors import ServiceError
 from app.grpc.call import (
-    CallContext,
     GrpcInferCall,
     Message,
-    scope_of,
+    RpcContext,
     serialized_response,
     serialized_stream_response,
 )
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
-from app.ingress.context import begin_request, end_request
 from app.ingress.ingress import Ingress
 from app.protocols import signatures, triton
 from app.serving.filling import INLINE_BYTES
@@ -39,15 +34,15 @@ class Methods:
     def __init__(self, ingress: Ingress) -> None:
         self._link, self._administration, self._ingress = ingress.link, ingress.link.administration, ingress
 
-    async def server_live(self, _request: Message, _call: CallContext) -> Message:
+    async def server_live(self, _request: Message, _context: RpcContext) -> Message:
         """The event loop answers."""
         return message("ServerLiveResponse")(live=True)
 
-    async def server_ready(self, _request: Message, _call: CallContext) -> Message:
+    async def server_ready(self, _request: Message, _context: RpcContext) -> Message:
         """Every model has a worker."""
         return message("ServerReadyResponse")(ready=not self._administration.why_not())
 
-    async def model_ready(self, request: Message, _call: CallContext) -> Message:
+    async def model_ready(self, request: Message, _context: RpcContext) -> Message:
         """The model has a worker. One that is not known is not ready, as Triton has it: its clients ask for either."""
         try:
             signatures.find(self._link, request.name, request.version)
@@ -56,88 +51,75 @@ class Methods:
             return message("ModelReadyResponse")(ready=False)
         return message("ModelReadyResponse")(ready=not any(reasons))
 
-    async def server_metadata(self, _request: Message, _call: CallContext) -> Message:
+    async def server_metadata(self, _request: Message, _context: RpcContext) -> Message:
         """Name, version, extensions."""
         return _filled("ServerMetadataResponse", signatures.server_metadata())
 
-    async def model_metadata(self, request: Message, _call: CallContext) -> Message:
+    async def model_metadata(self, request: Message, _context: RpcContext) -> Message:
         """Inputs and outputs."""
         metadata = signatures.metadata(self._link, request.name, request.version)
         return _filled("ModelMetadataResponse", metadata)
 
-    async def model_config(self, request: Message, _call: CallContext) -> Message:
+    async def model_config(self, request: Message, _context: RpcContext) -> Message:
         """Triton's configuration."""
         configuration = triton.configuration(self._link, request.name, request.version)
         return _filled("ModelConfigResponse", {"config": configuration})
 
-    async def model_statistics(self, request: Message, _call: CallContext) -> Message:
+    async def model_statistics(self, request: Message, _context: RpcContext) -> Message:
         """Of one model, or of all."""
         statistics = triton.statistics(self._link, request.name, request.version)
         return _filled("ModelStatisticsResponse", {"model_stats": statistics})
 
-    async def repository_index(self, request: Message, _call: CallContext) -> Message:
+    async def repository_index(self, request: Message, _context: RpcContext) -> Message:
         """Every model with its state."""
         return _filled("RepositoryIndexResponse", {"models": triton.index(self._link, request.ready)})
 
-    async def repository_model_load(self, request: Message, _call: CallContext) -> Message:
+    async def repository_model_load(self, request: Message, context: RpcContext) -> Message:
         """Load again."""
         triton.check_parameters(request.parameters)
         served = self._link.find(request.model_name)
         await self._administration.load(served.model.name)
-        audit.weights_sha256.set(served.model.weights_sha256)
+        context.weights_sha256 = served.model.weights_sha256
         return message("RepositoryModelLoadResponse")()
 
-    async def repository_model_unload(self, request: Message, _call: CallContext) -> Message:
+    async def repository_model_unload(self, request: Message, _context: RpcContext) -> Message:
         """Unload."""
         triton.check_parameters(request.parameters)
         await self._administration.unload(self._link.find(request.model_name).model.name)
         return message("RepositoryModelUnloadResponse")()
 
-    async def model_infer(self, request: RawRequest, call: CallContext) -> bytes:
+    async def model_infer(self, request: RawRequest, context: RpcContext) -> bytes:
         """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
-        scope = scope_of(call, _INFER)
-        context = begin_request(self._link, scope)
-        context.caller = caller.get()
-        context.route = _INFER
-        status, code = 500, "INTERNAL"
-        try:
-            response = await self._ingress.answer(GrpcInferCall(context, request, call))
-            status, code = 200, "OK"
-        except ServiceError as error:
-            status, code = error.status, error.code
-            raise
-        except asyncio.CancelledError:
-            status, code = 0, "CANCELLED"
-            raise
-        finally:
-            if context.recorder.trace is not None:
-                context.recorder.trace.describe(context.attributes())
-            end_request(self._link, scope, context, status, code)
+        response = await self._ingress.answer(GrpcInferCall(context, request))
         trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings.header())]
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
-        call.set_trailing_metadata(trailing)
+        context.call.set_trailing_metadata(trailing)
         if response.data_bytes <= INLINE_BYTES:
             return serialized_response(request.message, response)
         return await self._ingress.offload(serialized_response, request.message, response)
 
     async def model_stream_infer(
-        self, requests: AsyncIterator[RawRequest | ServiceError], call: CallContext
+        self, requests: AsyncIterator[RawRequest | ServiceError], stream: RpcContext
     ) -> AsyncIterator[Message | bytes]:
         """One answer a request, in their order; a request that fails does not end the stream."""
         async for request in requests:
-            try:
-                if isinstance(request, ServiceError):
-                    raise request
-                response = await self.model_infer(request, call)
-                if len(response) <= INLINE_BYTES:
-                    answer: Message | bytes = serialized_stream_response(response)
-                else:
-                    answer = await self._ingress.offload(serialized_stream_response, response)
-            except ServiceError as error:
-                answer = message("ModelStreamInferResponse")()
-                answer.error_message = error.message
-                answer.infer_response.id = "" if isinstance(request, ServiceError) else request.message.id
+            with RpcContext(self._link, stream.call, _INFER) as context:
+                context.caller = stream.caller
+                try:
+                    if isinstance(request, ServiceError):
+                        raise request
+                    response = await self.model_infer(request, context)
+                    context.status = 200
+                    if len(response) <= INLINE_BYTES:
+                        answer: Message | bytes = serialized_stream_response(response)
+                    else:
+                        answer = await self._ingress.offload(serialized_stream_response, response)
+                except ServiceError as error:
+                    context.status = context.failure(error).status
+                    answer = message("ModelStreamInferResponse")()
+                    answer.error_message = error.message
+                    answer.infer_response.id = "" if isinstance(request, ServiceError) else request.message.id
             yield answer
 
 

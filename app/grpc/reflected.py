@@ -12,7 +12,7 @@ from typing import Any
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.errors import ServiceError
-from app.grpc.call import CallContext, Message
+from app.grpc.call import Message, RpcContext
 from app.grpc.messages import POOL
 from app.ingress.interrupt import interrupted_at
 
@@ -26,10 +26,10 @@ class Reflection:
         self.descriptor: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods[0]
         self._servicer = reflection.aio.ReflectionServicer(services, pool=POOL)
 
-    async def info(self, requests: AsyncIterator[Any], call: CallContext) -> AsyncIterator[Message]:
+    async def info(self, requests: AsyncIterator[Any], context: RpcContext) -> AsyncIterator[Message]:
         """An answer to each. Raises DEADLINE_EXCEEDED after a minute: a stream keeps room for its next message."""
         with interrupted_at(time.monotonic() + _STAYS_S):
-            async for answer in self._servicer.ServerReflectionInfo(_messages(requests), call):
+            async for answer in self._servicer.ServerReflectionInfo(_messages(requests), context.call):
                 yield answer
 
 

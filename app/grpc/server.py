@@ -20,8 +20,7 @@ from app.access.tls import Tls
 from app.grpc import health
 from app.grpc.answering import Method, unknown
 from app.grpc.calls import Calls
-from app.grpc.entrance import MethodGuard
-from app.grpc.messages import METHODS, POOL, SERVICE, message_of
+from app.grpc.messages import METHODS, POOL, SERVICE
 from app.grpc.methods import Methods
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
 from app.grpc.reflected import Reflection
@@ -98,7 +97,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, methods: Methods, ingress: Ingress, bind: Bind, calls: Calls) -> None:
         largest = ingress.link.settings.max_body_bytes + OVERHEAD_BYTES
-        # Health and reflection wait for nobody's requests, and take little: room for few messages, each of which could
+        # Health and reflection wait for no other request, and take little: room for few messages, each of which could
         # be as large as any, and half of it for addresses that have none.
         room = Budget(8 * largest, "bytes of health checks", least=2 * largest, spare=4 * largest)
         checks = Budget(_CHECKS, "health checks", least=_CHECKS // 16, spare=_CHECKS // 2)
@@ -124,10 +123,8 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         ]
         self._handlers: dict[str, Any] = {}
         for descriptor, behaviour, receiver in served:
-            name = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
-            guard = MethodGuard(ingress.access, bind, name)
-            method = Method(behaviour, message_of(descriptor.input_type), receiver, guard, calls)
-            self._handlers[name] = method.handler(descriptor, ingress.link)
+            method = Method(behaviour, descriptor, receiver, calls, ingress=ingress, bind=bind)
+            self._handlers[method.path] = method.handler
         self._unknown = unknown(calls)
 
     def service(self, details: Any) -> Any:

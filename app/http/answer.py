@@ -42,11 +42,11 @@ def error_content(error: ServiceError, context: RequestContext) -> Content:
     return body, headers
 
 
-def common_headers(link: Link, context: RequestContext, code: str) -> list[Header]:
+def common_headers(link: Link, context: RequestContext) -> list[Header]:
     """The headers that every answer has; asked for when it begins, which its trace then says."""
     recorder = context.recorder
     if recorder.trace is not None:
-        recorder.trace.describe({**context.attributes(), "anychip.code": code})
+        recorder.trace.describe(context.attributes())
     headers = [
         (b"x-request-id", context.request_id.encode()),
         (b"server-timing", recorder.timings.header().encode()),
@@ -54,6 +54,6 @@ def common_headers(link: Link, context: RequestContext, code: str) -> list[Heade
     if context.traceparent:
         headers.append((b"traceparent", context.traceparent))
     if link.administration.draining:
-        # The client's next request then comes on a new connection, to whoever listens by then.
+        # The client's next request then comes on a new connection, which another service may accept.
         headers.append((b"connection", b"close"))
     return headers

@@ -1,33 +1,26 @@
 """The edge of the service around FastAPI: every answer gets its headers, every failure its body.
 
-Owns: what is done around a route of FastAPI's; app.http.hot does the same around those that it answers. Nothing is
-asked that app.access has not admitted. What is counted and traced is app.ingress.context's. Must not know what a
-route does.
+Owns: how app.ingress.context is put around FastAPI, which app.http.hot does around the routes that it answers. No route
+is reached that app.access has not admitted. Must not know what a route does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access import audit
-from app.access.access import KeyForbiddenError
-from app.access.rules import Bind, Need, administered, check_spelling, need_of
-from app.errors import ClientLeftError, ServiceError, internal_error
+from app.access.rules import need_of
+from app.errors import ClientLeftError
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
 from app.http.sending import PIECE_BYTES
-from app.ingress.context import RequestContext, begin_request, end_request
+from app.ingress.context import RequestContext
 from app.ingress.ingress import Ingress
 from app.ingress.pacing import Pacing
-
-log = logging.getLogger("anychip")
 
 BIND = "anychip.bind"
 """In a scope: where the request came in; without it, the public port."""
@@ -55,72 +48,38 @@ class Edge:
             return
         if not scope["path"].startswith(_AT_ONCE):
             await self._pacing.take()
-        scope["anychip"] = context = begin_request(self._link, scope)
-        status, code = 0, "OK"
-        need: Need = "infer"
         cors = self._cors.on and scope.get(BIND) != "admin"
+        with RequestContext(self._link, scope) as context:
+            scope["anychip"] = context
 
-        async def answer(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                context.hold(_length(message), self._bodies)
-                status = message["status"]
-                context.route = context.route or getattr(scope.get("route"), "path", "")
-                message["headers"] = [*message["headers"], *common_headers(self._link, context, code)]
-                if cors:
-                    message["headers"] += self._cors.headers(scope["headers"])
-            await _send_in_pieces(send, message)
+            async def answer(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    context.hold(_length(message), self._bodies)
+                    context.status = message["status"]
+                    context.route = context.route or getattr(scope.get("route"), "path", "")
+                    message["headers"] = [*message["headers"], *common_headers(self._link, context)]
+                    if cors:
+                        message["headers"] += self._cors.headers(scope["headers"])
+                await _send_in_pieces(send, message)
 
-        try:
-            if cors and (said := self._cors.preflight(scope["method"], scope["headers"])) is not None:
-                await send({"type": "http.response.start", "status": 204, "headers": said})
-                await send({"type": "http.response.body"})
-                status = 204
-                return
-            need = need_of(scope["method"], scope["path"])
-            self._admit(need, scope, context)
-            await self._app(scope, receive, answer)
-        except (ClientLeftError, ClientDisconnect):
-            code = "CANCELLED"
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            raise
-        except ServiceError as error:
-            code = error.code
-            await _send_error(answer, context, error)
-        except Exception:
-            code = "INTERNAL"
-            log.exception("the request failed")
-            if status:
-                raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
-            await _send_error(answer, context, internal_error())
-        finally:
-            end_request(self._link, scope, context, status, code)
-            context.let_go()
-            if need == "admin":
-                self._record(scope, context, code)
-
-    def _admit(self, need: Need, scope: Scope, context: RequestContext) -> None:
-        """Raises NOT_FOUND, FORBIDDEN, UNAUTHORIZED."""
-        check_spelling(scope.get("raw_path") or b"")
-        bind: Bind = scope.get(BIND, "public")
-        try:
-            context.caller = self._access.admit(need, bind, scope["headers"], context.address)
-        except KeyForbiddenError as error:
-            context.caller = error.caller
-            raise
-
-    def _record(self, scope: Scope, context: RequestContext, code: str) -> None:
-        action, subject = administered(scope["path"])
-        audit.record(
-            action,
-            subject,
-            key=context.caller.key,
-            address=context.address,
-            weights_sha256=context.weights_sha256,
-            outcome=code,
-            seconds=time.monotonic() - context.started_s,
-        )
+            try:
+                if cors and (said := self._cors.preflight(scope["method"], scope["headers"])) is not None:
+                    context.status = 204
+                    await send({"type": "http.response.start", "status": 204, "headers": said})
+                    await send({"type": "http.response.body"})
+                    return
+                need = need_of(scope["method"], scope["path"])
+                context.admit(self._access, need, scope.get(BIND, "public"))
+                await self._app(scope, receive, answer)
+            except ClientDisconnect:
+                raise ClientLeftError from None
+            except Exception as error:
+                failure = context.failure(error)
+                if context.status:
+                    raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
+                body, headers = error_content(failure, context)
+                await answer({"type": "http.response.start", "status": failure.status, "headers": headers})
+                await answer({"type": "http.response.body", "body": body})
 
 
 def _length(start: Message) -> int:
@@ -137,9 +96,3 @@ async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> N
     if len(body) > PIECE_BYTES:
         message = {**message, "body": body[(len(body) - 1) // PIECE_BYTES * PIECE_BYTES :]}
     await send(message)
-
-
-async def _send_error(send: Callable[[Message], Any], context: RequestContext, error: ServiceError) -> None:
-    body, headers = error_content(error, context)
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -12,7 +12,6 @@ what a request means is the routes'. A client that leaves cancels what is done f
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from app.access.rules import Bind
-from app.errors import ClientLeftError, ServiceError, internal_error, without_frames
+from app.errors import ClientLeftError, ServiceError
 from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
 from app.http.body import Body, Fields
@@ -35,11 +34,9 @@ from app.http.cors import Cors
 from app.http.routes import infer, predict
 from app.http.sending import PIECE_BYTES
 from app.ingress.budget import Lease
-from app.ingress.context import begin_request, end_request
+from app.ingress.context import RequestContext
 from app.ingress.ingress import Ingress
 from app.ingress.interrupt import current_task, interrupted_at, uncancel
-
-log = logging.getLogger("anychip")
 
 Answer = TypeVar("Answer")
 
@@ -292,44 +289,37 @@ class HotProtocol(asyncio.BufferedProtocol):
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
         """Answer a request: what app.http.edge and uvicorn do around the routes of FastAPI."""
         link, scope = self.ingress.link, request.scope
-        scope["anychip"] = context = begin_request(link, scope)
-        context.route = route
-        status, code = 0, "CANCELLED"
+        context = RequestContext(link, scope)
         try:
-            answered, code, content = await self._answer(request, handler, names)
-            if not self._transport.is_closing():
-                status = answered
-                common = common_headers(link, context, code)
-                if self.cors.on and self.bind == "public":
-                    common += self.cors.headers(scope["headers"])
-                if not request.missing:
-                    request.end()  # While the answer is sent its memory is not needed.
-                await self._send(request, self._head(request, status, content, common), content[0])
-        except ClientLeftError:
-            pass  # Nobody is there to answer.
+            with context:
+                scope["anychip"] = context
+                context.route = route
+                status, content = await self._answer(request, context, handler, names)
+                if not self._transport.is_closing():
+                    context.status = status
+                    common = common_headers(link, context)
+                    if self.cors.on and self.bind == "public":
+                        common += self.cors.headers(scope["headers"])
+                    if not request.missing:
+                        request.end()  # While the answer is sent its memory is not needed.
+                    await self._send(request, self._head(request, status, content, common), content[0])
         finally:
-            end_request(link, scope, context, status, code)
-            context.let_go()
-            if not status:  # The client is gone, or this task was cancelled by whoever stops the server.
+            if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()
             self._ended(request)
 
-    async def _answer(self, request: HotRequest, handler: Handler, names: Sequence[str]) -> tuple[int, str, Content]:
-        """Status, code and content. Raises ClientLeftError."""
-        context = request.scope["anychip"]
+    async def _answer(
+        self, request: HotRequest, context: RequestContext, handler: Handler, names: Sequence[str]
+    ) -> tuple[int, Content]:
+        """Status and content. Raises ClientLeftError."""
         try:
-            context.caller = self.ingress.access.admit("infer", self.bind, request.scope["headers"], context.address)
+            context.admit(self.ingress.access, "infer", self.bind)
             content = await handler(self.ingress, request, *names)
             context.hold(len(content[0]), self.ingress.bodies)
-            return 200, "OK", content
-        except ServiceError as error:
-            failed = without_frames(error)
-        except ClientLeftError:
-            raise
-        except Exception:
-            log.exception("the request failed")
-            failed = internal_error()
-        return failed.status, failed.code, error_content(failed, context)
+            return 200, content
+        except Exception as error:
+            failure = context.failure(error)
+        return failure.status, error_content(failure, context)
 
     def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:
         if self._general.closing or _CLOSE in common:

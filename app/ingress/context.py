@@ -1,21 +1,27 @@
-"""A request from its first byte to its end: its id, its trace, and what is counted of it.
+"""A request from its first byte to its end: its id, its trace, who asks, what is answered, and what is counted of it.
 
-Owns: what HTTP and gRPC have in common around an answer. Must not know what a request asks for.
+Owns: what HTTP (app.http.edge, app.http.hot) and gRPC have in common around an answer, which is the same for each.
+Must not know what a request asks for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
 import time
-from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, MutableMapping
+from types import TracebackType
+from typing import Any, TypeVar
 
 from app import logs
-from app.access.access import Caller
+from app.access import audit
+from app.access.access import Access, Caller, KeyForbiddenError
+from app.access.addresses import client_of
 from app.access.keys import CallerLimits
+from app.access.rules import Bind, Need, administered, check_spelling
+from app.errors import ClientLeftError, ServiceError, internal_error, without_frames
 from app.ingress.budget import Budget, Lease
 from app.link import Link
 from app.observability.metrics import MODELLESS
@@ -28,7 +34,8 @@ Scope = MutableMapping[str, Any]
 """Of ASGI's scope `method`, `path`, `headers` and `client` matter here: a gRPC call has them, too."""
 
 _RANDOM = random.Random()  # An id need not be hard to guess, and the system's randomness costs ten times as much.
-NOBODY = Caller("", CallerLimits())
+UNKNOWN = Caller("", CallerLimits())
+"""Who asks, before it is known."""
 
 UNCOUNTED_BYTES = 64 * 1024
 """An answer of so many bytes is not counted: each connection may have as much on its way."""
@@ -36,27 +43,71 @@ UNCOUNTED_BYTES = 64 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
-@dataclass(slots=True)
+_Context = TypeVar("_Context", bound="RequestContext")
+
+
 class RequestContext:
-    """`started_s` is `time.monotonic()` at the request's first byte; `address` is where it came from; `caller` is set
-    once it has been admitted, `model` once it is known to exist; `route` is the path with names for its parts;
-    `traceparent`: what goes on from here; `weights_sha256`: of what a load has loaded; `unsent`: what a large answer
-    holds.
+    """A request, begun when this is made and ended with the context: then it is counted, traced, logged and audited.
+
+    `started_s`: `time.monotonic()` at its first byte; `address`: where it came from; `caller`: set once it has been
+    admitted; `model`: once it is known to exist; `route`: the path with names for its parts; `status`: HTTP's, once an
+    answer begins, 0 where none does; `code`: "OK" or an error's; `traceparent`: what goes on from here; `subject` and
+    `weights_sha256`: what the audit says of it; `unsent`: what a large answer holds.
     """
 
-    request_id: str
-    started_s: float
-    address: str = ""
-    caller: Caller = NOBODY
-    model: str = ""
-    route: str = ""
-    recorder: Recorder = field(default_factory=Recorder)
-    traceparent: bytes = b""
-    weights_sha256: str = ""
-    unsent: Lease | None = None
+    __slots__ = (
+        "_link",
+        "_need",
+        "address",
+        "caller",
+        "code",
+        "model",
+        "recorder",
+        "request_id",
+        "route",
+        "scope",
+        "started_s",
+        "status",
+        "subject",
+        "traceparent",
+        "unsent",
+        "weights_sha256",
+    )
+
+    def __init__(self, link: Link, scope: Scope) -> None:
+        """From here on the log lines of this task name the request."""
+        self.started_s = time.monotonic()
+        self._link, self.scope = link, scope
+        headers, client = scope["headers"], scope.get("client")
+        self.request_id = logged_id = request_id(headers)
+        self.address = str(client[0]) if client else ""
+        self.caller = UNKNOWN
+        self.model = self.route = self.weights_sha256 = ""
+        self.status, self.code = 0, "OK"
+        self.recorder = Recorder()
+        self.traceparent = b""
+        self.subject: Mapping[str, str] = {}
+        self.unsent: Lease | None = None
+        self._need: Need = "open"
+        tracing = link.tracing
+        self._follow(headers, tracing.request(scope, self.started_s) if tracing else None)
+        logs.request_id.set(logged_id)
+        exemplar = self.recorder.exemplar
+        logs.trace_id.set(exemplar["trace_id"] if exemplar else "")
+
+    def admit(self, access: Access, need: Need, bind: Bind) -> None:
+        """Find who asks, and whether it may. Raises NOT_FOUND, FORBIDDEN, UNAUTHORIZED."""
+        self._need = need
+        check_spelling(self.scope.get("raw_path") or b"")
+        try:
+            self.caller = access.admit(need, bind, self.scope["headers"], self.address)
+        except ServiceError as error:
+            key = error.key if isinstance(error, KeyForbiddenError) else ""
+            self.caller = Caller(client_of(self.address), UNKNOWN.limits, key)
+            raise
 
     def hold(self, size: int, bodies: Budget) -> None:
-        """Count an answer of so many bytes, what was counted of it before included, until `let_go`.
+        """Count an answer of so many bytes, what was counted of it before included, until the end.
 
         Raises QUEUE_FULL.
         """
@@ -65,13 +116,64 @@ class RequestContext:
                 self.unsent = bodies.lease(self.caller.name)
             self.unsent.take(max(0, size - self.unsent.held_bytes))
 
-    def let_go(self) -> None:
-        """The answer has been sent, or nobody is left to read it."""
-        if self.unsent is not None:
-            self.unsent.__exit__(None, None, None)
-            self.unsent = None
+    def failure(self, error: Exception) -> ServiceError:
+        """What the client is told of an error; the log has the detail of one that is ours.
 
-    def follow(self, headers: Iterable[tuple[bytes, bytes]], trace: RequestTrace | None) -> None:
+        Raises ClientLeftError where there is no client any more.
+        """
+        if isinstance(error, ClientLeftError):
+            raise error
+        if not isinstance(error, ServiceError):
+            log.error("the request failed", exc_info=error)
+            error = internal_error()
+        self.code = error.code
+        return without_frames(error)
+
+    def attributes(self) -> dict[str, str]:
+        """What a trace says of the request; only what is known."""
+        known = {"anychip.request_id": self.request_id, "http.route": self.route, "anychip.model": self.model}
+        return {name: value for name, value in known.items() if value} | {"anychip.code": self.code}
+
+    def __enter__(self: _Context) -> _Context:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        left = isinstance(error, ClientLeftError)
+        if error is not None and self.code == "OK":
+            self.code = "CANCELLED" if left or isinstance(error, asyncio.CancelledError) else "INTERNAL"
+        self._record(time.monotonic() - self.started_s)
+        if self.unsent is not None:
+            self.unsent.__exit__()
+        return left  # The request ends here: no client waits for an answer.
+
+    def _record(self, seconds: float) -> None:
+        link, scope, code = self._link, self.scope, self.code
+        if self.model:
+            link.count(self.model, code, seconds, self.recorder.exemplar)
+        elif code in MODELLESS:
+            link.metrics.requests.labels("", code).inc()
+        if self.recorder.trace is not None:
+            name = f"{scope['method']} {self.route}".rstrip()
+            self.recorder.trace.end(name, self.status, code, self.attributes())
+        if link.settings.log_requests:
+            # Without the query: it is the client's, and may hold what must not be in a log.
+            fields = {"method": scope["method"], "path": scope["path"], "status": self.status, "code": code}
+            log.info("request", extra={"fields": fields | {"ms": round(seconds * 1e3, 3)}})
+        if self._need == "admin":
+            action, subject = administered(scope["path"])
+            audit.record(
+                action,
+                {**subject, **self.subject},
+                key=self.caller.key,
+                address=self.address,
+                weights_sha256=self.weights_sha256,
+                outcome=code,
+                seconds=seconds,
+            )
+
+    def _follow(self, headers: Iterable[tuple[bytes, bytes]], trace: RequestTrace | None) -> None:
         """Go on with our own trace, else with the client's: its id still finds the request in its own traces."""
         self.recorder.trace = trace
         if trace is not None:
@@ -81,42 +183,8 @@ class RequestContext:
         given = _first(headers, b"traceparent")
         if given and (found := TRACEPARENT.fullmatch(given)):
             self.traceparent = given
-            if int(found[2], 16) & 1:  # Recorded by whoever asked.
+            if int(found[2], 16) & 1:  # The client records it.
                 self.recorder.exemplar = {"trace_id": found[1].decode()}
-
-    def attributes(self) -> dict[str, str]:
-        """What a trace says of the request; only what is known."""
-        known = {"anychip.request_id": self.request_id, "http.route": self.route, "anychip.model": self.model}
-        return {name: value for name, value in known.items() if value}
-
-
-def begin_request(link: Link, scope: Scope) -> RequestContext:
-    """What is known of a request at its first byte. From here on the log lines of this task name it."""
-    client = scope.get("client")
-    context = RequestContext(request_id(scope["headers"]), time.monotonic(), str(client[0]) if client else "")
-    tracing = link.tracing
-    context.follow(scope["headers"], tracing.request(scope, context.started_s) if tracing else None)
-    logs.request_id.set(context.request_id)
-    exemplar = context.recorder.exemplar
-    logs.trace_id.set(exemplar["trace_id"] if exemplar else "")
-    return context
-
-
-def end_request(link: Link, scope: Scope, context: RequestContext, status: int, code: str) -> None:
-    """Count, trace and, where that is wanted, log the request. `status`: HTTP's, 0 where nobody was left to answer."""
-    seconds = time.monotonic() - context.started_s
-    recorder = context.recorder
-    if context.model:
-        link.count(context.model, code, seconds, recorder.exemplar)
-    elif code in MODELLESS:
-        link.metrics.requests.labels("", code).inc()
-    if recorder.trace is not None:
-        recorder.trace.end(f"{scope['method']} {context.route}".rstrip(), status, code)
-    if link.settings.log_requests:
-        # Without the query: it is the client's, and may hold what nobody should read.
-        fields = {"method": scope["method"], "path": scope["path"], "status": status, "code": code}
-        fields |= {"ms": round(seconds * 1e3, 3)}
-        log.info("request", extra={"fields": fields})
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
     from starlette.types import Scope
 
-_UNTRACED = ("/metrics", "/ping", "/v1/stats", "/v2/health/")
+_UNTRACED = (
+    "/metrics",
+    "/ping",
+    "/v1/stats",
+    "/v2/health/",
+    "/grpc.",
+    "/inference.GRPCInferenceService/Server",
+    "/inference.GRPCInferenceService/ModelStreamInfer",  # Each of its messages is traced as a ModelInfer.
+)
 _EXPORT_TIMEOUT_S = 5
 _CHOSEN = "anychip-chosen"
 TRACEPARENT = re.compile(rb"00-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
@@ -42,7 +50,7 @@ class TracingError(Exception):
 
 
 def untraced(scope: Scope) -> bool:
-    """Whether a request is asked by machines every few seconds, and nobody's to trace."""
+    """Whether a request is one that machines send every few seconds: then no trace is kept."""
     return str(scope["path"]).startswith(_UNTRACED)
 
 
@@ -193,14 +201,14 @@ class RequestTrace:
         """Say more of the request, at the latest when its answer begins: FastAPI's span ends with the answer."""
         self._span.set_attributes(attributes)
 
-    def end(self, name: str, status: int, code: str) -> None:
-        """The request, by its method and route, is answered with an HTTP status, 0 where nobody was left to answer.
+    def end(self, name: str, status: int, code: str, attributes: Mapping[str, str]) -> None:
+        """The request, by its method and route, is answered with an HTTP status, 0 where its client had left.
 
         `code`: "OK" or an error's.
         """
         if not self._owned:
             return
-        self._span.set_attribute("anychip.code", code)
+        self._span.set_attributes(attributes)
         self._span.update_name(name)
         if status:
             self._span.set_attribute("http.response.status_code", status)

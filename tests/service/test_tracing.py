@@ -11,13 +11,11 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from app.access.access import caller
 from app.application import create_app
 from app.config import Settings
 from app.errors import ServiceError
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
-from app.ingress.context import NOBODY
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
 from app.serving.service import Service
 from models import open_model, parse_spec
@@ -215,6 +213,7 @@ class Call:
 @hot
 async def test_grpc_is_traced_alike(found):
     pytest.importorskip("grpc")
+    from app.grpc.call import RpcContext
     from app.grpc.contents import parsed, split
     from app.grpc.messages import message
     from app.grpc.methods import Methods
@@ -226,8 +225,9 @@ async def test_grpc_is_traced_alike(found):
     )
     request.inputs.add(name="image", datatype="BYTES", shape=[1])
     call = Call(x_request_id="mine", traceparent=f"00-{TRACE}-{PARENT}-01")
-    caller.set(NOBODY)  # As the server in front of the methods has done it.
-    await methods.model_infer(parsed(*split(request.SerializeToString())), call)
+    link = state.ingress.link
+    with RpcContext(link, call, "/inference.GRPCInferenceService/ModelInfer") as context:
+        await methods.model_infer(parsed(*split(request.SerializeToString())), context)
     [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
     assert [each.name for each in children(found, span)] == ["decode", "queue", "infer", "post"]
     assert f"{span.context.trace_id:032x}" == TRACE
@@ -236,8 +236,11 @@ async def test_grpc_is_traced_alike(found):
     assert "decode;dur=" in call.trailing["server-timing"]
     found.exporter.clear()
     request.model_name = "nothing"
-    with pytest.raises(ServiceError):
-        await methods.model_infer(parsed(*split(request.SerializeToString())), Call())
+    with RpcContext(link, Call(), "/inference.GRPCInferenceService/ModelInfer") as context:
+        try:
+            await methods.model_infer(parsed(*split(request.SerializeToString())), context)
+        except ServiceError as error:
+            context.failure(error)
     [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
     assert span.attributes["anychip.code"] == "MODEL_NOT_FOUND"
 

@@ -12,8 +12,10 @@ import pytest
 from app.errors import ServiceError
 from app.grpc import answering
 from app.grpc.answering import Method
+from app.grpc.call import RpcContext
 from app.grpc.messages import METHODS
 from app.grpc.relay import address_in
+from app.ingress import context
 
 
 class Content:
@@ -34,16 +36,18 @@ class Call:
         self.ended = True
         raise self.raises
 
+    def invocation_metadata(self):
+        return ()
 
-@pytest.fixture(autouse=True)
-def counted(monkeypatch):
-    """The refused call has been counted already."""
-    monkeypatch.setattr(answering.logs, "request_id", SimpleNamespace(get=lambda: "its id"))
+    def peer(self):
+        return "unix-abstract:0a1b/127.0.0.1"
 
 
-@contextlib.contextmanager
-def admitted(_):
-    yield SimpleNamespace(caller=None, refused=None, about=lambda _: None)
+LINK = SimpleNamespace(
+    tracing=None,
+    settings=SimpleNamespace(log_requests=False),
+    metrics=SimpleNamespace(requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))),
+)
 
 
 @pytest.mark.parametrize("mistake", [lambda: ServiceError("INVALID_REQUEST", "no"), lambda: ValueError("a fault")])
@@ -63,18 +67,20 @@ async def test_what_a_refused_call_held_is_let_go(monkeypatch, mistake):
             except KeyError:
                 raise mistake() from None
 
-    monkeypatch.setattr(answering.log, "exception", lambda *_: None)  # pytest would keep what is logged.
+    monkeypatch.setattr(context.log, "error", lambda *_, **__: None)  # pytest would keep what is logged.
     call = Call(AbortError())
-    method = Method(len, object, Receives(), SimpleNamespace(recorded=admitted), SimpleNamespace(begin=lambda _: None))
+    ingress = SimpleNamespace(link=LINK, access=SimpleNamespace(admit=lambda *_: context.UNKNOWN))
+    calls = SimpleNamespace(begin=lambda _: None)
+    method = Method(len, METHODS["ModelInfer"], Receives(), calls, ingress=ingress, bind="public")
     with contextlib.suppress(AbortError):
-        await method.handler(METHODS["ModelInfer"], SimpleNamespace()).stream_unary(None, call)
+        await method.handler.stream_unary(None, call)
     assert call.ended
     assert seen[0]() is None
 
 
 async def test_a_client_that_is_gone_when_it_is_refused_is_no_error_of_ours():
     call = Call(grpc.aio.InternalError("Failed grpc_call_start_batch"))
-    await answering.refuse(SimpleNamespace(), "/", call, ServiceError("INVALID_REQUEST", "no"))
+    await answering.refuse(RpcContext(LINK, call, "/"), ServiceError("INVALID_REQUEST", "no"))
     assert call.ended
 
 

@@ -20,7 +20,7 @@ from app.errors import ServiceError
 from app.http import connection, hot
 from app.http.connection import ConnectionLimits
 from app.ingress.budget import Budget
-from app.ingress.context import NOBODY, RequestContext
+from app.ingress.context import UNKNOWN, RequestContext
 from app.ingress.interrupt import interrupted_at
 from tests.support import uvicorn_server
 from tests.support.load import until
@@ -85,8 +85,10 @@ async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     )
     routes = tuple((path, route, wanted.answer) for path, route, _ in hot.ROUTES)
     monkeypatch.setattr(hot, "ROUTES", routes)
-    monkeypatch.setattr(hot, "end_request", lambda *given: wanted.ended.append(given[-2:]))
-    access = SimpleNamespace(admit=lambda *_: NOBODY)
+    monkeypatch.setattr(
+        RequestContext, "_record", lambda context, _: wanted.ended.append((context.status, context.code))
+    )
+    access = SimpleNamespace(admit=lambda *_: UNKNOWN)
     ingress = SimpleNamespace(link=link, access=access, wanted=wanted, bodies=wanted.bodies)
     protocol = hot.protocol(ConnectionLimits(**limits), ingress, more=[(*torchserve.HOT[:2], wanted.answer)])
     async with uvicorn_server.listening(
@@ -383,11 +385,10 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
         return content, [(b"content-length", b"%d" % len(content))]
 
     monkeypatch.setattr(hot, "ROUTES", tuple((path, route, echoed) for path, route, _ in hot.ROUTES))
-    monkeypatch.setattr(hot, "begin_request", lambda *_: RequestContext("", 0))
-    monkeypatch.setattr(hot, "end_request", lambda *_: None)
+    monkeypatch.setattr(RequestContext, "_record", lambda *_: None)
     monkeypatch.setattr(hot, "common_headers", lambda *_: [])
-    link = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()))
-    access = SimpleNamespace(admit=lambda *_: NOBODY)
+    link = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()), tracing=None)
+    access = SimpleNamespace(admit=lambda *_: UNKNOWN)
     limits = ConnectionLimits()
     ingress = SimpleNamespace(link=link, access=access, bodies=Budget(1000, "bytes"))
     ours, theirs = hot.protocol(limits, ingress, more=[(*torchserve.HOT[:2], echoed)]), connection.protocol(limits)
