@@ -98,7 +98,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
     service = Service(settings, models, tracing)
-    watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall.set)
+    watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall_seconds.set)
     watchdog.start()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -61,15 +61,15 @@ class DeviceMetrics:
         metrics = self._metrics
         for kind in MEMORY_KINDS:
             value = getattr(stats, kind) if kind in ("used", "total") else sum(getattr(each, kind) for each in here)
-            metrics.device_memory.labels(*self._labels, kind).set(value)
-        metrics.worker_resident.labels(self._device).set(sum(each.resident for each in here))
+            metrics.device_memory_bytes.labels(*self._labels, kind).set(value)
+        metrics.worker_resident_bytes.labels(self._device).set(sum(each.resident for each in here))
         self._show(stats.telemetry)
         if worker == next(iter(self._stats)):  # Of several workers on a device one is enough.
             then = before.telemetry if before else stats.telemetry
-            self._count(metrics.energy, (), "energy_joules", then, stats.telemetry)
+            self._count(metrics.device_energy_joules, (), "energy_joules", then, stats.telemetry)
             for kind, name in MEMORY_ERRORS.items():
-                self._count(metrics.memory_errors, (kind,), name, then, stats.telemetry)
-            self._count(metrics.driver_errors, (), "driver_errors", then, stats.telemetry)
+                self._count(metrics.device_memory_errors, (kind,), name, then, stats.telemetry)
+            self._count(metrics.device_driver_errors, (), "driver_errors", then, stats.telemetry)
         for operator, count in stats.fallbacks.items():
             new = count - (before.fallbacks.get(operator, 0) if before else 0)
             name = operator if operator in _operators() else "other"
@@ -82,8 +82,8 @@ class DeviceMetrics:
             return
         self._up.set(0)
         for kind in MEMORY_KINDS[:-1]:
-            self._metrics.device_memory.labels(*self._labels, kind).set(float("nan"))
-        self._metrics.worker_resident.labels(self._device).set(0)
+            self._metrics.device_memory_bytes.labels(*self._labels, kind).set(float("nan"))
+        self._metrics.worker_resident_bytes.labels(self._device).set(0)
         self._show({})
 
     def released(self, message: Released) -> None:
@@ -97,7 +97,7 @@ class DeviceMetrics:
         for name, gauge in self._metrics.telemetry.items():
             gauge.labels(*self._labels).set(telemetry.get(name, nan))
         for reason, name in THROTTLED.items():
-            self._metrics.throttled.labels(*self._labels, reason).set(telemetry.get(name, nan))
+            self._metrics.device_throttled.labels(*self._labels, reason).set(telemetry.get(name, nan))
 
     def _count(
         self,
@@ -120,7 +120,7 @@ class ServedStates:
         self._info = States(metrics.model_info)
         self._errors = States(metrics.precision_error)
         self._verdicts = States(metrics.precision_gate)
-        self._load_times = States(metrics.model_load)
+        self._load_times = States(metrics.model_load_seconds)
 
     def show(self, workers: Iterable[WorkerProcess]) -> None:
         """These are all workers that are ready."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,14 +35,16 @@ STAGES = LIFE[1:]
 """What one image goes through; an upload is a request's, however many images it brings."""
 REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
-TELEMETRY = {
-    "utilization_ratio": "Share of the time the device is busy",
-    "power_watts": "Power the device draws",
-    "temperature_celsius": "Temperature of the device",
-    "memory_temperature_celsius": "Temperature of the device's memory",
-    "clock_hertz": "Clock of the device's cores now",
-    "healthy": "1 where the vendor's software calls the device healthy, 0 where it does not",
-}
+TELEMETRY = (
+    "utilization_ratio",
+    "power_watts",
+    "temperature_celsius",
+    "memory_temperature_celsius",
+    "clock_hertz",
+    "healthy",
+)
+"""What a device says of itself, as Telemetry calls it."""
+_OR_NAN = "; NaN where the device does not say"
 THROTTLED = {"heat": "heat_throttled", "power": "power_throttled"}
 """Why a device runs slower than it could, and what Telemetry calls it."""
 MEMORY_ERRORS = {"corrected": "corrected_memory_errors", "uncorrected": "uncorrected_memory_errors"}
@@ -58,180 +60,140 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 Exemplar = dict[str, str]
 
 
+_Kind = TypeVar("_Kind")
+
+
+class Metric(Generic[_Kind]):
+    """A row of the table below, called as Prometheus has it without `anychip_` in front and a counter's `_total`."""
+
+    name: str
+
+    def __init__(self, kind: Callable[..., _Kind], labels: str, text: str, buckets: Sequence[float] = ()) -> None:
+        """`labels`: their names; `buckets`: a histogram's upper bounds."""
+        self.kind, self.labels, self.text, self._buckets = kind, labels.split(), text, buckets
+
+    def __set_name__(self, _: type[Metrics], name: str) -> None:
+        self.name = f"anychip_{name}_total" if self.kind is Counter else f"anychip_{name}"
+
+    def __get__(self, metrics: Metrics, _: type[Metrics]) -> _Kind:
+        """For type checkers alone: `Metrics` sets the attribute that hides the row."""
+        raise AttributeError(self.name)
+
+    def made(self, registry: CollectorRegistry) -> _Kind:
+        """The metric."""
+        more = {"buckets": self._buckets} if self._buckets else {}
+        return self.kind(self.name, self.text, self.labels, registry=registry, **more)
+
+
 class Metrics:
     """The service's metrics; one instance a service, so that tests do not share counters."""
 
+    build_info = Metric(Gauge, "version python torch", "Versions that serve; always 1")
+    ready = Metric(Gauge, "", "1 while every model has a worker and the service is not shutting down")
+    event_loop_stall_seconds = Metric(Gauge, "", "Longest time the event loop stood still since the service was ready")
+    cpu_fallback = Metric(Gauge, "", "1 where --device auto found no accelerator that can be used, and the CPU serves")
+    requests = Metric(Counter, "model code", "Requests answered, by outcome")
+    request_seconds = Metric(
+        Histogram,
+        "model",
+        "Time from a request's first byte to its answer; only of requests that were answered",
+        _SECONDS,
+    )
+    stage_seconds = Metric(
+        Histogram, "model stage", "Time an image spends in each stage; of the upload, a request", _STAGE_SECONDS
+    )
+    deadline_slack_seconds = Metric(
+        Histogram, "model", "Time left to the deadline when an image was done", _SLACK_SECONDS
+    )
+    batch_size = Metric(Histogram, "model device", "Images in a batch", _BATCH_SIZES)
+    batch_seconds = Metric(Histogram, "model device", "Time a device takes for a batch", _STAGE_SECONDS)
+    batch_padding = Metric(Counter, "model device", "Places in batches that no image filled")
+    decode_depth = Metric(Gauge, "", "Images that are being decoded or wait for a decoder, of all models")
+    decode_limit = Metric(Gauge, "", "Images that may be decoded or wait for it")
+    cache_dir_free_bytes = Metric(Gauge, "", "Free space where --cache-dir lies; NaN if unknown")
+    device_decodes = Metric(
+        Counter,
+        "model device outcome",
+        "Images that a device was to decode: decoded, or refused, which the host then decoded",
+    )
+    decoders_up = Metric(Gauge, "", "Processes that decode images and are ready")
+    decoder_restarts = Metric(Counter, "reason", "Decoder processes replaced, as they died or hung")
+    queue_depth = Metric(Gauge, "model", "Images waiting for a worker")
+    queue_reserved = Metric(Gauge, "model", "Images being decoded for which room in the queue is reserved")
+    queue_limit = Metric(Gauge, "model", "Images that may wait, reservations included")
+    images_in_flight = Metric(Gauge, "model", "Images accepted and not yet answered")
+    slots_taken = Metric(Gauge, "model", "Slots of shared memory in use: one an image, from its decoding to its answer")
+    rejected = Metric(Counter, "model reason", "Images refused at the door")
+    cancelled = Metric(Counter, "model stage", "Images whose client left, by the stage they had reached")
+    expired = Metric(Counter, "model stage", "Images accepted whose deadline passed, by the stage they had reached")
+    wasted = Metric(Counter, "model", "Images computed in vain: the client had left, or the deadline passed")
+    retried = Metric(Counter, "model", "Images computed again because their worker failed")
+    out_of_memory = Metric(Counter, "model device", "Batches cut because the device had no memory for them")
+    device_info = Metric(
+        Gauge,
+        "device vendor name uuid pci",
+        "Which card a device is; always 1. Empty is what the vendor's software does not say",
+    )
+    worker_up = Metric(Gauge, "device", "1 while a worker serves the device")
+    worker_restarts = Metric(Counter, "device reason", "Workers started again")
+    worker_resident_bytes = Metric(Gauge, "device", "Host memory of a device's workers")
+    handovers = Metric(Counter, "device reason", "Workers replaced by another while they served")
+    cache_releases = Metric(Counter, "device rung trigger", "Rungs of the memory guard that were climbed")
+    cache_released_bytes = Metric(Counter, "device rung", "Bytes that rungs of the memory guard returned")
+    device_memory_bytes = Metric(Gauge, "device vendor kind", "Memory of a device")
+    device_utilization_ratio = Metric(Gauge, "device vendor", "Share of the time the device is busy" + _OR_NAN)
+    device_power_watts = Metric(Gauge, "device vendor", "Power the device draws" + _OR_NAN)
+    device_temperature_celsius = Metric(Gauge, "device vendor", "Temperature of the device" + _OR_NAN)
+    device_memory_temperature_celsius = Metric(Gauge, "device vendor", "Temperature of the device's memory" + _OR_NAN)
+    device_clock_hertz = Metric(Gauge, "device vendor", "Clock of the device's cores now" + _OR_NAN)
+    device_healthy = Metric(
+        Gauge, "device vendor", "1 where the vendor's software calls the device healthy, 0 where it does not" + _OR_NAN
+    )
+    device_energy_joules = Metric(Counter, "device vendor", "Energy a device has used since its worker started")
+    device_throttled = Metric(
+        Gauge, "device vendor reason", "1 while the device runs slower than it could, by reason" + _OR_NAN
+    )
+    device_memory_errors = Metric(
+        Counter, "device vendor kind", "Errors of the device's memory (ECC) since its worker started"
+    )
+    device_driver_errors = Metric(
+        Counter,
+        "device vendor",
+        "Errors that the driver reported of the device (NVIDIA: XIDs) since its worker started",
+    )
+    operator_fallbacks = Metric(
+        Counter, "device operator", "Operators that ran on the CPU because the device lacks them"
+    )
+    model_info = Metric(Gauge, "model device engine precision weights", "How a model is served; always 1")
+    model_load_seconds = Metric(
+        Gauge, "model device", "Time a worker took to load a model, compiling and the gate included"
+    )
+    precision_error = Metric(
+        Gauge, "model device measure", "Largest errors against float32 that the gate has measured (docs/precision.md)"
+    )
+    precision_gate = Metric(
+        Gauge,
+        "model device engine precision",
+        "1 for what passed the gate and serves, 0 for what it refused for wrong answers (docs/precision.md)",
+    )
+
     def __init__(self, *, enabled: bool = True) -> None:
         """`enabled`: where False, nothing is counted, at no cost."""
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.enabled = enabled
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry) if enabled else cast(Counter, _NOTHING)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry) if enabled else cast(Gauge, _NOTHING)
-
-        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            if not enabled:
-                return cast(Histogram, _NOTHING)
-            return Histogram(name, text, labels, registry=registry, buckets=buckets)
-
+        for name, row in TABLE.items():
+            setattr(self, name, row.made(self.registry) if enabled else _NOTHING)
+        self.telemetry: dict[str, Gauge] = {name: getattr(self, f"device_{name}") for name in TELEMETRY}
         if enabled:
-            ProcessCollector(registry=registry)
-            PlatformCollector(registry=registry)
-            GCCollector(registry=registry)
-            registry.register(Throttling())
-        self.build_info = gauge("anychip_build_info", "Versions that serve; always 1", "version", "python", "torch")
+            ProcessCollector(registry=self.registry)
+            PlatformCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+            self.registry.register(Throttling())
         self.build_info.labels(version(), platform.python_version(), _version_of("torch")).set(1)
-        self.ready = gauge("anychip_ready", "1 while every model has a worker and the service is not shutting down")
-        self.event_loop_stall = gauge(
-            "anychip_event_loop_stall_seconds", "Longest time the event loop stood still since the service was ready"
-        )
-        self.cpu_fallback = gauge(
-            "anychip_cpu_fallback", "1 where --device auto found no accelerator that can be used, and the CPU serves"
-        )
-
-        self.requests = counter("anychip_requests_total", "Requests answered, by outcome", "model", "code")
         for code in MODELLESS:
             self.requests.labels("", code)
-        self.request_seconds = histogram(
-            "anychip_request_seconds",
-            "Time from a request's first byte to its answer; only of requests that were answered",
-            _SECONDS,
-            "model",
-        )
-        self.stage_seconds = histogram(
-            "anychip_stage_seconds",
-            "Time an image spends in each stage; of the upload, a request",
-            _STAGE_SECONDS,
-            *("model", "stage"),
-        )
-        self.deadline_slack = histogram(
-            "anychip_deadline_slack_seconds",
-            "Time left to the deadline when an image was done",
-            _SLACK_SECONDS,
-            "model",
-        )
-        self.batch_size = histogram("anychip_batch_size", "Images in a batch", _BATCH_SIZES, "model", "device")
-        self.batch_seconds = histogram(
-            "anychip_batch_seconds", "Time a device takes for a batch", _STAGE_SECONDS, "model", "device"
-        )
-        self.batch_padding = counter(
-            "anychip_batch_padding_total", "Places in batches that no image filled", "model", "device"
-        )
-        self.decode_depth = gauge(
-            "anychip_decode_depth", "Images that are being decoded or wait for a decoder, of all models"
-        )
-        self.decode_limit = gauge("anychip_decode_limit", "Images that may be decoded or wait for it")
-        self.cache_free = gauge("anychip_cache_dir_free_bytes", "Free space where --cache-dir lies; NaN if unknown")
-        self.device_decodes = counter(
-            "anychip_device_decodes_total",
-            "Images that a device was to decode: decoded, or refused, which the host then decoded",
-            *("model", "device", "outcome"),
-        )
-        self.decoders_up = gauge("anychip_decoders_up", "Processes that decode images and are ready")
-        self.decoder_restarts = counter(
-            "anychip_decoder_restarts_total", "Decoder processes replaced, as they died or hung", "reason"
-        )
         for reason in ("died", "hung"):
             self.decoder_restarts.labels(reason)
-        self.queue_depth = gauge("anychip_queue_depth", "Images waiting for a worker", "model")
-        self.queue_reserved = gauge(
-            "anychip_queue_reserved", "Images being decoded for which room in the queue is reserved", "model"
-        )
-        self.queue_limit = gauge("anychip_queue_limit", "Images that may wait, reservations included", "model")
-        self.images_in_flight = gauge("anychip_images_in_flight", "Images accepted and not yet answered", "model")
-        self.slots_taken = gauge(
-            "anychip_slots_taken",
-            "Slots of shared memory in use: one an image, from its decoding to its answer",
-            "model",
-        )
-        self.rejected = counter("anychip_rejected_total", "Images refused at the door", "model", "reason")
-        self.cancelled = counter(
-            "anychip_cancelled_total", "Images whose client left, by the stage they had reached", "model", "stage"
-        )
-        self.expired = counter(
-            "anychip_expired_total",
-            "Images accepted whose deadline passed, by the stage they had reached",
-            "model",
-            "stage",
-        )
-        self.wasted = counter(
-            "anychip_wasted_total", "Images computed for nobody: the client had left, or the deadline passed", "model"
-        )
-        self.retried = counter("anychip_retried_total", "Images computed again because their worker failed", "model")
-        self.out_of_memory = counter(
-            "anychip_out_of_memory_total", "Batches cut because the device had no memory for them", "model", "device"
-        )
-
-        self.device_info = gauge(
-            "anychip_device_info",
-            "Which card a device is; always 1. Empty is what the vendor's software does not say",
-            *("device", "vendor", "name", "uuid", "pci"),
-        )
-        self.worker_up = gauge("anychip_worker_up", "1 while a worker serves the device", "device")
-        self.worker_restarts = counter("anychip_worker_restarts_total", "Workers started again", "device", "reason")
-        self.worker_resident = gauge("anychip_worker_resident_bytes", "Host memory of a device's workers", "device")
-        self.handovers = counter(
-            "anychip_handovers_total", "Workers replaced by another while they served", "device", "reason"
-        )
-        self.cache_releases = counter(
-            "anychip_cache_releases_total", "Rungs of the memory guard that were climbed", "device", "rung", "trigger"
-        )
-        self.cache_released_bytes = counter(
-            "anychip_cache_released_bytes_total", "Bytes that rungs of the memory guard returned", "device", "rung"
-        )
-        self.device_memory = gauge("anychip_device_memory_bytes", "Memory of a device", "device", "vendor", "kind")
-        self.telemetry = {
-            name: gauge(f"anychip_device_{name}", f"{text}; NaN where the device does not say", "device", "vendor")
-            for name, text in TELEMETRY.items()
-        }
-        self.energy = counter(
-            "anychip_device_energy_joules_total",
-            "Energy a device has used since its worker started",
-            "device",
-            "vendor",
-        )
-        self.throttled = gauge(
-            "anychip_device_throttled",
-            "1 while the device runs slower than it could, by reason; NaN where it does not say",
-            *("device", "vendor", "reason"),
-        )
-        self.memory_errors = counter(
-            "anychip_device_memory_errors_total",
-            "Errors of the device's memory (ECC) since its worker started",
-            *("device", "vendor", "kind"),
-        )
-        self.driver_errors = counter(
-            "anychip_device_driver_errors_total",
-            "Errors that the driver reported of the device (NVIDIA: XIDs) since its worker started",
-            *("device", "vendor"),
-        )
-        self.operator_fallbacks = counter(
-            "anychip_operator_fallbacks_total",
-            "Operators that ran on the CPU because the device lacks them",
-            *("device", "operator"),
-        )
-
-        self.model_info = gauge(
-            "anychip_model_info", "How a model is served; always 1", "model", "device", "engine", "precision", "weights"
-        )
-        self.model_load = gauge(
-            "anychip_model_load_seconds",
-            "Time a worker took to load a model, compiling and the gate included",
-            *("model", "device"),
-        )
-        self.precision_error = gauge(
-            "anychip_precision_error",
-            "Largest errors against float32 that the gate has measured (docs/precision.md)",
-            *("model", "device", "measure"),
-        )
-        self.precision_gate = gauge(
-            "anychip_precision_gate",
-            "1 for what passed the gate and serves, 0 for what it refused for wrong answers (docs/precision.md)",
-            *("model", "device", "engine", "precision"),
-        )
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition that a scraper with this Accept header reads, and its content type. Takes milliseconds.
@@ -245,13 +207,17 @@ class Metrics:
         return encoder(self.registry), content_type
 
 
+TABLE: dict[str, Metric[Any]] = {name: row for name, row in vars(Metrics).items() if isinstance(row, Metric)}
+"""Its rows."""
+
+
 class ModelMetrics:
     """The children of one model, looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.request_seconds = metrics.request_seconds.labels(model)
         self.stage_seconds = {stage: metrics.stage_seconds.labels(model, stage) for stage in LIFE}
-        self.deadline_slack = metrics.deadline_slack.labels(model)
+        self.deadline_slack = metrics.deadline_slack_seconds.labels(model)
         self.queue_depth = metrics.queue_depth.labels(model)
         self.queue_reserved = metrics.queue_reserved.labels(model)
         self.queue_limit = metrics.queue_limit.labels(model)
@@ -298,7 +264,7 @@ class ModelMetrics:
 
 
 class States:
-    """A gauge that says what is so now: series that are no longer so go, those that are stay, at no moment none."""
+    """A gauge of states. It replaces the series of those that have ended without a gap."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge

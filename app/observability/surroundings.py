@@ -19,7 +19,7 @@ def show_surroundings(metrics: Metrics, choice: Choice, cache_dir: Path) -> None
         if device.id in choice.devices:
             card = (device.details.get("uuid", ""), device.details.get("pci", ""))
             metrics.device_info.labels(device.id, choice.vendor, device.name, *card).set(1)
-    metrics.cache_free.set_function(lambda: free_bytes(cache_dir))
+    metrics.cache_dir_free_bytes.set_function(lambda: free_bytes(cache_dir))
 
 
 def free_bytes(folder: Path) -> float:

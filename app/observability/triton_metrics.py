@@ -52,7 +52,12 @@ class TritonMetrics(Collector):
         failures: dict[tuple[str, str], float] = {}
         metrics = self._metrics
         per_model = (metrics.requests, metrics.request_seconds, metrics.stage_seconds, metrics.queue_depth)
-        per_device = (metrics.batch_size, metrics.device_memory, *metrics.telemetry.values(), metrics.energy)
+        per_device = (
+            metrics.batch_size,
+            metrics.device_memory_bytes,
+            *metrics.telemetry.values(),
+            metrics.device_energy_joules,
+        )
         batches: dict[str, float] = {}
         families_now = (family for each in (*per_model, *per_device) for family in each.collect())
         for sample in (sample for family in families_now for sample in family.samples):

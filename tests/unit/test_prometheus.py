@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from app.observability.metrics import Metrics
+from app.observability.metrics import TABLE, Metrics
 from tests.support.filled_metrics import filled
 from tests.support.prometheus import DEPLOY, RULES, alerts
 
@@ -153,3 +153,11 @@ def test_every_metric_is_promised_documented_and_no_other_is():
     counters = {family.name for family in Metrics().registry.collect() if family.type == "counter"}
     expected = {f"{name}_total" if name in counters else name for name in families}
     assert set(re.findall(r"^\| `(anychip_\w+)", documentation, re.MULTILINE)) == expected
+
+
+def test_the_table_of_metrics_is_the_documents():
+    documentation = (ROOT / "docs" / "observability.md").read_text()
+    documented = re.findall(r"^\| `(anychip_\w+)(?:\{(.*)\})?` \| (\w+) \|", documentation, re.MULTILINE)
+    rows = {row.name: (",".join(row.labels), row.kind.__name__.lower()) for row in TABLE.values()}
+    rows["anychip_cpu_throttled_seconds_total"] = ("", "counter")
+    assert {name: (labels, kind) for name, labels, kind in documented} == rows
