@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,32 +22,18 @@ from backends.null.backend import NullBackend
 from backends.simulated import simulates
 from backends.vendors import table as vendors
 from backends.vendors.ascend import AscendBackend
-from backends.vendors.cambricon import CambriconBackend
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.cuda import CudaBackend
-from backends.vendors.musa import MusaBackend
-from backends.vendors.rocm import RocmBackend
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_files
-from backends.vendors.xpu import XpuBackend
 
 log = logging.getLogger(__name__)
-
-_ADAPTERS: dict[str, Callable[[], TorchBackend]] = {
-    "cuda": CudaBackend,
-    "npu": AscendBackend,
-    "rocm": RocmBackend,
-    "dcu": partial(RocmBackend, vendors.HYGON),
-    "mlu": CambriconBackend,
-    "musa": MusaBackend,
-    "xpu": XpuBackend,
-}
-"""What a row alone cannot say, by its name."""
 
 
 def _adapter(row: vendors.Facts) -> Backend:
     """Making one is cheap and imports nothing of the vendor's."""
-    if row.name in _ADAPTERS:
-        return _ADAPTERS[row.name]()
+    of_its_own = {"cuda": CudaBackend, "npu": AscendBackend}
+    if row.name in of_its_own:
+        return of_its_own[row.name]()
     return CudaTypeBackend(row) if row.device_type == "cuda" else TorchBackend(row)
 
 
@@ -190,7 +175,7 @@ def _first_available() -> Choice:
 
 
 def _automatic() -> list[Backend]:
-    return [backend for backend in BACKENDS if backend.facts.automatic]
+    return [backend for backend in BACKENDS if backend.facts.computes]
 
 
 def _devices(backend: Backend) -> tuple[Device, ...]:

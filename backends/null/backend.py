@@ -128,7 +128,6 @@ class NullBackend(Backend):
             engines=(_NullEngine.name,),
             precisions=_NullEngine.precisions,
             environment={_VARIABLE: text} if text else {},
-            automatic=False,
             computes=False,
             reads_pixels=reads_pixels,
             ballast_bytes=ballast_bytes,

@@ -59,12 +59,12 @@ class Simulation:
 
 def device_types() -> tuple[str, ...]:
     """The device types that can be simulated: those that are no part of torch, and whose row brings a sample."""
-    return tuple(row.device_type for row in vendors.known() if row.sample_device)
+    return tuple(row.device_type for row in vendors.known() if row.sample)
 
 
 def row_of(device_type: str) -> Facts:
     """The row of a device type that can be simulated. Raises StopIteration for another."""
-    return next(row for row in vendors.of_type(device_type) if row.sample_device)
+    return next(row for row in vendors.of_type(device_type) if row.sample)
 
 
 def parse(text: str) -> Simulation:

@@ -84,7 +84,8 @@ def leak(leaked_bytes: int, device: int = 0, forever: bool = False) -> None:
 def fail_after(kernels: int, out_of_memory: bool = False, for_good: bool = False) -> None:
     """After so many more kernels one fails, out of memory or with the vendor's fault; if `for_good`, all later ones."""
     assert _installed is not None
-    torch.ops.simdev.fault(kernels, out_of_memory, for_good, row_of(_installed.device_type).sample_fault)
+    sample = row_of(_installed.device_type).sample
+    torch.ops.simdev.fault(kernels, out_of_memory, for_good, sample.fault if sample else "")
 
 
 def deny(operator: str, denied: bool = True) -> None:

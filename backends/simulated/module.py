@@ -71,7 +71,8 @@ def _index(device_type: str, device: AnyDevice) -> int:
 
 
 def _add_devices(made: Any, device_type: str) -> None:
-    row = behaviour.row_of(device_type)
+    sample = behaviour.row_of(device_type).sample
+    assert sample is not None
     state = SimpleNamespace(initialized=False)
 
     def index(given: AnyDevice) -> int:
@@ -103,10 +104,10 @@ def _add_devices(made: Any, device_type: str) -> None:
         if not 0 <= number < device_count():
             raise AssertionError("Invalid device id")
         properties = SimpleNamespace(
-            name=f"Simulated {row.sample_device}", total_memory=torch.ops.simdev.stat(number, "capacity")
+            name=f"Simulated {sample.device}", total_memory=torch.ops.simdev.stat(number, "capacity")
         )
-        if row.sample_capability:
-            properties.major, properties.minor = row.sample_capability
+        if sample.capability:
+            properties.major, properties.minor = sample.capability
         return properties
 
     class device:  # noqa: N801 - The vendors' name.
@@ -133,7 +134,7 @@ def _add_devices(made: Any, device_type: str) -> None:
     )
     made.get_device_properties = get_device_properties
     made.get_device_name = lambda device=None: get_device_properties(device).name
-    made.get_device_capability = lambda device=None: row.sample_capability  # torch.npu's answers None.
+    made.get_device_capability = lambda device=None: sample.capability  # torch.npu's answers None.
     made.is_bf16_supported = lambda *_, **__: True
     # Random numbers come from the CPU's generator, which torch.manual_seed has seeded already.
     made.manual_seed = made.manual_seed_all = lambda seed: None

@@ -1,12 +1,11 @@
 """NVIDIA through torch.cuda.
 
-Owns: NVIDIA's switches, and what tells its torch from others that look like it.
+Owns: its decoder, its numbers of devices, and what tells its torch from others that look like it.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
@@ -31,13 +30,6 @@ class CudaBackend(CudaTypeBackend):
         built = detect.Found(torch=str(torch.__version__), cuda=torch.version.cuda)
         vendor = detect.vendor_of_cuda(built, detect.system_evidence())
         return "" if vendor == "nvidia" else f"This torch or the device here is of {vendor}: choose --device {vendor}."
-
-    def _configure(self, module: Any) -> None:
-        # fp32 means float32: precisions that round more are chosen by name.
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = False
-        # Shapes are fixed and every batch size is run before it serves: cuDNN may measure its kernels then.
-        torch.backends.cudnn.benchmark = True
 
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
         return nvjpeg_decoder(target)

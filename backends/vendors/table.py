@@ -10,7 +10,7 @@ A vendor outside this repository brings its own row (docs/new-backend.md).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 
@@ -41,45 +41,52 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What a simulated device shows: its name, the message of a fault, and the compute capability."""
+
+    device: str
+    fault: str
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Facts:
     """What is true of a backend before any device is touched.
 
     Names. `name`: what `--device` takes. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor as
-    people call it. `chips`: what it calls its devices. `aliases`: other words that `--device` takes.
-    `device_type`: PyTorch's name of the device type.
+    people call it. `aliases`: other words that `--device` takes. `device_type`: PyTorch's name of the device type.
 
     Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part of
-    torch. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`: parts of a
-    torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: what pip must
-    keep to where the vendor's software needs it. `compilers`: packages of its engines that are not those of the device.
+    torch. `torch_build`: the attribute of torch.version that a build for this vendor has, where that is not called like
+    the device type. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`: parts
+    of a torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: what pip
+    must keep to where the vendor's software needs it. `compilers`: packages of its engines that are not those of the
+    device.
 
     Machine. `device_files`: patterns of the files that the driver makes; any of them will do. `pci_vendor`: the
     vendor's number in /sys/bus/pci, empty where unknown. `visibility_variable`: the environment variable that limits a
-    process to some devices. `telemetry`: the module of backends.telemetry that reads the vendor's tool. `libraries`:
-    what its stack loads first: driver, runtime, management. `health`, `users`: what its tool is asked about ill cards,
-    and about other people's processes on them. `flavour`: its image, `container` what that takes of the host.
+    process to some devices. `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one.
+    `libraries`: what its stack loads first: driver, runtime, management. `health`, `users`: what its tool is asked
+    about ill cards, and about other people's processes on them. `flavour`: its image, `container` what that takes of
+    the host.
 
     Processes. `environment`: what a worker process is started with, because the vendor's libraries read it when they
     load; `{cache}` in it is the cache directory. `late_environment`: they read it when they first need it, so that a
-    process which has them already may be used.
+    process which has them already may be used. `switches`: what is set in the process that owns the device, by the
+    dotted name in the device's module of torch, or in torch where it begins with `torch.`.
 
-    Networks. `engines` and `precisions` are in order of preference; `by_name`: engines that `auto` does not try, as
-    they take long to start or are no faster. `auto_precision`: what `--precision auto` means. `channels_last`: whether
-    networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling is
-    worth more than adaptive. `fused_layers`: whether cuDNN's kernels for a convolution and what follows it are looked
-    for (backends.engines.fused). `graph_class`: the class of captured graphs in the device's module of torch, empty
-    where none is known.
+    Networks. `engines` and `precisions` are in order of preference, and the first precision is what `--precision auto`
+    means; `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `channels_last`:
+    whether networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling
+    is worth more than adaptive. `fused_layers`: whether cuDNN's kernels for a convolution and what follows it are
+    looked for (backends.engines.fused).
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
     parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
 
-    Behaviour. `automatic`: whether `auto` may choose it. `computes`: where False, its answers mean nothing, and the
-    precision gate skips it. `reads_pixels`: where False, they do not even depend on the images, which are not decoded.
-    `host_memory`: the device's memory is the host's, so that others add to what is used of it. `ballast_bytes`: so much
-    is sent to a worker with what it is to load, for tests.
-
-    Simulation. `sample_device`, `sample_fault`, `sample_capability`: a name, a fault's message and the compute
-    capability that a simulated device shows.
+    Behaviour. `computes`: where False, its answers mean nothing: the precision gate skips it, and `auto` never takes
+    it. `reads_pixels`: where False, they do not even depend on the images, which are not decoded. `ballast_bytes`: so
+    much is sent to a worker with what it is to load, for tests. `sample`: what simulates the device, if anything does.
     """
 
     vendor: str
@@ -88,9 +95,9 @@ class Facts:
     precisions: tuple[str, ...]
     name: str = ""
     title: str = ""
-    chips: str = "devices"
     aliases: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    torch_build: str = ""
     install: str = ""
     build_tags: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
@@ -106,23 +113,28 @@ class Facts:
     container: Container = Container()
     environment: Mapping[str, str] = field(default_factory=dict)
     late_environment: bool = False
+    switches: Mapping[str, bool] = field(default_factory=dict)
     by_name: tuple[str, ...] = ()
-    auto_precision: str = "fp16"
     channels_last: bool | None = True
     fixed_shapes: bool = False
     fused_layers: bool = False
-    graph_class: str = ""
     lost: tuple[str, ...] = ()
     out_of_memory: tuple[str, ...] = ()
     remedies: Mapping[str, str] = field(default_factory=dict)
-    automatic: bool = True
     computes: bool = True
     reads_pixels: bool = True
-    host_memory: bool = False
     ballast_bytes: int = 0
-    sample_device: str = ""
-    sample_fault: str = ""
-    sample_capability: tuple[int, int] | None = None
+    sample: Sample | None = None
+
+    @property
+    def graph_class(self) -> str:
+        """The class of captured graphs in the device's module of torch: every vendor's is called in this way."""
+        return f"{self.device_type.upper()}Graph"
+
+    @property
+    def host_memory(self) -> bool:
+        """Whether the device's memory is the host's, so that others add to what is used of it."""
+        return self.device_type == "cpu"
 
     def variables(self, surroundings: Mapping[str, str], cache_dir: Path) -> dict[str, str]:
         """`environment` for a process in these surroundings, which win.
@@ -169,7 +181,6 @@ NVIDIA = Facts(
     name="cuda",
     vendor="nvidia",
     title="NVIDIA",
-    chips="GPUs",
     aliases=("nvidia",),
     device_type="cuda",
     install="pip install torch from PyTorch's index for CUDA",
@@ -189,12 +200,17 @@ NVIDIA = Facts(
     # cuDNN keeps 10,000 plans a thread by default (pytorch#104701).
     # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
     environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    switches={
+        "torch.backends.cudnn.allow_tf32": False,
+        "torch.backends.cuda.matmul.allow_tf32": False,
+        # Shapes are fixed and every batch size is run before it serves: cuDNN may measure its kernels then.
+        "torch.backends.cudnn.benchmark": True,
+    },
     engines=("tensorrt", "graph", "eager"),
     # Not inductor: its package of a ResNet-50 ends the process that loads it (seen: H100, torch 2.11, CUDA 13).
     by_name=("onnxruntime", "torchscript"),
     precisions=("fp16", "bf16", "int8", "fp32"),
     fused_layers=True,
-    graph_class="CUDAGraph",
     # The two further ones are what a process gets once the driver was reset or reloaded under it.
     lost=(*_CUDA_LOST, "cuda error: unknown error", "driver shutting down"),
     remedies={
@@ -206,7 +222,6 @@ ASCEND = Facts(
     name="npu",
     vendor="ascend",
     title="Huawei Ascend",
-    chips="NPUs",
     aliases=("ascend", "huawei"),
     device_type="npu",
     packages=("torch_npu",),
@@ -241,12 +256,16 @@ ASCEND = Facts(
         # backends.operators.operators then runs them on the CPU, counts them and shows them.
         "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     },
+    switches={
+        "config.allow_internal_format": False,  # Private layouts pad tensors and change answers.
+        "conv.allow_hf32": False,  # torch_npu's default is True.
+        "matmul.allow_hf32": False,
+    },
     engines=("torchair", "graph", "eager"),
     by_name=("onnxruntime",),  # onnxruntime-cann
     precisions=("fp16", "bf16", "fp32"),
     channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
     fixed_shapes=True,
-    graph_class="NPUGraph",
     # Ascend's faults are plain RuntimeErrors with a number; 207001 is its memory error outside torch_npu's allocator.
     lost=("error code is 507", "multi bit ecc", "device is lost"),
     out_of_memory=("error code is 207001",),
@@ -256,21 +275,21 @@ ASCEND = Facts(
         "cannot run aclop operators during npu graph capture": "the network needs operators that cannot be captured: "
         "choose --engine eager or torchair",
     },
-    sample_device="Ascend910B3",
-    # What torch_npu 2.13 raises over a driver that answers 507015.
-    sample_fault=(
+    sample=Sample(
+        "Ascend910B3",
+        # What torch_npu 2.13 raises over a driver that answers 507015.
         "npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU function error: "
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
-        "[Error]: The aicore execution is abnormal."
+        "[Error]: The aicore execution is abnormal.",
     ),
 )
 AMD = Facts(
     name="rocm",
     vendor="amd",
     title="AMD",
-    chips="GPUs",
     aliases=("amd", "hip"),  # `hip` is what ROCm calls itself, though torch takes it nowhere.
     device_type="cuda",
+    torch_build="hip",
     install="pip install torch from PyTorch's index for ROCm",
     build_tags=("rocm",),
     device_files=("/dev/kfd",),
@@ -293,45 +312,30 @@ AMD = Facts(
     precisions=("fp16", "bf16", "fp32"),
     # Which layout MIOpen is faster in differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
     channels_last=None,
-    graph_class="CUDAGraph",
     lost=_CUDA_LOST,
 )
-HYGON = Facts(
+HYGON = replace(  # Its build of torch is derived from AMD's.
+    AMD,
     name="dcu",
     vendor="hygon",
     title="Hygon",
-    chips="DCUs",
     aliases=("hygon",),
-    device_type="cuda",
     install="install the vendor's torch wheel for your DTK (developer.sourcefind.cn)",
     build_tags=("das", "dtk"),
     constraints=NUMPY_1,
     device_files=("/dev/mkfd", "/dev/kfd"),
     pci_vendor="0x1d94",
-    visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="hygon",
     libraries=("libgalaxyhip.so", "librocm_smi64.so.2"),
+    compilers=(),
     flavour="dcu",
-    container=Container(
-        ("/dev/kfd", "/dev/dri"),
-        optional_devices=("/dev/mkfd",),
-        mounts=("/opt/hyhal",),
-        groups=_AMD_GROUPS,
-        group_variables=_AMD_VARIABLES,
-    ),
-    environment=AMD.environment,
-    engines=AMD.engines,
-    by_name=AMD.by_name,
-    precisions=AMD.precisions,
-    channels_last=AMD.channels_last,
-    graph_class="CUDAGraph",
-    lost=_CUDA_LOST,
+    # Without /opt/hyhal `import torch` fails.
+    container=replace(AMD.container, optional_devices=("/dev/mkfd",), mounts=("/opt/hyhal",)),
 )
 CAMBRICON = Facts(
     name="mlu",
     vendor="cambricon",
     title="Cambricon",
-    chips="MLUs",
     aliases=("cambricon",),
     device_type="mlu",
     packages=("torch_mlu",),
@@ -351,17 +355,15 @@ CAMBRICON = Facts(
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
     fixed_shapes=True,
-    graph_class="MLUGraph",
-    sample_device="MLU370-X8",
+    # torch_mlu adds these (its backends/__init__.py); the first is True by default.
+    switches={"torch.backends.cnnl.allow_tf32": False, "torch.backends.mlu.matmul.allow_tf32": False},
     # TORCH_CNRT_CHECK of the public torch_mlu words it so; Biren's and Moore Threads' words are ours.
-    sample_fault="CNRT error: MLU kernel execution failed",
-    sample_capability=(5, 0),
+    sample=Sample("MLU370-X8", "CNRT error: MLU kernel execution failed", (5, 0)),
 )
 BIREN = Facts(
     name="supa",
     vendor="biren",
     title="Biren",
-    chips="GPUs",
     aliases=("biren",),
     device_type="supa",
     packages=("torch_br", "torch_supa"),  # torch_br for BR1xx, torch_supa for BR2xx: the device type is the same.
@@ -371,18 +373,13 @@ BIREN = Facts(
     telemetry="biren",
     engines=("graph", "eager"),
     precisions=("bf16", "fp16", "fp32"),
-    auto_precision="bf16",
     fixed_shapes=True,
-    graph_class="SUPAGraph",
-    sample_device="Biren166",
-    sample_fault="SUPA error: the kernel did not end",
-    sample_capability=(1, 0),
+    sample=Sample("Biren166", "SUPA error: the kernel did not end", (1, 0)),
 )
 MOORE_THREADS = Facts(
     name="musa",
     vendor="moorethreads",
     title="Moore Threads",
-    chips="GPUs",
     aliases=("mthreads", "moorethreads"),
     device_type="musa",
     packages=("torch_musa",),
@@ -395,17 +392,14 @@ MOORE_THREADS = Facts(
     engines=("graph", "eager"),
     precisions=("fp16", "fp32"),
     fixed_shapes=True,
-    graph_class="MUSAGraph",  # torch_musa/musa_graph; older ones have none, and the engine refuses.
-    sample_device="MTT S4000",
-    sample_fault="MUSA error: the kernel did not end",
-    sample_capability=(2, 2),
+    switches={"torch.backends.mudnn.allow_tf32": False},  # torch_musa adds it (its __init__.py).
+    sample=Sample("MTT S4000", "MUSA error: the kernel did not end", (2, 2)),
 )
 # Vendors whose own builds of torch answer to torch.cuda, in NVIDIA's place. Served with what every torch.cuda has.
 METAX = Facts(
     name="metax",
     vendor="metax",
     title="MetaX",
-    chips="GPUs",
     aliases=("maca",),
     device_type="cuda",
     install="install the vendor's torch wheel for MACA",
@@ -415,48 +409,35 @@ METAX = Facts(
     visibility_variable="CUDA_VISIBLE_DEVICES",
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
-    graph_class="CUDAGraph",
     lost=_CUDA_LOST,
 )
-ILUVATAR = Facts(
+ILUVATAR = replace(
+    METAX,
     name="iluvatar",
     vendor="iluvatar",
     title="Iluvatar CoreX",
-    chips="GPUs",
     aliases=("corex",),
-    device_type="cuda",
     install="install the vendor's torch wheel for CoreX",
     build_tags=("corex",),
     device_files=("/dev/iluvatar[0-9]*",),
     pci_vendor="0x1e3e",
-    visibility_variable="CUDA_VISIBLE_DEVICES",
-    engines=("graph", "eager"),
-    precisions=("fp16", "bf16", "fp32"),
-    graph_class="CUDAGraph",
-    lost=_CUDA_LOST,
 )
-KUNLUN = Facts(
+KUNLUN = replace(
+    METAX,
     name="kunlun",
     vendor="kunlun",
     title="Kunlunxin",
-    chips="XPUs",
     aliases=("kunlunxin",),
-    device_type="cuda",
     packages=("torch_xmlir",),  # Must be imported before the first call of torch.cuda.
     install="install the vendor's torch and torch_xmlir",
+    build_tags=(),
     device_files=("/dev/xpuctrl",),
     pci_vendor="0x1d22",
-    visibility_variable="CUDA_VISIBLE_DEVICES",
-    engines=("graph", "eager"),
-    precisions=("fp16", "bf16", "fp32"),
-    graph_class="CUDAGraph",
-    lost=_CUDA_LOST,
 )
 INTEL = Facts(
     name="xpu",
     vendor="intel",
     title="Intel",
-    chips="GPUs",
     aliases=("intel",),
     device_type="xpu",
     install="pip install torch from PyTorch's index for XPU",
@@ -465,27 +446,27 @@ INTEL = Facts(
     visibility_variable="ZE_AFFINITY_MASK",
     telemetry="intel",
     libraries=("libze_loader.so.1",),
+    switches={"torch.backends.mkldnn.allow_tf32": False},  # Newer than torch 2.5, where it changes nothing.
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
-    graph_class="XPUGraph",
 )
 CPU = Facts(
     name="cpu",
     vendor="cpu",
     title="CPU",
-    chips="CPUs",
     compilers=("openvino", "onnxruntime"),
     flavour="cpu",
     device_type="cpu",
     engines=("openvino", "onnxruntime", "eager"),
     by_name=("inductor", "torchscript"),
     precisions=("bf16", "int8", "fp32"),
-    host_memory=True,
     # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
     # at every batch size fit.
     environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
     late_environment=True,
 )
+
+# `switches`: fp32 means float32, whatever a vendor's default is: precisions that round more are chosen by name.
 
 ACCELERATORS: tuple[Facts, ...] = (
     NVIDIA,

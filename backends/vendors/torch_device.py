@@ -14,7 +14,7 @@ import glob
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -115,7 +115,7 @@ class TorchBackend(Backend):
                 f"{self.name}:{index}",
                 str(one["name"]),
                 int(one["memory_bytes"]),
-                self._preferred(),
+                self._auto_precision,
                 {key: str(one[key]) for key in ("uuid", "pci") if one.get(key)},
             )
             for index, one in enumerate(self._found().devices)
@@ -139,7 +139,7 @@ class TorchBackend(Backend):
         offered = (*self.facts.engines, *self.facts.by_name)
         if engine not in ("auto", *offered):
             raise EngineRefusedError(f"{self.facts.title} has no engine {engine!r}; it has {' and '.join(offered)}.")
-        precision = self._preferred() if precision == "auto" else precision
+        precision = self._auto_precision if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
         load_operator_libraries()
@@ -160,13 +160,13 @@ class TorchBackend(Backend):
         engines = [
             _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self.facts) for name in names
         ]
-        precisions = precisions_from(precision, self._preferred())
+        precisions = precisions_from(precision, self._auto_precision)
         try:
             loaded = compile_first(
                 engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
             )
         except OutOfDeviceMemoryError as error:
-            raise OutOfDeviceMemoryError(f"{error}{self._held_by_others(device)}") from error
+            raise OutOfDeviceMemoryError(f"{error}{_held_by_others(self.memory, device)}") from error
         return loaded._replace(report=replace(loaded.report, operators=operators.found()))
 
     def memory(self, device: str) -> Memory:
@@ -186,18 +186,6 @@ class TorchBackend(Backend):
             total = max(reserved, int(getattr(module.get_device_properties(target), "total_memory", 0) or 0))
             free = total - reserved
         return Memory(allocated, reserved, int(total - free), int(total))
-
-    def _held_by_others(self, device: str) -> str:
-        """What to say of a device that is too small, where others hold a part of it that matters; else empty."""
-        try:
-            memory = self.memory(device)
-        except BackendError:
-            return ""
-        others = memory.used - memory.reserved
-        if others < memory.total / 4:
-            return ""
-        held = f"{others / 2**30:.1f} of {memory.total / 2**30:.1f} GiB"
-        return f" Other processes hold {held} of {device}: end them, or choose another device."
 
     def release_cache(self, device: str) -> int:
         """Bytes that the allocator gave back. Raises what a device fault is translated to: on npu this synchronises."""
@@ -251,20 +239,25 @@ class TorchBackend(Backend):
         names = [name.strip() for name in visible.split(",")]
         return int(names[index]) if index < len(names) and names[index].isdigit() else None
 
-    def _preferred(self) -> str:
+    @property
+    def _auto_precision(self) -> str:
         # A CPU without fp16 units takes seconds for an image in it.
-        return "fp32" if simulates(self.facts.device_type) else self.facts.auto_precision
+        return "fp32" if simulates(self.facts.device_type) else self.facts.precisions[0]
 
     def _found(self) -> detect.Found:
         return detect.found(self._package, self.facts.device_type)
 
     def _configure(self, module: Any) -> None:
         """Set the vendor's own switches in the process that owns the device; called once the device is chosen."""
+        _set_switches(module, self.facts.switches)
 
     def _not_installed(self) -> str:
         """Why the software is not there; empty when it is."""
         if self._package and not detect.installed(self._package):
             return f"{self._package} is not installed: {self.facts.install}."
+        built_for = self.facts.torch_build or self.facts.device_type
+        if built_for in ("cuda", "hip", "xpu") and not getattr(torch.version, built_for, None):
+            return f"This torch is not built for {self.facts.title}: {self.facts.install}."
         return ""
 
     @property
@@ -297,7 +290,7 @@ class TorchBackend(Backend):
             )
         if reason := self._mistaken(answer):
             return reason
-        if answer.devices and not self._healthy(answer):
+        if answer.devices and all(one.get("error") for one in answer.devices):
             reasons = "; ".join(self._sick().values())
             return _sentence(f"No device of {self.facts.title} answers: {reasons.rstrip('.')}")
         if not answer.devices:
@@ -305,10 +298,6 @@ class TorchBackend(Backend):
             hint = f"; check {variable}" if variable in os.environ else "; check the driver with the vendor's tool"
             return _sentence(f"{self.facts.title} has no device that this process may use{hint}" if here else missing)
         return ""
-
-    @staticmethod
-    def _healthy(answer: detect.Found) -> bool:
-        return any(not one.get("error") for one in answer.devices)
 
     def _sick(self) -> dict[str, str]:
         found = self._found().devices if self._taken is None else ()
@@ -328,11 +317,6 @@ class TorchBackend(Backend):
 
 class CudaTypeBackend(TorchBackend):
     """A vendor that answers to torch.cuda."""
-
-    def _not_installed(self) -> str:
-        if reason := super()._not_installed():
-            return reason
-        return "" if torch.version.cuda else f"This torch is not built for {self.facts.title}: {self.facts.install}."
 
     def _mistaken(self, answer: detect.Found) -> str:
         vendor = detect.vendor_of_cuda(answer, detect.system_evidence())
@@ -355,6 +339,28 @@ def torch_device(backend: Backend, device: str) -> torch.device:
     with translated_errors(target):
         module.set_device(target)
     return torch.device(target)
+
+
+def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:
+    for path, value in switches.items():
+        *holders, name = path.removeprefix("torch.").split(".")
+        target: Any = torch if path.startswith("torch.") else module
+        for holder in holders:
+            target = getattr(target, holder)
+        setattr(target, name, value)
+
+
+def _held_by_others(memory_of: Callable[[str], Memory], device: str) -> str:
+    """What to say of a device that is too small, where others hold a part of it that matters; else empty."""
+    try:
+        memory = memory_of(device)
+    except BackendError:
+        return ""
+    others = memory.used - memory.reserved
+    if others < memory.total / 4:
+        return ""
+    held = f"{others / 2**30:.1f} of {memory.total / 2**30:.1f} GiB"
+    return f" Other processes hold {held} of {device}: end them, or choose another device."
 
 
 def driver_files(backend: TorchBackend) -> list[str]:

@@ -62,7 +62,7 @@ PACKAGES = {
     "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
 }
 COMPILED: dict[str, CompileOptions] = {}
-COMPUTING = [backend for backend in BACKENDS if backend.facts.automatic and backend.probe().available]
+COMPUTING = [backend for backend in BACKENDS if backend.facts.computes and backend.probe().available]
 CASES = [
     Case(backend, backend.devices()[0].id, engine, precision)
     for backend in COMPUTING

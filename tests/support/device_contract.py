@@ -71,7 +71,7 @@ def test_it_is_chosen_by_name_and_computes_in_the_report() -> None:
     choice = choose(BACKEND.name)
     assert (choice.backend, list(choice.devices)) == (BACKEND, DEVICES)
     assert choice.simulated == (DUT.__name__ == "tests.support.devices.simulated")
-    if BACKEND.facts.automatic:
+    if BACKEND.facts.computes:
         rows = {row.device: row for row in report()}
         assert all(rows[name].ok for name in DEVICES), rows
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "backends"
 _NOT_CALLERS = ("simulated", "tables")  # What stands in for a device's module, and tables.
 _GRAPH_CLASS = "self._graph_class"  # The row's, see `of`.
+_SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
 _LOOKS = ("getattr", "hasattr", "inspect.signature")
 
 
@@ -42,7 +43,8 @@ class Call:
 def of(row: Facts) -> dict[str, Call]:
     """By name, what code for the row's devices asks of their module; keywords of all its calls together."""
     found: dict[str, Call] = {}
-    for each in read(sources_for(row))[0]:
+    switches = [Call(name) for name in row.switches if not name.startswith("torch.")]
+    for each in (*read(sources_for(row))[0], *switches):
         call = replace(each, name=row.graph_class) if each.name == _GRAPH_CLASS else each
         if call.name:
             found[call.name] = _both(found[call.name], call) if call.name in found else call
@@ -223,6 +225,8 @@ class _Reader:
 
     def _passed(self, node: ast.expr, call: ast.Call, keyword: str | None) -> None:
         name = ast.unparse(call.func).rpartition(".")[2]
+        if name == _SET_SWITCHES:
+            return
         if name not in self._functions:
             self._escape(call, f"goes to {name}, which is not followed")
         for function in self._functions.get(name, ()):
@@ -241,16 +245,9 @@ class _Reader:
 
 
 def switches(row: Facts) -> set[str]:
-    """What the row's files set below `torch.backends` that PyTorch itself does not have, dotted."""
-    found = set()
-    for text in sources_for(row).values():
-        tree = parsed(text)
-        held = {ast.unparse(target) for target, value in _assignments(tree) if ast.unparse(value) == "torch.backends"}
-        for target, _ in _assignments(tree):
-            holder, _, name = ast.unparse(target).partition(".")
-            if holder in held and name:
-                found.add(name)
-    return found
+    """What the row sets below `torch.backends`, dotted."""
+    start = "torch.backends."
+    return {name.removeprefix(start) for name in row.switches if name.startswith(start)}
 
 
 def _last_name(node: ast.expr) -> str:

@@ -38,7 +38,7 @@ class Accelerator(Backend):
 
     def __init__(self, name: str, reason: str = "", count: int = 2, answer: Any = None, automatic: bool = True) -> None:
         self.name = name
-        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name, automatic=automatic)
+        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name, computes=automatic)
         self._reason, self._count, self._answer = reason, count, answer
 
     def probe(self) -> Probe:

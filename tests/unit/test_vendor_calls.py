@@ -100,7 +100,7 @@ def test_nothing_of_the_module_goes_where_it_is_not_followed() -> None:
 
 
 def test_the_files_of_other_vendors_are_not_read_for_one() -> None:
-    assert "vendors/cambricon.py" in vendor_calls.sources_for(vendors.CAMBRICON)
+    assert "vendors/ascend.py" in vendor_calls.sources_for(vendors.ASCEND)
     assert not {"vendors/ascend.py", "vendors/cuda.py", "engines/tensorrt.py"} & set(
         vendor_calls.sources_for(vendors.CAMBRICON)
     )

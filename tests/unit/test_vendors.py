@@ -33,9 +33,8 @@ from backends.detect import Found
 from backends.telemetry import reader
 from backends.vendors import table as vendors
 from backends.vendors.ascend import AscendBackend
-from backends.vendors.rocm import RocmBackend
 from backends.vendors.table import Facts
-from backends.vendors.torch_device import TorchBackend
+from backends.vendors.torch_device import CudaTypeBackend, TorchBackend
 
 VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
 CHIP = {"name": "Chip", "memory_bytes": 2**36, "arch": "gfx942"}
@@ -49,7 +48,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, said: Found) -> None:
 def test_the_order_of_choice() -> None:
     names = ["cuda", "npu", "rocm", "dcu", "mlu", "supa", "musa", "metax", "iluvatar", "kunlun", "xpu", "cpu", "null"]
     assert [backend.name for backend in BACKENDS] == names
-    assert [backend.name for backend in BACKENDS if not backend.facts.automatic] == ["null"]
+    assert [backend.name for backend in BACKENDS if not backend.facts.computes] == ["null"]
 
 
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
@@ -117,7 +116,7 @@ def test_an_amd_gpu_is_rocm_and_no_dcu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.1")
     monkeypatch.setattr(detect, "system_evidence", detect.SystemEvidence)
     monkeypatch.setattr("backends.vendors.torch_device.glob.glob", lambda pattern: [pattern])
-    assert [device.id for device in RocmBackend().devices()] == ["rocm:0"]
+    assert [device.id for device in CudaTypeBackend(vendors.AMD).devices()] == ["rocm:0"]
     dcu = next(backend for backend in VENDORS if backend.name == "dcu")
     assert "not of Hygon: it is amd's" in dcu.probe().reason
 
