@@ -1,8 +1,8 @@
 """What vendors' tools say of their devices: utilisation, power, energy, temperature.
 
-Owns: one module a tool (a pure `parse` and a `read` that runs it), the thread that samples, the limits on what it runs.
-Must not be on the request path, and knows nothing of torch's device numbers: indexes are the tool's own, which differ
-from torch's where a visibility variable hides devices. An adapter maps them.
+Owns: the tools (a row of `tools`, or a module with `read` where a row cannot say it), the thread that samples, the
+limits on what it runs. Must not be on the request path, and knows nothing of torch's device numbers: indexes are the
+tool's own, which differ from torch's where a visibility variable hides devices. An adapter maps them.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from backends.contract.backend import Telemetry
 from backends.telemetry.sampler import Sampler
 from backends.telemetry.tool import Tool, ToolError
+from backends.telemetry.tools import TOOLS, read
 
 
 def reader(name: str) -> Callable[..., Mapping[int, Telemetry]]:
-    """`read(tool)` of the module that a vendor's row names: one of this package, or a dotted name of another's.
+    """`read(tool)` of what a vendor's row names: a tool, a module of this package, or a dotted name of another's.
 
     It may have a parameter `wanted`: the numbers of the devices to ask for, none for all.
 
     Raises ImportError.
     """
+    if name in TOOLS:
+        return partial(read, TOOLS[name])
     module = importlib.import_module(name if "." in name else f"{__name__}.{name}")
-    read: Callable[..., Mapping[int, Telemetry]] = module.read
-    return read
+    of_module: Callable[..., Mapping[int, Telemetry]] = module.read
+    return of_module
 
 
 def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sampler:
@@ -33,11 +37,11 @@ def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sample
 
     `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
     """
-    read, tool = reader(name), Tool(limit_s)
+    read_now, tool = reader(name), Tool(limit_s)
     asked: set[int] = set()  # The devices that callers have asked for.
-    takes_wanted = "wanted" in inspect.signature(read).parameters
+    takes_wanted = "wanted" in inspect.signature(read_now).parameters
     return Sampler(
-        (lambda: read(tool, wanted=tuple(asked))) if takes_wanted else (lambda: read(tool)),
+        (lambda: read_now(tool, wanted=tuple(asked))) if takes_wanted else (lambda: read_now(tool)),
         interval_s,
         cancel=tool.close,
         asked=asked,

@@ -11,8 +11,20 @@ from dataclasses import replace
 from math import nan
 
 from backends.contract.backend import Telemetry
-from backends.telemetry.parsing import count, first, index, rows, telemetry
+from backends.telemetry.parsing import completed, first, index, rows, telemetry
 from backends.telemetry.tool import Tool, ToolError
+
+_CHIP = {
+    "utilization_ratio": ("Aicore Usage Rate(%)", "NPU Utilization(%)"),
+    "power_watts": ("NPU Real-time Power(W)", "Power Dissipation(W)"),
+    "temperature_celsius": ("Temperature(C)",),
+    "clock_hertz": ("Aicore curFreq(MHZ)",),  # "Aicore Freq" is the rated one.
+}
+_CARE = {
+    "memory_temperature_celsius": ("HBM Temperature(C)",),
+    "corrected_memory_errors": ("HBM Single Bit Error Count", "DDR Single Bit Error Count"),
+    "uncorrected_memory_errors": ("HBM Double Bit Error Count", "DDR Double Bit Error Count"),
+}
 
 
 def parse(text: str) -> dict[int, Telemetry]:
@@ -23,12 +35,12 @@ def parse(text: str) -> dict[int, Telemetry]:
         if cells[0].lower() == "chip id":
             chip = index(cells[1])
             if chip is not None and members:
-                chips[chip] = _chip(members)
+                chips[chip] = telemetry(members, _CHIP)
             members = {}
         elif len(cells) == 2:
             members[cells[0]] = cells[1]
     if members and not chips:
-        chips[0] = _chip(members)
+        chips[0] = telemetry(members, _CHIP)
     return chips
 
 
@@ -40,6 +52,13 @@ def parse_map(text: str) -> list[tuple[int, int, int]]:
         if npu is not None and chip is not None and logic is not None:
             chips.append((npu, chip, logic))
     return chips
+
+
+def parse_care(*texts: str) -> Telemetry:
+    """`npu-smi info -t health`, `-t memory` and `-t ecc` of one chip -> its health, memory temperature and errors."""
+    said = {cells[0]: cells[1] for text in texts for cells in rows(text, ":") if len(cells) == 2}
+    status = first(said, ("Health Status", "Health")).upper()
+    return replace(telemetry(said, _CARE), healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"))
 
 
 def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
@@ -54,37 +73,9 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
         raise ToolError("npu-smi info -m names no chip.")
     npus = sorted({npu for npu, _, _ in chips})
     of_npu = {npu: parse(tool.run("npu-smi", "info", "-t", "common", "-i", str(npu))) for npu in npus}
-    return {logic: _cared_for(tool, npu, chip, of_npu[npu].get(chip, Telemetry())) for npu, chip, logic in chips}
+    return {logic: completed(of_npu[npu].get(chip, Telemetry()), _care(tool, npu, chip)) for npu, chip, logic in chips}
 
 
-def parse_care(health: str, memory: str, ecc: str) -> Telemetry:
-    """`npu-smi info -t health`, `-t memory` and `-t ecc` of one chip -> its health, memory temperature and errors."""
-    said = {cells[0]: cells[1] for text in (health, memory, ecc) for cells in rows(text, ":") if len(cells) == 2}
-    status = first(said, ("Health Status", "Health")).upper()
-    return replace(
-        telemetry(memory_temperature_celsius=first(said, ("HBM Temperature(C)",))),
-        healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"),
-        corrected_memory_errors=count(first(said, ("HBM Single Bit Error Count", "DDR Single Bit Error Count"))),
-        uncorrected_memory_errors=count(first(said, ("HBM Double Bit Error Count", "DDR Double Bit Error Count"))),
-    )
-
-
-def _cared_for(tool: Tool, npu: int, chip: int, sample: Telemetry) -> Telemetry:
+def _care(tool: Tool, npu: int, chip: int) -> Telemetry:
     place = ("-i", str(npu), "-c", str(chip))
-    care = parse_care(*(tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")))
-    return replace(
-        sample,
-        memory_temperature_celsius=care.memory_temperature_celsius,
-        healthy=care.healthy,
-        corrected_memory_errors=care.corrected_memory_errors,
-        uncorrected_memory_errors=care.uncorrected_memory_errors,
-    )
-
-
-def _chip(members: dict[str, str]) -> Telemetry:
-    return telemetry(
-        first(members, ("Aicore Usage Rate(%)", "NPU Utilization(%)")),
-        first(members, ("NPU Real-time Power(W)", "Power Dissipation(W)")),
-        first(members, ("Temperature(C)",)),
-        clock_mhz=first(members, ("Aicore curFreq(MHZ)",)),  # "Aicore Freq" is the rated one.
-    )
+    return parse_care(*(tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")))

@@ -6,43 +6,54 @@ CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML path ran on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from math import isnan, nan
 from typing import Any
 
 from backends.contract.backend import Telemetry
-from backends.telemetry.parsing import count, csv_telemetry, index, rows, telemetry
+from backends.telemetry.parsing import csv_members, csv_telemetry, telemetry
 from backends.telemetry.tool import Tool
+from backends.telemetry.tools import CSV, Query
+from backends.telemetry.tools import read as read_tool
 from backends.telemetry.xids import counted_xids
 
 _TEMPERATURE_GPU = 0
 _CARE = (
-    "index,temperature.memory,clocks.sm,ecc.errors.corrected.volatile.total,ecc.errors.uncorrected.volatile.total,"
-    "clocks_throttle_reasons.sw_thermal_slowdown,clocks_throttle_reasons.hw_thermal_slowdown,"
-    "clocks_throttle_reasons.sw_power_cap,clocks_throttle_reasons.hw_power_brake_slowdown"
+    "index",
+    "temperature.memory",
+    "clocks.sm",
+    "ecc.errors.corrected.volatile.total",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_throttle_reasons.sw_thermal_slowdown",
+    "clocks_throttle_reasons.hw_thermal_slowdown",
+    "clocks_throttle_reasons.sw_power_cap",
+    "clocks_throttle_reasons.hw_power_brake_slowdown",
 )
-
-
-def parse(text: str) -> dict[int, Telemetry]:
-    """Lines of `--query-gpu=index,utilization.gpu,power.draw,temperature.gpu`; energy is never given."""
-    return csv_telemetry(text)
+_FIGURES = {
+    "memory_temperature_celsius": (_CARE[1],),
+    "clock_hertz": (_CARE[2],),
+    "corrected_memory_errors": (_CARE[3],),
+    "uncorrected_memory_errors": (_CARE[4],),
+}
 
 
 def parse_care(text: str) -> dict[int, Telemetry]:
     """Lines of `--query-gpu` with the memory's temperature, clocks, errors and reasons to slow down, by index."""
-    cards = {}
-    for cells in rows(text):
-        number = index(cells[0])
-        if number is not None and len(cells) == 9:
-            cards[number] = replace(
-                telemetry(memory_temperature_celsius=cells[1], clock_mhz=cells[2]),
-                corrected_memory_errors=count(cells[3]),
-                uncorrected_memory_errors=count(cells[4]),
-                heat_throttled=_active(cells[5:7]),
-                power_throttled=_active(cells[7:9]),
-            )
-    return cards
+    return {
+        number: replace(
+            telemetry(members, _FIGURES),
+            heat_throttled=_active(members[name] for name in _CARE[5:7]),
+            power_throttled=_active(members[name] for name in _CARE[7:9]),
+        )
+        for number, members in csv_members(text, _CARE).items()
+    }
+
+
+_SMI = (  # Energy is never given.
+    Query(("nvidia-smi", *CSV), csv_telemetry),
+    Query(("nvidia-smi", f"--query-gpu={','.join(_CARE)}", "--format=csv,noheader,nounits"), parse_care, seldom=True),
+)
 
 
 def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
@@ -50,18 +61,7 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
     try:
         import pynvml
     except ImportError:
-        fields = "index,utilization.gpu,power.draw,temperature.gpu"
-        cards = parse(tool.run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"))
-        care = parse_care(tool.run_seldom("nvidia-smi", f"--query-gpu={_CARE}", "--format=csv,noheader,nounits"))
-        return {
-            number: replace(
-                care.get(number, Telemetry()),
-                utilization_ratio=sample.utilization_ratio,
-                power_watts=sample.power_watts,
-                temperature_celsius=sample.temperature_celsius,
-            )
-            for number, sample in cards.items()
-        }
+        return read_tool(_SMI, tool)
     cards = read_nvml(pynvml)
     xids = counted_xids(pynvml, wanted)
     return {number: replace(sample, driver_errors=xids.get(number, nan)) for number, sample in cards.items()}
@@ -127,11 +127,10 @@ def _device(nvml: Any, number: int) -> Telemetry:
     )
 
 
-def _active(cells: list[str]) -> float:
+def _active(cells: Iterable[str]) -> float:
     """Of `Active` and `Not Active`: 1 if any is active; NaN where nvidia-smi says something else."""
-    if any(cell == "Active" for cell in cells):
-        return 1.0
-    return 0.0 if all(cell == "Not Active" for cell in cells) else nan
+    said = set(cells)
+    return 1.0 if "Active" in said else 0.0 if said == {"Not Active"} else nan
 
 
 def _field(nvml: Any, handle: Any, field: int) -> float:

@@ -1,7 +1,7 @@
 """Numbers out of what vendors' tools print.
 
-Owns: tolerant reading of figures, CSV lines and the JSON of rocm-smi and its relatives. Must not run anything, and
-never raises for odd text: what cannot be read is NaN, or is left out.
+Owns: tolerant reading of figures, and the forms in which tools print several devices. Must not run anything, and never
+raises for odd text: what cannot be read is NaN, or is left out.
 """
 
 from __future__ import annotations
@@ -9,16 +9,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from math import inf, nan
+from dataclasses import asdict, replace
+from math import inf, isnan, nan
 from typing import Any
 
 from backends.contract.backend import Telemetry
 
-_NUMBER = re.compile(r"\s*([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃|MHz|Mhz)?\s*", re.ASCII)
+Members = Mapping[str, Any]
+"""What a tool prints of one device, by the tool's own names."""
+Names = Mapping[str, tuple[str, ...]]
+"""Fields of Telemetry, each with the names that tools have for it, the best first."""
+
+_NUMBER = re.compile(r"\s*\(?([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃|MHz|Mhz)?\)?\s*", re.ASCII)
 # hy-smi leaves out the comma between two members: "91.0""Average GFX Core Power (W)".
 _MISSING_COMMA = re.compile(r'(?<=[^\s:,{"])"\s*"(?=[A-Za-z])')
 _BLOCK = re.compile(r"[A-Za-z0-9_]+ \(ue: ([0-9]{1,18}), ce: ([0-9]{1,18})\)", re.ASCII)
 _CARD = re.compile(r"card([0-9]{1,4})", re.ASCII)
+_HEADING = re.compile(r"GPU\s?[0-9]{1,4}\b.*", re.ASCII)
+
+# The least and the most that a tool can mean (no device is at 200 %, -1 W or -273.2 C), and what makes our unit of it.
+_FIGURES = {
+    "utilization_ratio": (0, 100, 0.01),
+    "power_watts": (0, 1e5, 1),
+    "temperature_celsius": (-100, 300, 1),
+    "memory_temperature_celsius": (-100, 300, 1),
+    "clock_hertz": (0, 1e5, 1e6),
+    "corrected_memory_errors": (0, 2**53, 1),
+    "uncorrected_memory_errors": (0, 2**53, 1),
+}
 
 
 def number(value: object, low: float = -inf, high: float = inf) -> float:
@@ -30,33 +48,33 @@ def number(value: object, low: float = -inf, high: float = inf) -> float:
     return figure if low <= figure <= high and abs(figure) != inf else nan
 
 
-def telemetry(
-    utilization_percent: object = "",
-    power_watts: object = "",
-    temperature_celsius: object = "",
-    *,
-    memory_temperature_celsius: object = "",
-    clock_mhz: object = "",
-) -> Telemetry:
-    """From the figures as a tool prints them. What no device can mean (200 %, -1 W, -273.2 C) is unknown."""
-    return Telemetry(
-        utilization_ratio=number(utilization_percent, 0, 100) / 100,
-        power_watts=number(power_watts, 0, 1e5),
-        temperature_celsius=number(temperature_celsius, -100, 300),
-        memory_temperature_celsius=number(memory_temperature_celsius, -100, 300),
-        clock_hertz=number(clock_mhz, 0, 1e5) * 1e6,
-    )
-
-
-def count(value: object) -> float:
-    """How often something happened; NaN if `value` does not say."""
-    return number(value, 0, 2**53)
-
-
 def index(value: object) -> int | None:
     """A device's index; None if `value` is none."""
     figure = number(value, 0, 9999)
     return int(figure) if figure == figure // 1 else None
+
+
+def telemetry(members: Members, names: Names) -> Telemetry:
+    """The figures of one device; what cannot be read is NaN."""
+    read: dict[str, float] = {}
+    for field, candidates in names.items():
+        low, high, factor = _FIGURES[field]
+        read[field] = number(first(members, candidates), low, high) * factor
+    return Telemetry(**read)
+
+
+def first(members: Members, names: Sequence[str]) -> Any:
+    """The member that the first of `names` that is there names, whatever the case; "" if none is."""
+    folded = {name.lower(): value for name, value in members.items()}
+    return next((folded[name.lower()] for name in names if name.lower() in folded), "")
+
+
+def completed(sample: Telemetry, *others: Telemetry) -> Telemetry:
+    """The sample, with what only the others know."""
+    for other in others:
+        known = {name: value for name, value in asdict(other).items() if not isnan(value)}
+        sample = replace(sample, **{name: value for name, value in known.items() if isnan(getattr(sample, name))})
+    return sample
 
 
 def rows(text: str, separator: str = ",") -> list[list[str]]:
@@ -64,14 +82,43 @@ def rows(text: str, separator: str = ",") -> list[list[str]]:
     return [[cell.strip() for cell in line.split(separator)] for line in text.splitlines() if separator in line]
 
 
+def csv_members(text: str, columns: Sequence[str] = (), key: str = "index") -> dict[int, Members]:
+    """Lines of cells -> members by the index in the column `key`; the last line of a device counts.
+
+    `columns`: their names; without any, a line that has `key` in it names them, without their units in parentheses.
+    """
+    devices: dict[int, Members] = {}
+    for cells in rows(text):
+        if not columns or key in cells:
+            columns = [cell.partition(" (")[0] for cell in cells] if key in cells else ()
+            continue
+        members = dict(zip(columns, cells, strict=True)) if len(cells) == len(columns) else {}
+        number = index(members.get(key))
+        if number is not None:
+            devices[number] = members
+    return devices
+
+
 def csv_telemetry(text: str) -> dict[int, Telemetry]:
     """Lines of `index, utilisation %, power W, temperature C` without a header -> Telemetry by index."""
-    devices: dict[int, Telemetry] = {}
-    for cells in rows(text):
-        key = index(cells[0])
-        if key is not None and len(cells) == 4:
-            devices[key] = telemetry(*cells[1:])
-    return devices
+    columns = ("utilization_ratio", "power_watts", "temperature_celsius")
+    devices = csv_members(text, ("index", *columns))
+    return {number: telemetry(members, {each: (each,) for each in columns}) for number, members in devices.items()}
+
+
+def sections(text: str) -> dict[int, Members]:
+    """Lines `key : value` below headings that begin with GPU -> members by the order of the headings.
+
+    Of a key that comes twice the first counts.
+    """
+    found: list[dict[str, str]] = []
+    for line in text.splitlines():
+        key, colon, value = (part.strip() for part in line.partition(":"))
+        if _HEADING.fullmatch(line.strip()):
+            found.append({})
+        elif found and colon and value:
+            found[-1].setdefault(key, value)
+    return dict(enumerate(found))
 
 
 def json_value(text: str) -> Any:
@@ -84,49 +131,38 @@ def json_value(text: str) -> Any:
     return None
 
 
-def first(members: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The member that the first of `names` that is there names, whatever the case; "" if none is."""
-    folded = {name.lower(): value for name, value in members.items()}
-    return next((folded[name.lower()] for name in names if name.lower() in folded), "")
-
-
-def cards_telemetry(text: str) -> dict[int, Telemetry]:
-    """JSON of rocm-smi or hy-smi, `{"card0": {...}}` -> Telemetry by card. Newer and older key names are read.
-
-    Sources: hy-smi's output as quoted in the tests; rocm-smi's keys of ROCm 5 (`Average ... Power`) and 6 (`Current
-    Socket ... Power`), and of its clocks (`(800Mhz)`), as several public parsers read them.
-    """
+def json_cards(text: str) -> dict[int, Members]:
+    """JSON of rocm-smi or hy-smi, `{"card0": {...}}` -> members by card."""
+    document = json_value(text)
     return {
-        card: telemetry(
-            first(members, ("GPU use (%)", "HCU use (%)", "DCU use (%)")),
-            first(members, ("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)")),
-            first(members, ("Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)")),
-            memory_temperature_celsius=first(
-                members, ("Temperature (Sensor memory) (C)", "Temperature (Sensor mem) (C)")
-            ),
-            clock_mhz=str(first(members, ("sclk clock speed:", "sclk clock speed"))).strip("()"),
-        )
-        for card, members in _cards(text)
+        int(card.group(1)): members
+        for name, members in (document.items() if isinstance(document, dict) else ())
+        if (card := _CARD.fullmatch(name)) and isinstance(members, dict)
     }
 
 
-def memory_errors(text: str) -> dict[int, tuple[float, float]]:
-    """JSON of `hy-smi --showrasinfo`, members `"Block umc is": "ENABLED (ue: 0, ce: 3)"` -> (corrected, uncorrected) by
-    card, of all blocks together; a card without such members is left out.
+def memory_errors(text: str) -> dict[int, Members]:
+    """JSON of `hy-smi --showrasinfo`, members `"Block umc is": "ENABLED (ue: 0, ce: 3)"` -> `corrected` and
+    `uncorrected` by card, of all blocks together; a card without such members is left out.
     """
-    found = {}
-    for card, members in _cards(text):
-        blocks = [_BLOCK.fullmatch(str(value)[:80]) for name, value in members.items() if name.startswith("Block ")]
-        counts = [(int(block.group(2)), int(block.group(1))) for block in blocks if block]
+    found: dict[int, Members] = {}
+    for card, members in json_cards(text).items():
+        values = (str(value)[:80] for name, value in members.items() if name.startswith("Block "))
+        counts = [(int(block.group(1)), int(block.group(2))) for value in values if (block := _BLOCK.fullmatch(value))]
         if counts:
-            found[card] = (float(sum(each[0] for each in counts)), float(sum(each[1] for each in counts)))
+            uncorrected, corrected = (sum(column) for column in zip(*counts, strict=True))
+            found[card] = {"corrected": corrected, "uncorrected": uncorrected}
     return found
 
 
-def _cards(text: str) -> list[tuple[int, Mapping[str, Any]]]:
+def cnmon_cards(text: str) -> dict[int, Members]:
+    """The file of `cnmon info -j`, `{"CnmonInfo": [...]}` -> members of a card's groups by `CardNum`."""
     document = json_value(text)
-    return [
-        (int(card.group(1)), members)
-        for name, members in (document.items() if isinstance(document, dict) else ())
-        if (card := _CARD.fullmatch(name)) and isinstance(members, dict)
-    ]
+    cards = first(document, ("CnmonInfo",)) if isinstance(document, dict) else ()
+    devices: dict[int, Members] = {}
+    for card in cards if isinstance(cards, list) else ():
+        number = index(card.get("CardNum")) if isinstance(card, dict) else None
+        if number is not None:
+            groups = (card.get(name) for name in ("Utilization", "Temperature"))
+            devices[number] = dict(pair for group in groups if isinstance(group, dict) for pair in group.items())
+    return devices

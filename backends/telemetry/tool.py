@@ -16,6 +16,7 @@ from pathlib import Path
 
 _OUTPUT_BYTES = 1 << 20
 _SELDOM_S = 60.0
+_ALSO_THERE = f"{os.pathsep}/opt/hyhal/bin"  # Hygon's images have hy-smi there and not on PATH.
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
@@ -92,7 +93,7 @@ class Tool:
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=subprocess.DEVNULL,
-                    env={**os.environ, "LC_ALL": "C"},
+                    env={**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath) + _ALSO_THERE},
                     start_new_session=True,
                 )
             except OSError as error:

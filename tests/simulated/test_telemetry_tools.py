@@ -18,13 +18,10 @@ from backends.telemetry import (
     Tool,
     ToolError,
     ascend,
-    biren,
-    cambricon,
-    hygon,
     sampler,
 )
 from backends.vendors import table as vendors
-from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, values
+from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, read, values
 
 Fake = Callable[[str, str], Path]
 
@@ -52,7 +49,7 @@ def test_cnmon_leaves_nothing_in_the_working_directory(
     here.mkdir()
     monkeypatch.chdir(here)
     fake("cnmon", f"echo '{json.dumps(CNMON)}' > cnmon_info.json; pwd > {tmp_path}/where")
-    assert values(cambricon.read(Tool())[1]) == approx(0.4, nan, 51)
+    assert values(read("cambricon", Tool())[1]) == approx(0.4, nan, 51)
     assert not list(here.iterdir())
     assert not Path((tmp_path / "where").read_text().strip()).exists()
 
@@ -86,12 +83,12 @@ def test_a_missing_tool_leaves_everything_unknown(
 def test_a_tool_that_fails_says_its_code(fake: Fake) -> None:
     fake("brsmi", "echo '0, 1, 2, 3'; exit 3")
     with pytest.raises(ToolError, match="brsmi ended with code 3"):
-        biren.read(Tool())
+        read("biren", Tool())
 
 
 def test_a_tool_that_prints_bytes_that_are_no_text(fake: Fake) -> None:
     fake("brsmi", "printf '\\377\\376\\n0, 1, 2, 3\\n'")
-    assert values(biren.read(Tool())[0]) == approx(0.01, 2, 3)
+    assert values(read("biren", Tool())[0]) == approx(0.01, 2, 3)
 
 
 def alive(pid: int) -> bool:
@@ -114,7 +111,7 @@ def gone(pid: int) -> bool:
 def test_a_tool_that_hangs_is_killed_with_its_children(fake: Fake, tmp_path: Path) -> None:
     fake("hy-smi", f"sleep 600 & echo $! > {tmp_path}/child; wait")
     with pytest.raises(ToolError, match=r"hy-smi did not end within 0\.5 s"):
-        hygon.read(Tool(limit_s=0.5))
+        read("hygon", Tool(limit_s=0.5))
     assert gone(int((tmp_path / "child").read_text()))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from backends.contract.backend import Telemetry
+from backends.telemetry import Tool, reader
+from backends.telemetry.tools import TOOLS
 
 OUTPUTS = Path(__file__).parent / "vendor_outputs"
 CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}
@@ -16,6 +19,16 @@ MAP = """\
 \t0         1         -               -             Mcu
 \t3         0         1               3             Ascend 910B3
 """
+
+
+def parsed(tool: str, text: str) -> Mapping[int, Telemetry]:
+    """What a tool's first run says, in `text`."""
+    return TOOLS[tool][0].parse(text)
+
+
+def read(tool: str, runner: Tool) -> Mapping[int, Telemetry]:
+    """What a tool says, run by `runner`."""
+    return reader(tool)(runner)
 
 
 def values(sample: Telemetry) -> tuple[float, float, float]:

@@ -11,11 +11,11 @@ import pytest
 from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.worker.messages import Stats
-from backends.telemetry import Tool, ToolError, amd, ascend, hygon, intel, nvidia
+from backends.telemetry import Tool, ToolError, ascend, nvidia
 from backends.telemetry.parsing import memory_errors
 from backends.telemetry.xids import Xids, counted_xids
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import MAP, OUTPUTS
+from tests.support.telemetry import MAP, OUTPUTS, parsed, read
 
 
 def quoted(name: str) -> str:
@@ -86,16 +86,16 @@ def test_hygon_clocks_and_errors_of_blocks() -> None:
             "--showrasinfo": json.dumps({"card0": blocks}),
         }
     )
-    sample = hygon.read(tool)[0]
+    sample = read("hygon", tool)[0]
     assert (sample.memory_temperature_celsius, sample.clock_hertz) == (52, 8e8)
     assert (sample.corrected_memory_errors, sample.uncorrected_memory_errors) == (5, 1)
     tool = Recorded({"--showuse": quoted("hy-smi.txt")})
-    assert isnan(hygon.read(tool)[0].clock_hertz)
+    assert isnan(read("hygon", tool)[0].clock_hertz)
 
 
 def test_amd_clock_and_memory() -> None:
     text = '{"card0": {"Temperature (Sensor memory) (C)": "58.0", "sclk clock speed:": "(173Mhz)"}}'
-    sample = amd.parse(text)[0]
+    sample = parsed("amd", text)[0]
     assert (sample.memory_temperature_celsius, sample.clock_hertz) == (58, 173e6)
 
 
@@ -104,7 +104,7 @@ def test_intel_clock_and_memory() -> None:
         "Timestamp, DeviceId, GPU Frequency (MHz), GPU Memory Temperature (Celsius Degree)\n"
         "06:14:46.000, 0, 2050.00, 56.00\n"
     )
-    sample = intel.parse(text)[0]
+    sample = parsed("intel", text)[0]
     assert (sample.memory_temperature_celsius, sample.clock_hertz) == (56, 2.05e9)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isnan, nan
 from pathlib import Path
 
@@ -16,21 +16,19 @@ from hypothesis import strategies as st
 from backends.contract.backend import Telemetry
 from backends.telemetry import (
     Sampler,
-    amd,
     ascend,
-    biren,
-    cambricon,
-    hygon,
-    intel,
-    moorethreads,
     nvidia,
 )
+from backends.telemetry.parsing import csv_telemetry
 from backends.telemetry.sampler import Energy
+from backends.telemetry.tools import TOOLS
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, values
+from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, parsed, values
 
-PARSERS = {
-    module.__name__: module.parse for module in (amd, ascend, biren, cambricon, hygon, intel, moorethreads, nvidia)
+PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
+    "ascend": ascend.parse,
+    "nvidia care": nvidia.parse_care,
+    **{f"{name} {number}": query.parse for name, queries in TOOLS.items() for number, query in enumerate(queries)},
 }
 
 
@@ -63,39 +61,39 @@ def test_ascend_reads_the_map_without_the_mcu() -> None:
 def test_hygon_as_quoted_without_commas() -> None:
     with pytest.raises(ValueError, match="delimiter"):
         json.loads(quoted("hy-smi.txt"))
-    assert values(hygon.parse(quoted("hy-smi.txt"))[0]) == approx(0.0, 91.0, 57.0)
+    assert values(parsed("hygon", quoted("hy-smi.txt"))[0]) == approx(0.0, 91.0, 57.0)
 
 
 @pytest.mark.parametrize("name", ["DCU use (%)", "HCU use (%)", "GPU use (%)"])
 def test_hygon_under_each_name(name: str) -> None:
-    assert hygon.parse(json.dumps({"card3": {name: "25"}}))[3].utilization_ratio == 0.25
+    assert parsed("hygon", json.dumps({"card3": {name: "25"}}))[3].utilization_ratio == 0.25
 
 
 def test_amd_as_quoted() -> None:
-    assert values(amd.parse(quoted("rocm-smi.json"))[0]) == approx(1.0, 314.0, 62.0)
+    assert values(parsed("amd", quoted("rocm-smi.json"))[0]) == approx(1.0, 314.0, 62.0)
     text = '{"card1": {"Current Socket Graphics Package Power (W)": "97.0"}, "system": {"Driver version": "6.3.6"}}'
-    assert {card: values(sample) for card, sample in amd.parse(text).items()} == {1: approx(nan, 97.0, nan)}
+    assert {card: values(sample) for card, sample in parsed("amd", text).items()} == {1: approx(nan, 97.0, nan)}
 
 
 def test_intel_finds_columns_by_their_header() -> None:
-    assert values(intel.parse(quoted("xpu-smi-dump.txt"))[0]) == approx(nan, nan, nan)
+    assert values(parsed("intel", quoted("xpu-smi-dump.txt"))[0]) == approx(nan, nan, nan)
     text = "Timestamp, DeviceId, GPU Power (W), GPU Utilization (%)\n06:14:46.000, 1, 120.5, 12.50\n"
-    assert values(intel.parse(text)[1]) == approx(0.125, 120.5, nan)
+    assert values(parsed("intel", text)[1]) == approx(0.125, 120.5, nan)
 
 
 def test_cambricon_reads_its_file() -> None:
-    assert values(cambricon.parse(json.dumps(CNMON))[1]) == approx(0.4, nan, 51)
+    assert values(parsed("cambricon", json.dumps(CNMON))[1]) == approx(0.4, nan, 51)
 
 
 def test_moore_threads_reads_sections() -> None:
     text = "Driver : 2.7\nGPU0 00000000:3b:00.0\n  Gpu : 7%\n  Power Draw : 33.5W\n  GPU Current Temp : 45C\nGPU1\n"
-    devices = moorethreads.parse(text)
+    devices = parsed("moorethreads", text)
     assert values(devices[0]) == approx(0.07, 33.5, 45)
     assert values(devices[1]) == approx(nan, nan, nan)
 
 
-@pytest.mark.parametrize("parse", [nvidia.parse, biren.parse])
-def test_lines_with_commas(parse: Callable[[str], dict[int, Telemetry]]) -> None:
+@pytest.mark.parametrize("parse", [nvidia._SMI[0].parse, TOOLS["biren"][0].parse, csv_telemetry])
+def test_lines_with_commas(parse: Callable[[str], Mapping[int, Telemetry]]) -> None:
     devices = parse("0, 35, 71.20, 44\n1, [N/A], ERR!, 250 %\n2, 200, -5, 44\ngarbage, 1, 2, 3\n4, 1\n")
     assert [values(devices[index]) for index in range(3)] == [
         approx(0.35, 71.2, 44),

@@ -1,0 +1,135 @@
+"""Vendors' tools that are known by their command lines and the names in their output: one row each.
+
+Owns: the rows, and running them. What a tool does not say, or says in words that were not found in public, stays
+unknown. None was verified on hardware:
+
+- rocm-smi: options from memory; keys of ROCm 5 (`Average ... Power`), 6 (`Current Socket ... Power`) and of its clocks
+  (`(800Mhz)`), as several public parsers read them. Neither health nor errors: it prints those of its RAS blocks as a
+  table, from which its JSON leaves the cards' numbers out. amdsmi, the library, is not used: it must match the
+  driver's libamd_smi.so exactly.
+- hy-smi: as quoted in public text. No more is asked at a time: `--showhcuutil` alone would take a second. Clocks and
+  errors come by options that older tools may not have.
+- brsmi: only the form of the query and `temperature.gpu` were seen in public text; the other fields are named as
+  nvidia-smi's, whose likeness brsmi is. A refused field leaves everything unknown.
+- cnmon, which writes its JSON into the working directory: names as gpustack/runtime (an older state than the one that
+  drives libcndev) reads them. It reads no power, and how cnmon names that, health, errors and clocks was not found.
+- xpu-smi (Kunlun's tool has the same name; its output is read as no device): `dump` and its header `Timestamp,
+  DeviceId, ...` were seen in public text; the metrics' numbers (0 utilisation, 1 power, 2 frequency, 3 and 4
+  temperatures of core and memory) are those of the tool's own help.
+- mthreads-gmi: no output was found in public text, only that `-q` prints `key : value` lines under headings that begin
+  with GPU. The keys are nvidia-smi's, from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from backends.contract.backend import Telemetry
+from backends.telemetry.parsing import (
+    Members,
+    cnmon_cards,
+    completed,
+    csv_members,
+    csv_telemetry,
+    json_cards,
+    memory_errors,
+    sections,
+    telemetry,
+)
+from backends.telemetry.tool import Tool
+
+Parser = Callable[[str], Mapping[int, Telemetry]]
+"""What a tool prints -> Telemetry by the tool's number of the device."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One run of a tool.
+
+    `seldom`: what changes slowly, or what not every version of the tool knows: once a minute, and where that fails, the
+    rest does without. `output_file`: where the tool writes, if it does not print.
+    """
+
+    command: tuple[str, ...]
+    parse: Parser
+    seldom: bool = False
+    output_file: str | None = None
+
+    def answer(self, tool: Tool) -> Mapping[int, Telemetry]:
+        """Raises ToolError, unless it is asked seldom."""
+        if self.seldom:
+            return self.parse(tool.run_seldom(*self.command))
+        return self.parse(tool.run(*self.command, output_file=self.output_file))
+
+
+def read(queries: tuple[Query, ...], tool: Tool) -> dict[int, Telemetry]:
+    """By the tool's own number: the devices of the first query, with what the others add. Raises ToolError."""
+    devices, *others = (query.answer(tool) for query in queries)
+    return {
+        number: completed(sample, *(each.get(number, Telemetry()) for each in others))
+        for number, sample in devices.items()
+    }
+
+
+def named(members_of: Callable[[str], Mapping[int, Members]], **names: tuple[str, ...]) -> Parser:
+    """A parser of a form of output in which the figures have these names."""
+    return lambda text: {number: telemetry(members, names) for number, members in members_of(text).items()}
+
+
+_CARDS = named(
+    json_cards,
+    utilization_ratio=("GPU use (%)", "HCU use (%)", "DCU use (%)"),
+    power_watts=("Average Graphics Package Power (W)", "Current Socket Graphics Package Power (W)"),
+    temperature_celsius=("Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"),
+    memory_temperature_celsius=("Temperature (Sensor memory) (C)", "Temperature (Sensor mem) (C)"),
+    clock_hertz=("sclk clock speed:", "sclk clock speed"),
+)
+CSV = "--query-gpu=index,utilization.gpu,power.draw,temperature.gpu", "--format=csv,noheader,nounits"
+"""What nvidia-smi and its likeness are asked for `csv_telemetry`."""
+
+TOOLS: Mapping[str, tuple[Query, ...]] = {
+    "amd": (Query(("rocm-smi", "--showuse", "--showtemp", "--showpower", "--showclocks", "--json"), _CARDS),),
+    "hygon": (
+        Query(("hy-smi", "--showuse", "--showtemp", "--showpower", "--json"), _CARDS),
+        Query(("hy-smi", "--showclocks", "--json"), _CARDS, seldom=True),
+        Query(
+            ("hy-smi", "--showrasinfo", "all", "--json"),
+            named(memory_errors, corrected_memory_errors=("corrected",), uncorrected_memory_errors=("uncorrected",)),
+            seldom=True,
+        ),
+    ),
+    "biren": (Query(("brsmi", "gpu", *CSV), csv_telemetry),),
+    "cambricon": (
+        Query(
+            ("cnmon", "info", "-e", "-m", "-u", "-j"),
+            named(cnmon_cards, utilization_ratio=("MLUAverage", "MLU Average"), temperature_celsius=("Chip",)),
+            output_file="cnmon_info.json",
+        ),
+    ),
+    "intel": (
+        Query(
+            ("xpu-smi", "dump", "-d", "-1", "-m", "0,1,2,3,4", "-n", "1"),
+            named(
+                partial(csv_members, key="DeviceId"),
+                utilization_ratio=("GPU Utilization",),
+                power_watts=("GPU Power",),
+                temperature_celsius=("GPU Core Temperature",),
+                memory_temperature_celsius=("GPU Memory Temperature",),
+                clock_hertz=("GPU Frequency",),
+            ),
+        ),
+    ),
+    "moorethreads": (
+        Query(
+            ("mthreads-gmi", "-q"),
+            named(
+                sections,
+                utilization_ratio=("Gpu", "GPU Utilization"),
+                power_watts=("Power Draw",),
+                temperature_celsius=("GPU Current Temp", "Temperature"),
+            ),
+        ),
+    ),
+}
