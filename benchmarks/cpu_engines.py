@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -103,7 +104,7 @@ def plain(name: str, sizes: tuple[int, ...]) -> Executable:
     """PyTorch as a plain script runs it."""
     network = opened(name).network()
     network.to(memory_format=torch.contiguous_format)
-    engine = EagerEngine(("fp32",), channels_last=False)
+    engine = EagerEngine(replace(CpuBackend.facts, channels_last=False))
     return compile_first([engine], network, DEVICE, ("fp32",), sizes)
 
 

@@ -153,11 +153,15 @@ def built(network: Network) -> Network:
     return network.built if isinstance(network, Unbuilt) else network
 
 
-class Started(Protocol):
-    """A batch that is under way on a device."""
+@dataclass(frozen=True)
+class Started:
+    """A batch that is under way on a device.
 
-    def outputs(self) -> tuple[Array, ...]:
-        """Wait for it; what `Executable.run` returns and raises. Valid until two more batches have started."""
+    `outputs` waits for it, and returns and raises what `Executable.run` does. They are valid until two more batches
+    have started.
+    """
+
+    outputs: Callable[[], tuple[Array, ...]]
 
 
 class Executable(ABC):

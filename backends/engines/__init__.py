@@ -1,5 +1,9 @@
 """How a network becomes an executable: one file for each compiler. Where it runs is the backend's business."""
 
+from collections.abc import Mapping
+
+from backends.contract.backend import Network, form_of
+from backends.contract.errors import EngineRefusedError
 from backends.engines.eager import EagerEngine
 from backends.engines.engine import Engine, compile_first
 from backends.engines.graph import GraphEngine
@@ -10,17 +14,32 @@ from backends.engines.openvino import OpenVINOEngine
 from backends.engines.tensorrt import TensorRTEngine
 from backends.engines.torchair import TorchairEngine
 from backends.engines.torchscript import TorchScriptEngine
+from backends.vendors.table import Facts
 
-__all__ = [
-    "EagerEngine",
-    "Engine",
-    "GraphEngine",
-    "InductorEngine",
-    "MIGraphXEngine",
-    "OnnxRuntimeEngine",
-    "OpenVINOEngine",
-    "TensorRTEngine",
-    "TorchScriptEngine",
-    "TorchairEngine",
-    "compile_first",
-]
+_KINDS: tuple[type[Engine], ...] = (
+    EagerEngine,
+    GraphEngine,
+    InductorEngine,
+    MIGraphXEngine,
+    OnnxRuntimeEngine,
+    OpenVINOEngine,
+    TensorRTEngine,
+    TorchairEngine,
+    TorchScriptEngine,
+)
+ENGINES: Mapping[str, type[Engine]] = {kind.name: kind for kind in _KINDS}
+"""By name, as in a vendor's row."""
+
+
+def engines_of(facts: Facts, engine: str, network: Network, threads: int) -> list[Engine]:
+    """What `--engine` means on a vendor's devices, in order of preference. Raises EngineRefusedError."""
+    offered = (*facts.engines, *facts.by_name)
+    if engine not in ("auto", *offered):
+        raise EngineRefusedError(f"{facts.title} has no engine {engine!r}; it has {' and '.join(offered)}.")
+    # Few engines read ONNX files: for those `auto` means every one that does.
+    others = tuple(name for name in facts.by_name if form_of(network) == "onnx" and "onnx" in ENGINES[name].forms)
+    names = (*facts.engines, *others) if engine == "auto" else (engine,)
+    return [ENGINES[name](facts, threads) for name in names]
+
+
+__all__ = ["ENGINES", "EagerEngine", "Engine", "compile_first", "engines_of"]

@@ -65,7 +65,7 @@ class EngineCache:
             os.utime(entry)  # It was used: others go first.
         return entry
 
-    def put(self, write: Callable[[Path], None], **parts: object) -> Path | None:
+    def put(self, write: Callable[[Path], object], **parts: object) -> Path | None:
         """Let `write` fill a directory and keep it as the entry of these parts; None where it is not kept: the disk is
         full, or `write` raises, whatever that is, as libraries have exceptions of their own for a full disk.
         """

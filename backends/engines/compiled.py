@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -57,36 +57,23 @@ def compiling(title: str, device: str) -> Iterator[None]:
         raise EngineRefusedError(f"{title} cannot compile this network: {first_line(error)}") from error
 
 
-class Dispatched:
-    """A network as StreamedExecutable calls it, each batch size by a callable of its own."""
-
-    def __init__(self, network: Network, by_size: Mapping[int, Callable[[Tensor], Any]]) -> None:
-        self.input_shape = network.input_shape
-        self._by_size = by_size
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """It has the precision in which it was compiled."""
-        raise NotImplementedError
-
-    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._by_size[len(pixels)](pixels))
+Call = Callable[[Tensor], Sequence[Tensor]]
+"""A network that is ready for one batch size: uint8 on the device -> its outputs there."""
 
 
 def by_torch_compile(
     network: Network, device: str, batch_sizes: tuple[int, ...], backend: str | Callable[..., Any]
-) -> Dispatched:
+) -> dict[int, Call]:
     """The network, on its device, compiled by `backend` for every batch size now: nothing is left for a request.
 
     In one piece (`fullgraph`): what PyTorch cannot trace, and a size too many, is an error, and not a silent way back
     to eager.
     """
-    module: Callable[[Tensor], Any] = torch.compile(
-        cast(nn.Module, network), backend=backend, dynamic=False, fullgraph=True
-    )
+    module: Call = torch.compile(cast(nn.Module, network), backend=backend, dynamic=False, fullgraph=True)
     # By default eight shapes of the same code, whichever network it belongs to.
     limits = {"cache_size_limit": _MANY, "accumulated_cache_size_limit": _MANY}
     patched: Any = torch._dynamo.config.patch(limits)
     with patched, torch.inference_mode():
         for size in reversed(batch_sizes):
             module(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
-    return Dispatched(network, dict.fromkeys(batch_sizes, module))
+    return dict.fromkeys(batch_sizes, module)

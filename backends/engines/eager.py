@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.contract.errors import translated_errors
+from backends.engines.compiled import Call
 from backends.engines.engine import DTYPES, CheckedExecutable, Engine
 from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
@@ -30,25 +32,15 @@ class EagerEngine(Engine):
     name = "eager"
     forms = ("pixels", "program", "script")
 
-    def __init__(
-        self, precisions: tuple[str, ...], channels_last: bool | None = True, fused_layers: bool = False
-    ) -> None:
-        """`precisions`: those that are worth having on the backend's devices. `channels_last`: None measures.
-
-        `fused_layers`: whether the device may have kernels for a convolution and what follows it.
-        """
-        self.precisions = precisions
-        self._channels_last, self._fused_layers = channels_last, fused_layers
-
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """Casts and moves `network` in place."""
         with translated_errors(device):
-            module = placed(network, device, precision, self._channels_last, batch_sizes[-1])
-            if self._fused_layers:
+            module = placed(network, device, precision, self._facts.channels_last, batch_sizes[-1])
+            if self._facts.fused_layers:
                 fuse(module, lambda: batch_s(network, batch_sizes[-1], device), device, DTYPES[precision])
-        return torch_executable(device, batch_sizes, network)
+        return torch_executable(device, network.input_shape, dict.fromkeys(batch_sizes, network))
 
 
 def placed(network: Network, device: str, precision: str, channels_last: bool | None, size: int = 1) -> nn.Module:
@@ -89,21 +81,20 @@ def batch_s(network: Network, size: int, device: str) -> float:
     return (time.perf_counter() - started_s) / _TIMED_RUNS
 
 
-def torch_executable(device: str, batch_sizes: tuple[int, ...], network: Network) -> Executable:
-    """What is called with tensors and answers with tensors as an executable; on devices, one that copies meanwhile."""
+def torch_executable(device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> Executable:
+    """What is called with tensors, by batch size, as an executable; on devices, one that copies meanwhile."""
     kind = _HostExecutable if torch.device(device).type == "cpu" else StreamedExecutable
-    return kind(device, batch_sizes, network)
+    return kind(device, input_shape, by_size)
 
 
 class _HostExecutable(CheckedExecutable):
-    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network) -> None:
-        super().__init__(device, batch_sizes, network.input_shape)
-        self._network: Network | None = network
+    def __init__(self, device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> None:
+        super().__init__(device, tuple(sorted(by_size)), input_shape)
+        self._by_size = by_size
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        assert self._network is not None
         with torch.inference_mode():
-            return tuple(output.numpy() for output in self._network(torch.from_numpy(pixels)))
+            return tuple(output.numpy() for output in self._by_size[len(pixels)](torch.from_numpy(pixels)))
 
     def _release(self) -> None:
-        self._network = None
+        self._by_size = {}

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -44,6 +45,10 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.engines.cache import EngineCache
+from backends.engines.compiled import is_installed
+from backends.vendors.table import Facts
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -58,18 +63,27 @@ _FORMS: dict[Form, str] = {
 
 
 class Engine(ABC):
-    """One compiler, constructed with what it needs to know of the device's surroundings (threads, a cache).
+    """One compiler, for the devices of one vendor.
 
-    `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the first
-    time, all batch sizes together: a service may answer with an engine of seconds while one of minutes still compiles.
-    `only_reads`: it leaves the network as it was, and takes one that is Unbuilt.
+    `offers`: the precisions that it can compute in; `precisions`: those of them that are worth having on the vendor's
+    devices. `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the
+    first time, all batch sizes together: a service may answer with one of seconds while one of minutes still compiles.
+    `package`: without it the engine refuses in no time. `only_reads`: it leaves the network as it was, and takes one
+    that is Unbuilt.
     """
 
     name: str
+    offers: tuple[str, ...] = tuple(DTYPES)
     precisions: tuple[str, ...]
     forms: tuple[Form, ...] = ("pixels", "program")
     takes: Literal["seconds", "minutes"] = "seconds"
+    package = ""
     only_reads = False
+
+    def __init__(self, facts: Facts, threads: int = 1) -> None:
+        """`facts`: the vendor's row. `threads`: how many cores it may use where it computes on the CPU."""
+        self._facts, self._threads = facts, threads
+        self.precisions = tuple(each for each in facts.precisions if each in self.offers)
 
     @abstractmethod
     def compile(
@@ -83,7 +97,7 @@ class Engine(ABC):
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Whether `compile` would take seconds, and not minutes."""
-        return self.takes == "seconds"
+        return self.takes == "seconds" or not is_installed(self.package)
 
     def version(self, precision: str) -> str:
         """The compiler's version; empty where it is part of PyTorch. Asked of an engine that has compiled."""
@@ -110,7 +124,8 @@ class CheckedExecutable(Executable):
 
     def start(self, pixels: Pixels) -> Started:
         """The batch is done when this returns."""
-        return _Finished(self.run(pixels))
+        outputs = self.run(pixels)
+        return Started(lambda: outputs)
 
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """Raises ValueError for pixels of another type, layout, shape or batch size."""
@@ -147,14 +162,6 @@ class CheckedExecutable(Executable):
         """Drop everything that holds memory; called once."""
 
 
-class _Finished:
-    def __init__(self, outputs: tuple[Array, ...]) -> None:
-        self._outputs = outputs
-
-    def outputs(self) -> tuple[Array, ...]:
-        return self._outputs
-
-
 def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
     """Return what brings images to calibrate int8 on. Raises EngineRefusedError where the options have none."""
     if options.calibration is None:
@@ -162,15 +169,33 @@ def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
     return options.calibration
 
 
-def cache_of(options: CompileOptions) -> EngineCache | None:
-    """Where compiled networks are kept; None where there is no place, or nothing to know the network by."""
-    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
-
-
 def is_kept(options: CompileOptions, parts: Mapping[str, object]) -> bool:
     """Whether the cache has what is made of these parts."""
-    cache = cache_of(options)
+    cache = _cache_of(options)
     return cache is not None and cache.get(**parts) is not None
+
+
+def kept_or_made(
+    options: CompileOptions,
+    parts: Mapping[str, object],
+    make: Callable[[], T],
+    save: Callable[[T, Path], object],
+    load: Callable[[Path], T],
+) -> T:
+    """What is made of these parts: loaded from the cache where it is there, else made now, and kept if it can be."""
+    cache = _cache_of(options)
+    entry = cache.get(**parts) if cache else None
+    if entry is not None:
+        return load(entry)
+    made = make()
+    if cache is not None:
+        cache.put(lambda folder: save(made, folder), **parts)
+    return made
+
+
+def _cache_of(options: CompileOptions) -> EngineCache | None:
+    """None where there is no place, or nothing to know the network by."""
+    return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
 
 
 def compile_first(

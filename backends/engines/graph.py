@@ -47,40 +47,24 @@ class GraphEngine(Engine):
     name = "graph"
     forms = ("pixels", "program", "script")
 
-    def __init__(
-        self,
-        precisions: tuple[str, ...],
-        channels_last: bool | None = True,
-        graph_class: str = "CUDAGraph",
-        fused_layers: bool = False,
-    ) -> None:
-        """`graph_class`: what the device's module of torch calls its captured graphs; empty where none is known.
-
-        `fused_layers`: as EagerEngine has it.
-        """
-        self.precisions = precisions
-        self._channels_last, self._fused_layers = channels_last, fused_layers
-        self._graph_class = graph_class
-
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """Casts and moves `network` in place."""
         device_type = torch.device(device).type
         module = torch.get_device_module(device_type)
-        kind = getattr(module, self._graph_class, None)
+        kind = getattr(module, self._facts.graph_class, None)
         if kind is None or not hasattr(module, "graph"):
-            wanted = self._graph_class or "no class is known"
-            raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({wanted})")
+            raise EngineRefusedError(f"torch.{device_type} has no captured graphs here ({self._facts.graph_class})")
         try:
             with translated_errors(device), torch.inference_mode():
-                placed(network, device, precision, self._channels_last, batch_sizes[-1])
-                if self._fused_layers:
+                placed(network, device, precision, self._facts.channels_last, batch_sizes[-1])
+                if self._facts.fused_layers:
                     # Timed when replayed, as it will serve: one by one, fewer kernels are always quicker to start.
                     largest = batch_sizes[-1:]
                     fuse(
                         cast(nn.Module, network),
-                        lambda: batch_s(_Replayed(network, device, largest, kind), largest[0], device),
+                        lambda: batch_s(cast(Network, _Replayed(network, device, largest, kind)), largest[0], device),
                         device,
                         DTYPES[precision],
                     )
@@ -89,7 +73,7 @@ class GraphEngine(Engine):
             raise
         except BackendError as error:
             raise EngineRefusedError(f"the network cannot be captured: {error}") from error
-        return StreamedExecutable(device, batch_sizes, replayed)
+        return StreamedExecutable(device, network.input_shape, dict.fromkeys(batch_sizes, replayed))
 
 
 class _Replayed:
@@ -141,10 +125,6 @@ class _Replayed:
                     f"the captured graph for {size} images answers otherwise than the network: "
                     f"{1 - float(agree):.0%} of its numbers differ"
                 )
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """It has the precision with which it was captured."""
-        raise NotImplementedError
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Outputs are valid until the next call on the same stream."""

@@ -12,20 +12,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from backends.contract.backend import CompileOptions, Executable, Network
-from backends.contract.errors import BackendError, EngineRefusedError, first_line, translated_errors
+from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines import quantised
 from backends.engines.cache import private_folder
-from backends.engines.eager import torch_executable
-from backends.engines.engine import DTYPES, Engine, cache_of, calibration_of
+from backends.engines.compiled import compiling
+from backends.engines.eager import placed, torch_executable
+from backends.engines.engine import DTYPES, Engine, calibration_of, kept_or_made
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +43,7 @@ class InductorEngine(Engine):
     """Seconds to minutes a batch size at the first start; `options.cache_dir` makes the next ones short."""
 
     name = "inductor"
-
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
-        """`precisions`: those that are worth having on the backend's devices. `channels_last`: where they take it."""
-        self.precisions = precisions
-        self._channels_last = channels_last
+    offers = (*DTYPES, "int8")
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
@@ -53,78 +51,58 @@ class InductorEngine(Engine):
         """Casts and moves `network` in place."""
         if reason := _refusal(device.partition(":")[0]):
             raise EngineRefusedError(reason)
-        with translated_errors(device):
-            if precision != "int8":
-                network.cast(DTYPES[precision])
-            module = cast(nn.Module, network).to(device)
-            if self._channels_last:
-                module.to(memory_format=torch.channels_last)
-        if precision == "int8":
-            return self._int8(network, device, batch_sizes, options)
-        # Sorted out by `_fingerprint`: the same directory serves every network, device and version.
-        with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
-            kept = private_folder(options.cache_dir / "inductor") if options.cache_dir else None
-            directory = kept or Path(temporary)
-            compiled = {
-                size: _compiled(module, device, (size, *network.input_shape), directory) for size in batch_sizes
-            }
-        return torch_executable(device, batch_sizes, _Ladder(network.input_shape, compiled))
+        in_int8 = precision == "int8"
+        shapes = {size: (size, *network.input_shape) for size in batch_sizes}
+        with compiling("Inductor", device), tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
+            module = placed(network, device, "fp32" if in_int8 else precision, bool(self._facts.channels_last))
+            if in_int8:
+                folder = self._int8(network, device, shapes, options, Path(temporary))
+                compiled = {size: _inductor_package(folder / f"{size}.pt2") for size in shapes}
+            else:
+                # Sorted out by `_fingerprint`: the same directory serves every network, device and version.
+                kept = private_folder(options.cache_dir / "inductor") if options.cache_dir else None
+                directory = kept or Path(temporary)
+                compiled = {size: _compiled(module, device, shape, directory) for size, shape in shapes.items()}
+        return torch_executable(device, network.input_shape, compiled)
 
-    def _int8(self, network: Network, device: str, batch_sizes: tuple[int, ...], options: CompileOptions) -> Executable:
-        """Found by what it is made of: to quantise again, only to see that it is the same, takes most of the time."""
+    def _int8(
+        self,
+        network: Network,
+        device: str,
+        shapes: Mapping[int, tuple[int, ...]],
+        options: CompileOptions,
+        temporary: Path,
+    ) -> Path:
+        """The folder with the packages by batch size.
+
+        Found by what they are made of: to quantise again, only to see that it is the same, takes most of the time.
+        """
         calibration = calibration_of(options)
-        version = self.version("int8")
-        described: dict[str, object] = {
+
+        def make() -> Path:
+            module = quantised.quantised(network, calibration())
+            for size, shape in shapes.items():
+                _compile(_exported(module, device, shape), temporary / f"{size}.pt2")
+            return temporary
+
+        parts: dict[str, object] = {
             "engine": self.name,
-            "version": version,
+            "version": self.version("int8"),
             "key": options.key,
             "calibration": options.calibration_key,
             "shape": network.input_shape,
-            "sizes": batch_sizes,
+            "sizes": tuple(shapes),
             "chip": f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}",
         }
-        cache = cache_of(options)
-        entry = cache.get(**described) if cache else None
 
-        def write(folder: Path) -> None:
-            module = quantised.quantised(network, calibration())
-            for size in batch_sizes:
-                program = _exported(module, device, (size, *network.input_shape))
-                try:
-                    _compile(program, folder / f"{size}.pt2")
-                except Exception as error:
-                    raise EngineRefusedError(f"Inductor cannot compile the network: {first_line(error)}") from error
+        def save(made: Path, folder: Path) -> None:
+            shutil.copytree(made, folder, dirs_exist_ok=True)
 
-        def loaded(folder: Path) -> Mapping[int, Any]:
-            return {size: _inductor_package(folder / f"{size}.pt2") for size in batch_sizes}
-
-        if entry is None and cache is not None:
-            entry = cache.put(write, **described)
-        if entry is not None:
-            compiled = loaded(entry)
-        else:
-            with tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
-                write(Path(temporary))
-                compiled = loaded(Path(temporary))
-        return torch_executable(device, batch_sizes, _Ladder(network.input_shape, compiled))
+        return kept_or_made(options, parts, make, save, lambda folder: folder)
 
     def version(self, precision: str) -> str:
         """PyTorch's own, and that of torchao for int8."""
         return f"{torch.__version__} {quantised.version()}" if precision == "int8" else ""
-
-
-class _Ladder:
-    """A network that is compiled once for each batch size."""
-
-    def __init__(self, input_shape: tuple[int, ...], compiled: Mapping[int, Any]) -> None:
-        self.input_shape = input_shape
-        self._compiled = compiled
-
-    def cast(self, dtype: torch.dtype) -> _Ladder:
-        raise BackendError("what is compiled keeps its precision")
-
-    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._compiled[len(pixels)](pixels))
 
 
 def _refusal(device_type: str) -> str:
@@ -153,11 +131,8 @@ def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory:
             return _inductor_package(package)
         except Exception as error:
             log.warning("%s cannot be used and is compiled again: %s", package, first_line(error))
-    try:
-        _compile(program, package)
-        return _inductor_package(package)
-    except Exception as error:
-        raise EngineRefusedError(f"Inductor cannot compile the network: {first_line(error)}") from error
+    _compile(program, package)
+    return _inductor_package(package)
 
 
 def _exported(module: nn.Module, device: str, shape: tuple[int, ...]) -> Any:

@@ -12,45 +12,54 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
 
+from backends.contract.backend import CompileOptions, Network
 from backends.contract.errors import DeviceLostError, OutOfDeviceMemoryError, first_line
-from backends.engines.cache import bound
+from backends.engines.cache import bound, private_folder
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
-def own_folder(folder: Path, key: str, machine: str) -> Path:
-    """The folder for a network (`key`) on a device with its software (`machine`), made if need be.
+def with_own_folder(
+    build: Callable[[Path | None], T],
+    title: str,
+    options: CompileOptions,
+    *,
+    network: Network,
+    precision: str,
+    machine: str,
+) -> T:
+    """`build`, with the folder of a network and what it is compiled for (`machine`); None: nothing may be kept.
 
-    Others that were not used for longest are removed until all are within the limit.
+    Where what is in the folder cannot be used, once more with the folder empty. Folders of others that were not used
+    for longest are removed until all are within the limit.
     """
+    folder = private_folder(options.cache_dir / title.lower()) if options.cache_dir else None
+    if folder is None:
+        return build(None)
+    key = f"{options.key or _weights_of(cast(nn.Module, network))} {network.input_shape} {precision}"
     own = folder / digest(f"{key} {machine}")
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.utime(own)  # It was used: others go first.
     bound(folder, own)
-    return own
-
-
-def anew_once(title: str, folder: Path, build: Callable[[], T]) -> T:
-    """`build`, which uses what is in `folder`; where that cannot be used, once more with the folder empty."""
-    kept = any(folder.iterdir())
+    kept = any(own.iterdir())
     try:
-        return build()
+        return build(own)
     except (torch.OutOfMemoryError, OutOfDeviceMemoryError, DeviceLostError):
         raise
     except Exception as error:  # Vendors raise every kind.
         if not kept:
             raise
         log.warning("what %s has kept cannot be used and is built anew: %s", title, first_line(error))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return build()
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return build(own)
 
 
 def digest(text: str) -> str:
@@ -58,7 +67,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def weights_of(module: nn.Module) -> str:
+def _weights_of(module: nn.Module) -> str:
     """A network by its weights, where nothing else identifies it."""
     found = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):

@@ -10,7 +10,7 @@ have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost
 from __future__ import annotations
 
 from backends.contract.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import by_torch_compile, compiling, imported, is_installed
+from backends.engines.compiled import by_torch_compile, compiling, imported
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
@@ -21,22 +21,16 @@ class MIGraphXEngine(Engine):
 
     name = "migraphx"
     takes = "minutes"
-
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
-        """`channels_last` does not matter: MIGraphX chooses layouts by itself."""
-        self.precisions = tuple(each for each in precisions if each in ("fp16", "fp32"))
+    package = "torch_migraphx"
+    offers = ("fp16", "fp32")
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """Casts and moves `network` in place."""
-        imported("torch_migraphx", "build it from github.com/ROCm/torch_migraphx, or take AMD's image")
+        imported(self.package, "build it from github.com/ROCm/torch_migraphx, or take AMD's image")
         with compiling("MIGraphX", device):
             placed(network, device, precision, channels_last=False).requires_grad_(False)
             # Importing the package has made the name known to torch.compile.
             compiled = by_torch_compile(network, device, batch_sizes, "migraphx")
-        return StreamedExecutable(device, batch_sizes, compiled)
-
-    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Only in refusing."""
-        return not is_installed("torch_migraphx")
+        return StreamedExecutable(device, network.input_shape, compiled)

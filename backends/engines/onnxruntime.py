@@ -21,7 +21,9 @@ from torch import nn
 
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine, cache_of, calibration_of, is_kept, unpacking
+from backends.engines.compiled import imported
+from backends.engines.engine import DTYPES, CheckedExecutable, Engine, calibration_of, is_kept, kept_or_made, unpacking
+from backends.vendors.table import Facts
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {
@@ -50,18 +52,17 @@ _OPSET = 18  # The oldest that both exporters write without converting.
 
 
 class OnnxRuntimeEngine(Engine):
-    """`threads`: how many cores a session may use where it computes on the CPU."""
+    """fp16 only pays with an accelerator's provider: the CPU's has no half-precision convolutions.
+
+    int8 is of convolutions and matrix products, by channel, in the form that every provider reads (QDQ).
+    """
 
     name = "onnxruntime"
     forms = ("pixels", "onnx")
 
-    def __init__(self, threads: int, precisions: tuple[str, ...] = ("fp32",)) -> None:
-        """`precisions`: fp16 only pays with an accelerator's provider; the CPU's has no half-precision convolutions.
-
-        int8 is of convolutions and matrix products, by channel, in the form that every provider reads (QDQ).
-        """
-        self.precisions = precisions
-        self._threads = threads
+    def __init__(self, facts: Facts, threads: int = 1) -> None:
+        self.offers = ("fp32", "int8") if facts.device_type == "cpu" else ("fp32", "fp16")
+        super().__init__(facts, threads)
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
@@ -152,14 +153,7 @@ class _PackedExecutable(_OnnxRuntimeExecutable):
 
 
 def _runtime() -> Any:
-    try:
-        for package in _PACKAGES:
-            importlib.import_module(package)
-    except ImportError as error:
-        raise EngineRefusedError(
-            "ONNX Runtime is not installed with its exporter: pip install 'anychip[onnx]'"
-        ) from error
-    runtime = importlib.import_module("onnxruntime")
+    runtime, *_ = (imported(package, "pip install 'anychip[onnx]'") for package in _PACKAGES)
     runtime.disable_telemetry_events()  # Microsoft's builds for Windows report to Microsoft.
     return runtime
 
@@ -220,18 +214,16 @@ def _numpy_type(onnx_type: str) -> type[np.generic]:
 def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) -> bytes:
     """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
     calibration = calibration_of(options)
-    described, cache = _described(runtime, network, options), cache_of(options)
-    entry = cache.get(**described) if cache else None
-    if entry is not None:
-        return (entry / "int8.onnx").read_bytes()
-    quantised = _quantised(_exported(network, size), calibration())
 
-    def write(folder: Path) -> None:
-        (folder / "int8.onnx").write_bytes(quantised)
+    def make() -> bytes:
+        return _quantised(_exported(network, size), calibration())
 
-    if cache is not None:
-        cache.put(write, **described)
-    return quantised
+    def save(made: bytes, folder: Path) -> None:
+        (folder / "int8.onnx").write_bytes(made)
+
+    return kept_or_made(
+        options, _described(runtime, network, options), make, save, lambda folder: (folder / "int8.onnx").read_bytes()
+    )
 
 
 def _described(runtime: Any, network: Network, options: CompileOptions) -> dict[str, object]:

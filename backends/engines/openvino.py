@@ -15,7 +15,9 @@ import io
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -33,31 +35,26 @@ from backends.contract.backend import (
     form_of,
 )
 from backends.contract.errors import EngineRefusedError, first_line, translated_errors
-from backends.engines.engine import CheckedExecutable, Engine, cache_of, calibration_of, is_kept, unpacking
+from backends.engines.compiled import imported
+from backends.engines.engine import CheckedExecutable, Engine, calibration_of, is_kept, kept_or_made, unpacking
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
 
 
 class OpenVINOEngine(Engine):
-    """`threads`: how many cores the compiled networks may use, together."""
+    """The compiled networks share the cores that it may use."""
 
     name = "openvino"
-    precisions = tuple(_HINTS)
+    offers = tuple(_HINTS)
     forms = ("pixels", "onnx", "program", "script")
     only_reads = True
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """`network` is only read."""
-        try:
-            import openvino
-        except ImportError as error:
-            raise EngineRefusedError("OpenVINO is not installed: pip install 'anychip[cpu]'") from error
+        openvino = imported("openvino", "pip install 'anychip[cpu]'")
         core = openvino.Core()
         able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if precision == "bf16" and "BF16" not in able:
@@ -186,17 +183,17 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
     form = form_of(network)
     if form == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
         return _read_onnx(core, cast(TensorNetwork, network))
-    parts, cache = _parts(network, precision, options), cache_of(options)
-    kept = cache.get(**parts) if cache else None
-    if kept is not None:
-        return core.read_model(kept / "model.xml")
-    given = built(network)
-    model = _convert(given) if form == "pixels" else _convert_packed(cast(TensorNetwork, given))
-    if calibration is not None:
-        model = _quantised(model, calibration())
-    if cache:
-        cache.put(lambda folder: openvino.save_model(model, folder / "model.xml", compress_to_fp16=False), **parts)
-    return model
+
+    def make() -> Any:
+        given = built(network)
+        model = _convert(given) if form == "pixels" else _convert_packed(cast(TensorNetwork, given))
+        return model if calibration is None else _quantised(model, calibration())
+
+    def save(model: Any, folder: Path) -> None:
+        openvino.save_model(model, folder / "model.xml", compress_to_fp16=False)
+
+    parts = _parts(network, precision, options)
+    return kept_or_made(options, parts, make, save, lambda folder: core.read_model(folder / "model.xml"))
 
 
 def _parts(network: Network, precision: str, options: CompileOptions) -> dict[str, object]:
@@ -254,25 +251,8 @@ def _read_onnx(core: Any, network: TensorNetwork) -> Any:
 
 def _convert_packed(network: TensorNetwork) -> Any:
     """A module of PyTorch's over several tensors, for one item. Raises EngineRefusedError."""
-    from openvino import PartialShape, Type
-    from openvino.frontend import FrontEndManager
-    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
-
-    try:
-        shapes = [_port_shape(network, tensor) for tensor in network.inputs]
-        arrays = [np.zeros(shape, tensor.dtype) for shape, tensor in zip(shapes, network.inputs, strict=True)]
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            decoder = TorchScriptPythonDecoder(network.core, example_input=tuple(map(torch.from_numpy, arrays)))
-            frontend = FrontEndManager().load_by_framework("pytorch")
-            model = frontend.convert(frontend.load(decoder))
-        for port, shape, array in zip(model.inputs, shapes, arrays, strict=True):
-            port.get_node().set_element_type(Type(array.dtype))
-            port.get_node().set_partial_shape(PartialShape(shape))
-        model.validate_nodes_and_infer_types()
-    except Exception as error:
-        raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
-    return _of_one_item(model, network)
+    arrays = [np.zeros(_port_shape(network, tensor), tensor.dtype) for tensor in network.inputs]
+    return _of_one_item(_converted(network.core, arrays), network)
 
 
 def _port_shape(network: TensorNetwork, tensor: PackedTensor) -> list[int]:
@@ -288,7 +268,16 @@ def _of_one_item(model: Any, network: TensorNetwork) -> Any:
 
 
 def _convert(network: Network) -> Any:
-    """The network for one image as an OpenVINO model.
+    """The network for one image as an OpenVINO model. Raises EngineRefusedError."""
+    model = _converted(network, [np.zeros((1, *network.input_shape), np.uint8)])
+    batches = [port.partial_shape[0] for port in model.outputs]
+    if any(batch != 1 for batch in batches):
+        raise EngineRefusedError(f"the network answers one image with batches of {batches}")
+    return model
+
+
+def _converted(module: Any, inputs: Sequence[Array]) -> Any:
+    """An OpenVINO model of what the module does with inputs of these shapes and types. Raises EngineRefusedError.
 
     Through the frontend, not `openvino.convert_model`: that reports every use of it to Google Analytics unless a file
     in the home directory says no (openvino_telemetry).
@@ -297,20 +286,16 @@ def _convert(network: Network) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    shape = (1, *network.input_shape)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
-            decoder = TorchScriptPythonDecoder(network, example_input=(torch.zeros(shape, dtype=torch.uint8),))
+            decoder = TorchScriptPythonDecoder(module, example_input=tuple(map(torch.from_numpy, inputs)))
             frontend = FrontEndManager().load_by_framework("pytorch")
             model = frontend.convert(frontend.load(decoder))
-        parameter = model.inputs[0].get_node()
-        parameter.set_element_type(Type.u8)
-        parameter.set_partial_shape(PartialShape(list(shape)))
+        for port, array in zip(model.inputs, inputs, strict=True):
+            port.get_node().set_element_type(Type(array.dtype))
+            port.get_node().set_partial_shape(PartialShape(list(array.shape)))
         model.validate_nodes_and_infer_types()
-        batches = [port.shape[0] for port in model.outputs]
+        return model
     except Exception as error:
         raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
-    if any(batch != 1 for batch in batches):
-        raise EngineRefusedError(f"the network answers one image with batches of {batches}")
-    return model

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backends.contract.backend import Array, Network, Pixels, Started
+from backends.contract.backend import Array, Pixels, Started
 from backends.contract.errors import (
     BackendError,
     DeviceLostError,
@@ -29,19 +29,23 @@ from backends.contract.errors import (
     first_line,
     translated_errors,
 )
+from backends.engines.compiled import Call
 from backends.engines.engine import CheckedExecutable
 
 log = logging.getLogger(__name__)
 
 
 class StreamedExecutable(CheckedExecutable):
-    """`network` on the current device of its type: at most two batches are under way, in the order they were begun."""
+    """A network on the current device of its type, ready for each batch size.
+
+    At most two batches are under way, in the order they were begun.
+    """
 
     depth = 2
 
-    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network) -> None:
-        super().__init__(device, batch_sizes, network.input_shape)
-        self._network: Network | None = network
+    def __init__(self, device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> None:
+        super().__init__(device, tuple(sorted(by_size)), input_shape)
+        self._by_size = by_size
         self._module = torch.get_device_module(torch.device(device).type)
         self._copies = self._module.Stream()
         self._pinned: list[Tensor] = []  # What `buffer` gave out.
@@ -70,9 +74,8 @@ class StreamedExecutable(CheckedExecutable):
         with self._translated(hosts):
             return self._begin(pixels, hosts).outputs()
 
-    def _begin(self, pixels: Pixels, hosts: list[Tensor]) -> _Batch:
+    def _begin(self, pixels: Pixels, hosts: list[Tensor]) -> Started:
         """Fills `hosts` with the memory that its outputs come to."""
-        assert self._network is not None
         compute = self._module.current_stream()
         with torch.inference_mode():
             if len(self._inputs) < self.depth:
@@ -86,14 +89,22 @@ class StreamedExecutable(CheckedExecutable):
                 staged.copy_(torch.from_numpy(pixels), non_blocking=self._is_pinned(pixels))
                 copied = self._copies.record_event()
             compute.wait_event(copied)
-            outputs = self._network(staged)
+            outputs = self._by_size[len(staged)](staged)
             # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
             hosts += [_host_memory(output.shape, output.dtype) for output in outputs]
             for host, output in zip(hosts, outputs, strict=True):
                 host.copy_(output, non_blocking=host.is_pinned())
             done = _event(self._module)
             done.record(compute)
-        return _Batch(self, hosts, done)
+
+        def waited_for() -> tuple[Array, ...]:
+            with self._translated(hosts):
+                # torch_npu launches from a thread of its own. Where that fails, an event that it should have recorded
+                # is waited for without end (seen with 2.13 over a stub driver): the server's limit for a batch ends it.
+                done.synchronize()
+            return tuple(host.numpy() for host in hosts)
+
+        return Started(waited_for)
 
     def _is_pinned(self, pixels: Pixels) -> bool:
         address = pixels.ctypes.data
@@ -133,7 +144,7 @@ class StreamedExecutable(CheckedExecutable):
         return "" if two == 2 else f"1 + 1 is {two} there"
 
     def _release(self) -> None:
-        self._network = None
+        self._by_size = {}
         self._pinned, self._inputs = [], []
 
 
@@ -146,20 +157,6 @@ def _event(module: Any) -> Any:
         return module.Event(blocking=True)
     except TypeError:  # A vendor's class without that choice.
         return module.Event()
-
-
-class _Batch:
-    """A batch under way; `done` is recorded after its outputs' copies."""
-
-    def __init__(self, executable: StreamedExecutable, hosts: list[Tensor], done: Any) -> None:
-        self._executable, self._hosts, self._done = executable, hosts, done
-
-    def outputs(self) -> tuple[Array, ...]:
-        with self._executable._translated(self._hosts):
-            # torch_npu launches from a thread of its own. Where that fails, an event that it should have recorded is
-            # waited for without end (seen with 2.13 over a stub driver): the server's limit for a batch ends that.
-            self._done.synchronize()
-        return tuple(host.numpy() for host in self._hosts)
 
 
 def _never_freed(pinned: list[list[Tensor]]) -> None:

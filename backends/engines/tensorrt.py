@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,10 @@ from torch import Tensor, nn
 
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError
-from backends.engines.cache import private_folder
-from backends.engines.compiled import Dispatched, compiling, imported, is_installed
+from backends.engines.compiled import compiling, imported
 from backends.engines.eager import placed
-from backends.engines.engine import Engine, calibration_of
-from backends.engines.kept import anew_once, device_kind, digest, own_folder, weights_of
+from backends.engines.engine import DTYPES, Engine, calibration_of
+from backends.engines.kept import device_kind, digest, with_own_folder
 from backends.engines.streamed import StreamedExecutable
 
 _ENGINE_CACHE_BYTES = 4 * 2**30  # Of one network.
@@ -45,17 +45,15 @@ class TensorRTEngine(Engine):
 
     name = "tensorrt"
     takes = "minutes"
+    package = "torch_tensorrt"
+    offers = (*DTYPES, "int8")
     forms = ("pixels",)  # It is given floats in place of bytes, and items of tensors are none.
-
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool = True) -> None:
-        """`channels_last` does not matter: TensorRT chooses layouts by itself."""
-        self.precisions = tuple(each for each in precisions if each in ("fp16", "bf16", "fp32", "int8"))
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """Casts and moves `network` in place."""
-        torch_tensorrt = imported("torch_tensorrt", "pip install 'anychip[cuda]'")
+        torch_tensorrt = imported(self.package, "pip install 'anychip[cuda]'")
         in_int8 = precision == "int8"
         exporting: Callable[[], AbstractContextManager[Any]] = nullcontext
         with compiling("TensorRT", device):
@@ -64,7 +62,11 @@ class TensorRTEngine(Engine):
             if in_int8:
                 exporting = _quantise(module, device, options)
 
-            def build(settings: dict[str, Any]) -> dict[int, Any]:
+            versions = f"{torch.__version__} {getattr(torch_tensorrt, '__version__', '')} {_tensorrt_version()}"
+            machine = f"{versions} {device_kind(device)}"
+
+            def build(own: Path | None) -> dict[int, Any]:
+                settings = {} if own is None else _cache_settings(own, machine)
                 engines = {}
                 for size in reversed(batch_sizes):
                     # Floats: of bytes TensorRT takes little more than their cast.
@@ -81,23 +83,17 @@ class TensorRTEngine(Engine):
                         )
                 return engines
 
-            kept = private_folder(options.cache_dir / "tensorrt") if options.cache_dir else None
-            if kept and not in_int8:
-                versions = f"{torch.__version__} {getattr(torch_tensorrt, '__version__', '')} {_tensorrt_version()}"
-                machine = f"{versions} {device_kind(device)}"
-                key = f"{options.key or weights_of(module)} {network.input_shape} {precision}"
-                engines = _with_cache(kept, key, machine, build)
+            if in_int8:
+                engines = build(None)
             else:
-                engines = build({})
+                engines = with_own_folder(
+                    build, "TensorRT", options, network=network, precision=precision, machine=machine
+                )
         # What it has taken is in modules of this name; without any it has left everything to PyTorch.
         if not any("_run_on_acc" in name for name, _ in engines[batch_sizes[0]].named_modules()):
             raise EngineRefusedError("TensorRT takes no part of this network")
-        by_size = {size: _FromBytes(engine) for size, engine in engines.items()}
-        return StreamedExecutable(device, batch_sizes, Dispatched(network, by_size))
-
-    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Only in refusing."""
-        return not is_installed("torch_tensorrt")
+        by_size = {size: partial(_from_bytes, engine) for size, engine in engines.items()}
+        return StreamedExecutable(device, network.input_shape, by_size)
 
 
 def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callable[[], AbstractContextManager[Any]]:
@@ -120,27 +116,18 @@ def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callab
     return exporting
 
 
-class _FromBytes:
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def __call__(self, pixels: Tensor) -> Any:
-        return self._engine(pixels.to(torch.float32))
+def _from_bytes(engine: Any, pixels: Tensor) -> tuple[Tensor, ...]:
+    return tuple(engine(pixels.to(torch.float32)))
 
 
-def _with_cache(
-    folder: Path, key: str, machine: str, build: Callable[[dict[str, Any]], dict[int, Any]]
-) -> dict[int, Any]:
-    """`build`, with the folders that torch_tensorrt is to keep engines and timings in.
-
-    `key`: what the network is; `machine`: versions and GPU. Kept engines that it cannot use are built anew, once.
-    """
-    engines = own_folder(folder, key, machine) / "engines"  # To make room torch_tensorrt deletes whatever is in there.
-    timing = folder / f"timing-{digest(machine)}.bin"
+def _cache_settings(own: Path, machine: str) -> dict[str, Any]:
+    """What torch_tensorrt is to keep: engines in the network's own folder, timings for all of a machine beside it."""
+    engines = own / "engines"  # To make room torch_tensorrt deletes whatever is in there.
     engines.mkdir(mode=0o700, exist_ok=True)
+    timing = own.parent / f"timing-{digest(machine)}.bin"
     if timing.exists() and timing.stat().st_size > _TIMING_CACHE_BYTES:
         timing.unlink()
-    settings = {
+    return {
         "immutable_weights": False,
         "cache_built_engines": True,
         "reuse_cached_engines": True,
@@ -148,7 +135,6 @@ def _with_cache(
         "engine_cache_size": _ENGINE_CACHE_BYTES,
         "timing_cache_path": str(timing),
     }
-    return anew_once("TensorRT", engines, lambda: build(settings))
 
 
 def _tensorrt_version() -> str:

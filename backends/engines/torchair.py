@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -22,11 +23,10 @@ import torch
 from torch import Tensor
 
 from backends.contract.backend import CompileOptions, Executable, Network
-from backends.engines.cache import private_folder
-from backends.engines.compiled import Dispatched, by_torch_compile, compiling, imported, is_installed
+from backends.engines.compiled import Call, by_torch_compile, compiling, imported
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
-from backends.engines.kept import anew_once, device_kind, own_folder, weights_of
+from backends.engines.kept import device_kind, with_own_folder
 from backends.engines.streamed import StreamedExecutable
 
 
@@ -34,31 +34,26 @@ class TorchairEngine(Engine):
     """The whole network as one graph of GE, for each batch size."""
 
     name = "torchair"
-    takes = "minutes"
-
-    def __init__(self, precisions: tuple[str, ...], channels_last: bool | None = False) -> None:
-        self.precisions = precisions
-        self._channels_last = channels_last
+    takes = "minutes"  # Reading what is kept counts as slow, too: it was never timed on a card.
+    package = "torchair"
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         """Casts and moves `network` in place."""
         # torch_npu, which makes it findable, is imported before any engine is asked.
-        torchair = imported("torchair", "this torch_npu was built without it")
+        torchair = imported(self.package, "this torch_npu was built without it")
         with compiling("torchair", device):
             config = torchair.CompilerConfig()
             config.mode = "max-autotune"  # GE, the default; "reduce-overhead" is what the graph engine does.
             # Weights stay where they are: else their addresses are set anew for each batch.
             config.experimental_config.frozen_parameter = True
-            module = placed(network, device, precision, self._channels_last)
-            kept = private_folder(options.cache_dir / "torchair") if options.cache_dir else None
-            if kept is None:
-                backend = torchair.get_npu_backend(compiler_config=config)
-                compiled = by_torch_compile(network, device, batch_sizes, backend)
-            else:
-                key = f"{options.key or weights_of(module)} {network.input_shape} {precision}"
-                own = own_folder(kept, key, f"{_versions()} {device_kind(device)}")
+            placed(network, device, precision, self._facts.channels_last)
+
+            def build(own: Path | None) -> dict[int, Call]:
+                if own is None:
+                    backend = torchair.get_npu_backend(compiler_config=config)
+                    return by_torch_compile(network, device, batch_sizes, backend)
                 compile_cached = partial(
                     imported("torchair.inference", "this torch_npu was built without it").cache_compile,
                     config=config,
@@ -66,12 +61,13 @@ class TorchairEngine(Engine):
                     cache_dir=str(own),
                     ge_cache=True,  # GE's own result is kept, too, and not only the graph that PyTorch has traced.
                 )
-                compiled = anew_once("torchair", own, lambda: _by_cache(network, device, batch_sizes, compile_cached))
-        return StreamedExecutable(device, batch_sizes, compiled)
+                return _by_cache(network, device, batch_sizes, compile_cached)
 
-    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Whether the engine refuses at once. Reading what is kept counts as slow: it was never timed on a card."""
-        return not is_installed("torchair")
+            machine = f"{_versions()} {device_kind(device)}"
+            compiled = with_own_folder(
+                build, "torchair", options, network=network, precision=precision, machine=machine
+            )
+        return StreamedExecutable(device, network.input_shape, compiled)
 
 
 def _by_cache(
@@ -79,15 +75,15 @@ def _by_cache(
     device: str,
     batch_sizes: tuple[int, ...],
     compile_cached: Callable[..., Callable[[Tensor], Any]],
-) -> Dispatched:
+) -> dict[int, Call]:
     """The network ready for every batch size, of what is kept, or compiled and kept now."""
-    by_size = {}
+    by_size: dict[int, Call] = {}
     with torch.inference_mode():
         for size in reversed(batch_sizes):
             made = compile_cached(MethodType(_own_function(size), network))
             made(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
             by_size[size] = made
-    return Dispatched(network, by_size)
+    return by_size
 
 
 def _forward(self: Any, pixels: Tensor) -> tuple[Tensor, ...]:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from backends.contract.backend import CompileOptions, Executable, Network, form_of
 from backends.contract.errors import BackendError, EngineRefusedError, first_line, translated_errors
-from backends.engines.eager import torch_executable
-from backends.engines.engine import DTYPES, Engine
+from backends.engines.eager import placed, torch_executable
+from backends.engines.engine import Engine
 
 _RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the next run.
 
@@ -30,10 +30,6 @@ class TorchScriptEngine(Engine):
     name = "torchscript"
     forms = ("pixels", "script")
 
-    def __init__(self, precisions: tuple[str, ...]) -> None:
-        """`precisions`: those that are worth having on the backend's devices."""
-        self.precisions = precisions
-
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
@@ -41,13 +37,12 @@ class TorchScriptEngine(Engine):
         if not hasattr(getattr(torch, "jit", None), "trace"):
             raise EngineRefusedError(f"PyTorch {torch.__version__} has no TorchScript any more")
         with translated_errors(device):
-            network.cast(DTYPES[precision])
-            module = cast(nn.Module, network).to(device).eval()
             # On the CPU frozen graphs were as fast or faster contiguous; those that are not frozen were not compared.
             on_cpu = torch.device(device).type == "cpu"
-            module.to(memory_format=torch.contiguous_format if on_cpu else torch.channels_last)
+            module = placed(network, device, precision, channels_last=not on_cpu).eval()
         if form_of(network) != "pixels":
-            return torch_executable(device, batch_sizes, network)  # It is TorchScript.
+            # It is TorchScript.
+            return torch_executable(device, network.input_shape, dict.fromkeys(batch_sizes, network))
         # Of the largest size: a size of one might be taken for a dimension that never changes.
         examples = {size: torch.zeros((size, *network.input_shape), dtype=torch.uint8) for size in batch_sizes}
         try:
@@ -61,21 +56,7 @@ class TorchScriptEngine(Engine):
             raise
         except Exception as error:  # Whatever a network's Python does to the tracer.
             raise EngineRefusedError(f"TorchScript cannot trace the network: {first_line(error)}") from error
-        return torch_executable(device, batch_sizes, _Traced(network.input_shape, graph))
-
-
-class _Traced:
-    """The graph, which holds the weights."""
-
-    def __init__(self, input_shape: tuple[int, ...], graph: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
-        self.input_shape = input_shape
-        self._graph = graph
-
-    def cast(self, dtype: torch.dtype) -> _Traced:
-        raise BackendError("what is traced keeps its precision")
-
-    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        return self._graph(pixels)
+        return torch_executable(device, network.input_shape, dict.fromkeys(batch_sizes, graph))
 
 
 def _traced(module: nn.Module, example: Tensor) -> Any:

@@ -48,8 +48,7 @@ from backends.contract.errors import (
     OutOfDeviceMemoryError,
     translated_errors,
 )
-from backends.engines import Engine, compile_first
-from backends.engines.engine import CheckedExecutable
+from backends.engines.engine import CheckedExecutable, Engine, compile_first
 from backends.null.behaviour import Behaviour, FaultKind, parse
 from backends.vendors.table import Facts
 
@@ -292,8 +291,13 @@ class _NullExecutable(CheckedExecutable):
         self._state.busy_s += delay_s
         with translated_errors(self._device):
             answers = self._answered(pixels)
-        self._state.free_s = max(self._state.free_s, time.monotonic()) + delay_s
-        return _StartedBatch(answers, self._state.free_s)
+        self._state.free_s = done_s = max(self._state.free_s, time.monotonic()) + delay_s
+
+        def outputs() -> tuple[Array, ...]:
+            time.sleep(max(0.0, done_s - time.monotonic()))
+            return answers
+
+        return Started(outputs)
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
         if delay_s := self._delay_s[len(pixels)]:
@@ -347,18 +351,6 @@ class _NullExecutable(CheckedExecutable):
 
     def _release(self) -> None:
         self._answers = {}
-
-
-class _StartedBatch:
-    """A batch under way until `done_s` of the monotonic clock."""
-
-    def __init__(self, answers: tuple[Array, ...], done_s: float) -> None:
-        self._answers, self._done_s = answers, done_s
-
-    def outputs(self) -> tuple[Array, ...]:
-        if (left_s := self._done_s - time.monotonic()) > 0:
-            time.sleep(left_s)
-        return self._answers
 
 
 def _with_nan(answer: Array, rows: list[int]) -> Array:

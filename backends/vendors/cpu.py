@@ -29,22 +29,13 @@ from backends.contract.backend import (
     Telemetry,
     precisions_from,
 )
-from backends.contract.errors import BackendUnavailableError, EngineRefusedError
-from backends.engines import (
-    EagerEngine,
-    Engine,
-    InductorEngine,
-    OnnxRuntimeEngine,
-    OpenVINOEngine,
-    TorchScriptEngine,
-    compile_first,
-)
+from backends.contract.errors import BackendUnavailableError
+from backends.engines import compile_first, engines_of
 from backends.vendors import table as vendors
 
 log = logging.getLogger(__name__)
 
 _DEVICE = "cpu:0"
-_FLOATS = ("bf16", "fp32")  # int8 is the business of engines that quantise.
 # avx512_bf16 was measured: docs/performance.md, "CPU engines, measured". amx_bf16, matrix units for it, was not yet.
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
@@ -96,24 +87,14 @@ class CpuBackend(Backend):
         """Sets the number of threads that PyTorch uses in this process."""
         if device not in ("cpu", _DEVICE):
             raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
-        engines: dict[str, Engine] = {
-            "openvino": OpenVINOEngine(self._threads),
-            "onnxruntime": OnnxRuntimeEngine(self._threads, ("fp32", "int8")),
-            "eager": EagerEngine(_FLOATS),
-            "inductor": InductorEngine((*_FLOATS, "int8")),
-            "torchscript": TorchScriptEngine(_FLOATS),
-        }
-        if engine != "auto" and engine not in engines:
-            raise EngineRefusedError(f"The CPU has no engine {engine!r}; it has {' and '.join(engines)}.")
-        if precision == "auto":
-            precision = self.devices()[0].auto_precision
-        if precision == "bf16" and self.devices()[0].auto_precision != "bf16":
+        engines = engines_of(self.facts, engine, network, self._threads)
+        preferred = self.devices()[0].auto_precision
+        if precision == "bf16" and preferred != "bf16":
             # Measured with ResNet50 on such a CPU: seven times slower than float32.
             log.warning("this CPU has no units for bf16, which then runs several times slower than fp32")
         torch.set_num_threads(self._threads)
-        chosen = [engines[name] for name in self.facts.engines] if engine == "auto" else [engines[engine]]
-        precisions = precisions_from(precision, self.devices()[0].auto_precision)
-        return compile_first(chosen, network, _DEVICE, precisions, batch_sizes, options=options)
+        precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
+        return compile_first(engines, network, _DEVICE, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
         """`allocated` and `reserved` are the process's resident set: the C library does not tell them apart."""

@@ -34,7 +34,6 @@ from backends.contract.backend import (
     Probe,
     Telemetry,
     built,
-    form_of,
     precisions_from,
 )
 from backends.contract.errors import (
@@ -47,39 +46,13 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.contract.image_decoder import ImageDecoder
-from backends.engines import (
-    EagerEngine,
-    Engine,
-    GraphEngine,
-    InductorEngine,
-    MIGraphXEngine,
-    OnnxRuntimeEngine,
-    TensorRTEngine,
-    TorchairEngine,
-    TorchScriptEngine,
-    compile_first,
-)
+from backends.engines import compile_first, engines_of
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import configured, simulates
 from backends.telemetry import Sampler, sampler
 from backends.vendors.table import Facts
 
 log = logging.getLogger(__name__)
-
-# By name, as in Facts.engines: what makes each, of the precisions that it may offer and the vendor's row.
-_ENGINES: dict[str, Callable[[tuple[str, ...], Facts], Engine]] = {
-    "tensorrt": lambda precisions, facts: TensorRTEngine(precisions),
-    "torchair": lambda precisions, facts: TorchairEngine(precisions, facts.channels_last),
-    "migraphx": lambda precisions, facts: MIGraphXEngine(precisions),
-    "graph": lambda precisions, facts: GraphEngine(
-        precisions, facts.channels_last, facts.graph_class, facts.fused_layers
-    ),
-    "eager": lambda precisions, facts: EagerEngine(precisions, facts.channels_last, facts.fused_layers),
-    "inductor": lambda precisions, facts: InductorEngine(precisions, bool(facts.channels_last)),
-    "onnxruntime": lambda precisions, facts: OnnxRuntimeEngine(host.core_count(), ("fp16", "fp32")),
-    "torchscript": lambda precisions, facts: TorchScriptEngine(precisions),
-}
-_QUANTISING = {"tensorrt"}
 
 
 class TorchBackend(Backend):
@@ -136,9 +109,7 @@ class TorchBackend(Backend):
         known = [one.id for one in self.devices()]
         if device not in known:
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
-        offered = (*self.facts.engines, *self.facts.by_name)
-        if engine not in ("auto", *offered):
-            raise EngineRefusedError(f"{self.facts.title} has no engine {engine!r}; it has {' and '.join(offered)}.")
+        engines = engines_of(self.facts, engine, network, host.core_count())
         precision = self._auto_precision if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
@@ -153,13 +124,6 @@ class TorchBackend(Backend):
         if self.facts.fixed_shapes:
             fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
-        # Few engines read files of other makers: for those `auto` means every one that does.
-        others = self.facts.by_name if form_of(network) == "onnx" else ()
-        names = (*self.facts.engines, *others) if engine == "auto" else (engine,)
-        floats = tuple(each for each in self.facts.precisions if each != "int8")
-        engines = [
-            _ENGINES[name](self.facts.precisions if name in _QUANTISING else floats, self.facts) for name in names
-        ]
         precisions = precisions_from(precision, self._auto_precision)
         try:
             loaded = compile_first(

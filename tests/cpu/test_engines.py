@@ -22,12 +22,15 @@ import torch._inductor.config as inductor_config
 from torch import Tensor, nn
 
 from backends import BACKENDS, CompileOptions, EngineRefusedError
-from backends.engines import EagerEngine, InductorEngine, OnnxRuntimeEngine, OpenVINOEngine, compile_first
+from backends.engines import ENGINES, EagerEngine, compile_first
 from backends.engines import inductor as inductor_file
 from backends.engines import onnxruntime as onnxruntime_file
+from backends.engines.inductor import InductorEngine
+from backends.engines.onnxruntime import OnnxRuntimeEngine
+from backends.engines.openvino import OpenVINOEngine
 from backends.vendors.cpu import CpuBackend
-from backends.vendors.torch_device import _ENGINES as ENGINES
 from backends.vendors.torch_device import TorchBackend
+from tests.support.rows import row
 
 DEVICE = "cpu:0"
 with_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
@@ -106,13 +109,13 @@ class TestByName:
         for backend in BACKENDS:
             if isinstance(backend, TorchBackend):
                 for name in (*backend.facts.engines, *backend.facts.by_name):
-                    made = ENGINES[name](backend.facts.precisions, backend.facts)
+                    made = ENGINES[name](backend.facts)
                     assert made.name == name
                     assert made.precisions
 
     def test_why_an_engine_refused_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        engines = [OnnxRuntimeEngine(1), EagerEngine(("fp32",))]
+        engines = [OnnxRuntimeEngine(row("fp32")), EagerEngine(row("fp32"))]
         _, report = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
         assert report.engine == "eager"
         assert "pip install 'anychip[onnx]'" in report.refusals["onnxruntime"]
@@ -138,7 +141,7 @@ def test_openvino_serves_where_the_disk_takes_nothing(tmp_path: Path, caplog: py
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        executable = OpenVINOEngine(1).compile(Chain().eval(), DEVICE, "fp32", (1, 3), options)
+        executable = OpenVINOEngine(row("fp32")).compile(Chain().eval(), DEVICE, "fp32", (1, 3), options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with torch.inference_mode():
@@ -158,7 +161,7 @@ class TestInt8ByOnnxRuntime:
         with torch.inference_mode():
             [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
         for _ in range(2):
-            executable = OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            executable = OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
             [given] = executable.run(PIXELS)
             error = np.abs(given - expected).max()
             assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
@@ -168,7 +171,7 @@ class TestInt8ByOnnxRuntime:
 
     def test_it_needs_images(self) -> None:
         with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
-            OnnxRuntimeEngine(1, ("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
+            OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
 
 
 @with_compiler
@@ -186,7 +189,7 @@ class TestInt8ByInductor:
         with torch.inference_mode():
             [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
         for _ in range(2):
-            executable = InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            executable = InductorEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
             [given] = executable.run(PIXELS)
             error = np.abs(given - expected).max()
             assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
@@ -197,7 +200,7 @@ class TestInt8ByInductor:
     def test_it_needs_images_and_torchao(self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch) -> None:
         def refusal(options: CompileOptions) -> str:
             with pytest.raises(EngineRefusedError) as caught:
-                InductorEngine(("int8",)).compile(Chain().eval(), DEVICE, "int8", (1,), options)
+                InductorEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1,), options)
             return str(caught.value)
 
         assert "--calibrate DIR" in refusal(CompileOptions())
@@ -213,7 +216,7 @@ class TestInductor:
     @pytest.mark.parametrize("device", ["npu:0", "mlu:0", "meta"])
     def test_refuses_devices_it_generates_no_code_for(self, device: str) -> None:
         with pytest.raises(EngineRefusedError, match=f"not for {device.split(':', maxsplit=1)[0]}"):
-            InductorEngine(("fp32",)).compile(Slope(), device, "fp32", (1,), CompileOptions())
+            InductorEngine(row("fp32")).compile(Slope(), device, "fp32", (1,), CompileOptions())
 
     def test_refuses_without_a_compiler_and_says_what_to_install(self) -> None:
         with inductor_config.patch({"cpp.cxx": ("no-such-compiler",)}):
@@ -307,7 +310,7 @@ class TestOnnxRuntime:
 
     def test_an_accelerator_without_its_provider_is_refused(self) -> None:
         with pytest.raises(EngineRefusedError, match=r"no provider for cuda here: it has .*CPUExecutionProvider"):
-            OnnxRuntimeEngine(1, ("fp16",)).compile(Slope(), "cuda:0", "fp16", (1,), CompileOptions())
+            OnnxRuntimeEngine(row("fp16")).compile(Slope(), "cuda:0", "fp16", (1,), CompileOptions())
 
     def test_a_provider_that_does_not_start_is_not_replaced_by_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Session:
@@ -322,7 +325,7 @@ class TestOnnxRuntime:
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
         monkeypatch.setattr("onnxruntime.InferenceSession", Session)
         with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
-            OnnxRuntimeEngine(1, ("fp32",)).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
+            OnnxRuntimeEngine(row("fp32")).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
         assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1"})]
 
     def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:
@@ -341,7 +344,7 @@ class TestOnnxRuntime:
 class TestTorchScript:
     def test_runs_a_traced_graph(self) -> None:
         executable = load("torchscript")
-        assert isinstance(executable._network._graph, torch.jit.ScriptModule)
+        assert all(isinstance(graph, torch.jit.ScriptModule) for graph in executable._by_size.values())
         for ours, right in zip(executable.run(PIXELS), answers(), strict=True):
             assert ours.dtype == right.dtype
             np.testing.assert_allclose(ours, right, rtol=1e-4)

@@ -19,7 +19,7 @@ from app.precision.gate import compile_options
 from app.tools.drawing import draw
 from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
-from backends.engines import OpenVINOEngine
+from backends.engines.openvino import OpenVINOEngine
 from models import Options, WeightsError, open_model, parse_spec
 from models.exports.images import ExportedDetector
 from models.exports.layouts import decoded, interpret
@@ -28,6 +28,7 @@ from tests.support import small_classifier
 from tests.support.export_comparison import compare, exported, opened, written_images
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
+from tests.support.rows import row
 from tests.support.ultralytics_exports import NETWORKS
 
 pytestmark = pytest.mark.slow
@@ -214,7 +215,7 @@ def test_what_is_compiled_of_a_file_is_kept_for_it_alone(tmp_path: Path) -> None
         options = compile_options(model, None, None, tmp_path / "cache")
         pixels = np.random.default_rng(0).integers(256, size=(1, *model.input_shape), dtype=np.uint8)
         for _ in range(2):
-            executable = OpenVINOEngine(1).compile(model.network(), "cpu", "fp32", (1,), options)
+            executable = OpenVINOEngine(row("fp32")).compile(model.network(), "cpu", "fp32", (1,), options)
             outputs.append(executable.run(pixels)[0].copy())
         with torch.inference_mode():
             [expected] = model.network()(torch.from_numpy(pixels))

@@ -19,11 +19,13 @@ from app.cli import main
 from app.tools.validation import whole
 from app.tools.validation.whole import Validation
 from backends import CompileOptions, Executable, LoadedNetwork
-from backends.engines import EagerEngine, Engine, OnnxRuntimeEngine, compile_first
+from backends.engines import EagerEngine, Engine, compile_first
+from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.vendors.cpu import CpuBackend
 from models import Model, open_model, parse_spec
 from models.sample import IMAGES
 from models.sample.generator import KINDS
+from tests.support.rows import row
 
 WRONG = 1.5
 
@@ -88,7 +90,7 @@ class Wrong(Engine):
                     node.replace_all_uses_with(larger)
                     larger.args = (node, WRONG)
             network.core.recompile()
-        return EagerEngine(("fp32",)).compile(network, device, precision, batch_sizes, options)
+        return EagerEngine(row("fp32")).compile(network, device, precision, batch_sizes, options)
 
 
 class WrongOnFiles(Engine):
@@ -106,7 +108,7 @@ class WrongOnFiles(Engine):
     ) -> Executable:
         file = scaled(Path(network.file), self._output, self._folder / f"wrong-{Path(network.file).name}")
         network.file = str(file)
-        return OnnxRuntimeEngine(1, ("fp32",)).compile(network, device, precision, batch_sizes, options)
+        return OnnxRuntimeEngine(row("fp32")).compile(network, device, precision, batch_sizes, options)
 
 
 class OneEngine(CpuBackend):
@@ -187,7 +189,7 @@ def node_named(file: Path, part: str) -> str:
 
 
 def test_a_right_engine_agrees_and_every_layer_is_right(items: Any, tmp_path: Path) -> None:
-    tried = validation(Stub(), EagerEngine(("fp32",)), items, tmp_path)
+    tried = validation(Stub(), EagerEngine(row("fp32")), items, tmp_path)
     found = tried.compared("auto", "fp32")
     assert (found.verdict, found.culprit) == ("agrees", None)
     assert found.whole is not None
@@ -199,7 +201,7 @@ def test_a_right_engine_agrees_and_every_layer_is_right(items: Any, tmp_path: Pa
 
 
 def test_a_layer_that_is_wrong_in_one_precision_is_named(items: Any, tmp_path: Path) -> None:
-    tried = validation(Stub(torch.bfloat16), EagerEngine(("bf16",)), items, tmp_path)
+    tried = validation(Stub(torch.bfloat16), EagerEngine(row("bf16")), items, tmp_path)
     depth = tried.depth("bf16")
     assert depth.first is not None
     assert depth.first.layer.path == "body.1"
@@ -220,7 +222,7 @@ def test_wrong_weights_against_a_reference_are_named_by_their_layer(items: Any, 
             network.get_parameter("body.2.weight").data *= WRONG
             return network
 
-    depth = validation(Damaged(), EagerEngine(("fp32",)), items, tmp_path, Stub()).depth("fp32")
+    depth = validation(Damaged(), EagerEngine(row("fp32")), items, tmp_path, Stub()).depth("fp32")
     assert depth.first is not None
     assert depth.first.layer.path == "body.2"
 

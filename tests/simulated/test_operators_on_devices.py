@@ -32,6 +32,7 @@ from pathlib import Path
 from backends.simulated import configure
 configure("npu:1", Path(sys.argv[1]))
 from backends.simulated.device import count, deny, install
+from tests.support.rows import row
 install("npu")
 """
 
@@ -66,7 +67,7 @@ pixels = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint
 
 def load(net):
     operators = Operators("npu")
-    engine = EagerEngine(("fp32",), channels_last=False)
+    engine = EagerEngine(row("fp32", channels_last=False))
     return compile_first([engine], net, "npu:0", ("fp32",), (1, 2), completed=operators.completed).executable, operators
 
 def compared(*layers):

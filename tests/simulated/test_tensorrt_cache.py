@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
 from backends import CompileOptions
-from backends.engines import TensorRTEngine
+from backends.engines.tensorrt import TensorRTEngine
+from tests.support.rows import row
 from tests.support.vendor_sources import sources
 
 SIZES = (1, 2)
@@ -106,7 +107,7 @@ def test_what_its_key_cannot_tell_apart_lies_in_folders_of_its_own(kept: list[Ke
         (Network(10), "bf16"),
     ]
     for network, precision in made:
-        engine = TensorRTEngine((precision,))
+        engine = TensorRTEngine(row(precision))
         engine.compile(network, "cpu", precision, SIZES, CompileOptions(cache_dir=tmp_path)).close()
     assert len(kept) == len(made) * len(SIZES)
     in_fp32 = kept[: -len(SIZES)]
@@ -117,6 +118,6 @@ def test_what_its_key_cannot_tell_apart_lies_in_folders_of_its_own(kept: list[Ke
 
 def test_the_same_network_is_found_again(kept: list[Kept], tmp_path: Path) -> None:
     for _ in range(2):
-        engine = TensorRTEngine(("fp32",))
+        engine = TensorRTEngine(row("fp32"))
         engine.compile(Network(10), "cpu", "fp32", SIZES, CompileOptions(cache_dir=tmp_path)).close()
     assert kept[: len(SIZES)] == kept[len(SIZES) :]

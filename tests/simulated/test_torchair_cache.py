@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from backends import CompileOptions
-from backends.engines import TorchairEngine
+from backends.engines.torchair import TorchairEngine
+from tests.support.rows import row
 from tests.support.vendor_sources import sources
 
 SIZES = (1, 2, 4)
@@ -171,7 +172,7 @@ def answers(folder: Path, network: Scaled | None = None, key: str = "weights", p
     options = CompileOptions(cache_dir=folder, key=key)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of the vendor's.
-        executable = TorchairEngine((precision,)).compile(network or Scaled(), "cpu", precision, SIZES, options)
+        executable = TorchairEngine(row(precision)).compile(network or Scaled(), "cpu", precision, SIZES, options)
     found = [float(value) for size in SIZES for value in executable.run(pixels(size))[0]]
     executable.close()
     return found

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import BACKENDS
+from backends.engines import ENGINES
 from backends.vendors.table import Facts
-from backends.vendors.torch_device import _ENGINES, TorchBackend
+from backends.vendors.torch_device import TorchBackend
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "backends"
 _NOT_CALLERS = ("simulated", "tables")  # What stands in for a device's module, and tables.
-_GRAPH_CLASS = "self._graph_class"  # The row's, see `of`.
+_GRAPH_CLASS = "self._facts.graph_class"  # The row's, see `of`.
 _SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
 _LOOKS = ("getattr", "hasattr", "inspect.signature")
 
@@ -61,7 +62,7 @@ def sources_for(row: Facts) -> dict[str, str]:
     others = {file_of(type(each)) for each in BACKENDS if isinstance(each, TorchBackend) and each.facts is not row}
     others -= {file_of(kind) for each in BACKENDS if each.facts is row for kind in type(each).__mro__}
     offered = (*row.engines, *row.by_name)
-    engines = {name: file_of(type(make(("fp32",), row))) for name, make in _ENGINES.items()}
+    engines = {name: file_of(kind) for name, kind in ENGINES.items()}
     left_out = others | (set(engines.values()) - {engines[name] for name in offered})
     return {path: text for path, text in all_sources().items() if path not in left_out}
 

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,10 +29,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError
 from backends.contract.backend import CompileOptions
-from backends.engines import GraphEngine, MIGraphXEngine, TensorRTEngine, TorchairEngine, compile_first, eager
+from backends.engines import ENGINES, compile_first, eager
+from backends.engines.graph import GraphEngine
+from backends.engines.migraphx import MIGraphXEngine
+from backends.engines.tensorrt import TensorRTEngine
+from backends.engines.torchair import TorchairEngine
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
-from backends.vendors.torch_device import _ENGINES, TorchBackend
+from backends.vendors.torch_device import TorchBackend
+from tests.support.rows import row
 
 SIZES = (1, 2, 4)
 DEVICE = "cpu:0"
@@ -155,7 +161,7 @@ class FakeModule(SimpleNamespace):
     def clear(self, **names: Any) -> None:
         self.__dict__.clear()
         self.current = FakeStream("compute")
-        self.log, self.Stream, self.ChipGraph, self.graph = [], FakeStream, FakeGraph, self.capture
+        self.log, self.Stream, self.CHIPGraph, self.graph = [], FakeStream, FakeGraph, self.capture
         self.current_stream, self.Event = lambda: self.current, FakeEvent
         self.graph_pool_handle = lambda: "pool"
         self.synchronize = lambda device=None: None
@@ -192,7 +198,7 @@ def _chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_device_module", get_device_module)
 
 
-chip_graphs = partial(GraphEngine, graph_class="ChipGraph")
+chip = partial(row, device_type="chip", channels_last=False)
 
 
 def load(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> Executable:
@@ -200,7 +206,7 @@ def load(engine: Any, network: nn.Module | None = None, precision: str = "fp32",
 
 
 def loaded(engine: Any, network: nn.Module | None = None, precision: str = "fp32", **options: Any) -> LoadedNetwork:
-    made, served = engine(("fp16", "bf16", "fp32"), False), cast(Any, network or Network())
+    made, served = engine(chip("fp16", "bf16", "fp32")), cast(Any, network or Network())
     return compile_first([made], served, DEVICE, (precision,), SIZES, options=CompileOptions(**options))
 
 
@@ -212,7 +218,7 @@ def refusal(engine: Any, network: nn.Module | None = None) -> str:
 
 class TestGraph:
     def test_answers_as_the_network_at_every_size_and_with_two_batches_under_way(self) -> None:
-        executable, report = loaded(chip_graphs)
+        executable, report = loaded(GraphEngine)
         assert_answers(executable)
         assert (report.engine, report.precision) == ("graph", "fp32")
 
@@ -224,7 +230,7 @@ class TestGraph:
                 calls.append(f"{len(pixels)} on {MODULE.current.name}")
                 return super().forward(pixels)
 
-        load(chip_graphs, Watched())
+        load(GraphEngine, Watched())
         captures = [each for each in MODULE.log if each.startswith("capture")]
         assert captures == [
             line for size in (4, 2, 1) for line in ("capture into pool, thread_local", f"captured {size}")
@@ -264,7 +270,7 @@ class TestGraph:
         monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
         monkeypatch.setattr("backends.engines.fused._works", lambda kind, device, dtype: True)
         monkeypatch.setattr("backends.engines.graph.batch_s", batch_s)
-        executable = load(partial(GraphEngine, graph_class="ChipGraph", fused_layers=True), network := Activated())
+        executable = load(lambda facts: GraphEngine(replace(facts, fused_layers=True)), network := Activated())
         assert timed == ["_Replayed", "_Replayed"]
         calls.clear()
         with torch.inference_mode():
@@ -280,7 +286,7 @@ class TestGraph:
                 calls.append(len(pixels))
                 return super().forward(pixels)
 
-        executable = load(chip_graphs, Watched())
+        executable = load(GraphEngine, Watched())
         calls.clear()
         MODULE.log.clear()
         executable.run(images(4))
@@ -288,7 +294,7 @@ class TestGraph:
 
     def test_shares_the_first_graphs_pool_where_there_are_no_handles(self) -> None:
         del MODULE.graph_pool_handle
-        load(chip_graphs)
+        load(GraphEngine)
         pools = [each for each in MODULE.log if each.startswith("capture into")]
         assert pools == ["capture into None, thread_local"] + ["capture into pool of the first, thread_local"] * 2
 
@@ -299,17 +305,15 @@ class TestGraph:
                 yield
 
         cast(Any, MODULE).graph = capture  # As torch.xpu's.
-        assert_answers(load(chip_graphs))
+        assert_answers(load(GraphEngine))
 
     def test_what_a_graph_does_not_hold_is_found_by_comparing(self) -> None:
-        text = refusal(chip_graphs, OnTheHost())
+        text = refusal(GraphEngine, OnTheHost())
         assert "the captured graph for 1 images answers otherwise than the network: 100% of its numbers differ" in text
 
     def test_refuses_where_the_device_has_no_graphs(self) -> None:
-        del MODULE.ChipGraph
-        assert "torch.cpu has no captured graphs here (ChipGraph)" in refusal(chip_graphs)
-        without = partial(GraphEngine, graph_class="")
-        assert "torch.cpu has no captured graphs here (no class is known)" in refusal(without)
+        del MODULE.CHIPGraph
+        assert "torch.cpu has no captured graphs here (CHIPGraph)" in refusal(GraphEngine)
 
     def test_refuses_what_cannot_be_captured_and_passes_on_too_little_memory(self) -> None:
         def fails(text: str) -> Any:
@@ -318,16 +322,16 @@ class TestGraph:
 
             return make
 
-        MODULE.ChipGraph = fails("operation not permitted when stream is capturing")
-        assert "the network cannot be captured: cpu:0 failed: operation not permitted" in refusal(chip_graphs)
-        MODULE.ChipGraph = fails("out of memory")
+        MODULE.CHIPGraph = fails("operation not permitted when stream is capturing")
+        assert "the network cannot be captured: cpu:0 failed: operation not permitted" in refusal(GraphEngine)
+        MODULE.CHIPGraph = fails("out of memory")
         with pytest.raises(OutOfDeviceMemoryError):
-            load(chip_graphs)
+            load(GraphEngine)
 
     def test_closing_frees_the_graphs_and_the_weights(self) -> None:
         network = Network()
         weights = weakref.ref(network.core.weight)
-        executable = load(chip_graphs, network)
+        executable = load(GraphEngine, network)
         executable.close()
         del network
         gc.collect()
@@ -335,7 +339,7 @@ class TestGraph:
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16"])
     def test_runs_in_half_precision(self, precision: str) -> None:
-        executable, report = loaded(chip_graphs, precision=precision)
+        executable, report = loaded(GraphEngine, precision=precision)
         (scores, _), (expected, _) = executable.run(images(4)), on_cpu(images(4))
         np.testing.assert_allclose(scores, expected, rtol=0.05)
         assert report.precision == precision
@@ -492,7 +496,7 @@ class TestTensorRT:
         utils.export_torch_mode = export_torch_mode  # type: ignore[attr-defined]
         for module in (ModuleType("modelopt"), ModuleType("modelopt.torch"), quantization, utils):
             monkeypatch.setitem(sys.modules, module.__name__, module)
-        made = TensorRTEngine(("int8",))
+        made = TensorRTEngine(row("int8"))
         options = CompileOptions(calibration=lambda: np.concatenate([images(4)] * 3), cache_dir=tmp_path)
         made.compile(Network(), DEVICE, "int8", SIZES, options).close()
         assert log[:3] == ["quantize int8", "8 torch.float32", "4 torch.float32"]
@@ -500,7 +504,7 @@ class TestTensorRT:
         assert "engine_cache_dir" not in tensorrt.calls[0]
 
     def test_int8_needs_images_and_modelopt(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = TensorRTEngine(("int8",))
+        made = TensorRTEngine(row("int8"))
         with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
             made.compile(Network(), DEVICE, "int8", SIZES, CompileOptions())
         monkeypatch.setitem(sys.modules, "modelopt", None)
@@ -585,7 +589,7 @@ class TestTorchair:
     def test_many_sizes_are_all_compiled(self, torchair: FakeTorchair) -> None:
         """By itself PyTorch gives up after eight and runs eagerly."""
         sizes = tuple(range(1, 12))
-        compile_first([TorchairEngine(("fp32",))], Network(), DEVICE, ("fp32",), sizes).executable.run(images(11))
+        compile_first([TorchairEngine(row("fp32"))], Network(), DEVICE, ("fp32",), sizes).executable.run(images(11))
         assert len(torchair.shapes) == 11
 
     def test_what_cannot_be_traced_in_one_piece_is_refused(self, torchair: FakeTorchair) -> None:
@@ -623,12 +627,12 @@ class TestMIGraphX:
         assert "migraphx: torch_migraphx is not installed: build it from github.com/ROCm/torch_migraphx" in text
 
     def test_offers_no_bf16(self) -> None:
-        assert MIGraphXEngine(("fp16", "bf16", "fp32")).precisions == ("fp16", "fp32")
+        assert MIGraphXEngine(row("fp16", "bf16", "fp32")).precisions == ("fp16", "fp32")
 
 
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
 def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: TorchBackend) -> None:
-    engines = [_ENGINES[name](backend.facts.precisions, backend.facts) for name in backend.facts.engines]
+    engines = [ENGINES[name](backend.facts) for name in backend.facts.engines]
     assert tuple(engine.name for engine in engines) == backend.facts.engines
     assert backend.facts.engines[-2:] == ("graph", "eager")
     assert all(engine.precisions for engine in engines)
@@ -637,7 +641,7 @@ def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: To
 
 
 def test_what_compiles_for_minutes_says_so() -> None:
-    slow = {name for name, make in _ENGINES.items() if make(("fp32",), vendors.NVIDIA).takes == "minutes"}
+    slow = {name for name, kind in ENGINES.items() if kind.takes == "minutes"}
     assert slow == {"tensorrt", "torchair", "migraphx"}
 
 
@@ -648,7 +652,7 @@ def test_what_compiles_for_minutes_says_so() -> None:
 def test_a_staged_start_waits_for_no_compiler_that_is_not_there(
     engine: Any, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = [engine(("fp32",)), chip_graphs(("fp32",))]
+    engines = [engine(row("fp32")), GraphEngine(chip("fp32"))]
     for module, staged in ((None, False), (ModuleType(package), True)):
         monkeypatch.setitem(sys.modules, package, module)
         options = CompileOptions(quick=True)
@@ -659,7 +663,7 @@ def test_a_staged_start_waits_for_no_compiler_that_is_not_there(
 
 def test_a_batch_is_waited_for_asleep_where_the_vendors_events_can() -> None:
     """A spinning wait costs a core on which images are decoded."""
-    executable = load(chip_graphs)
+    executable = load(GraphEngine)
     MODULE.log.clear()
     executable.run(images(1))
     assert "an event to sleep for" in MODULE.log
@@ -686,9 +690,7 @@ def test_where_the_layout_is_measured_the_faster_one_is_taken(
 
     monkeypatch.setattr("backends.engines.eager.batch_s", batch_s)
     network = Network()
-    executable = partial(GraphEngine, graph_class="ChipGraph")(("fp32",), None).compile(
-        network, DEVICE, "fp32", SIZES, CompileOptions()
-    )
+    executable = GraphEngine(chip("fp32", channels_last=None)).compile(network, DEVICE, "fp32", SIZES, CompileOptions())
     assert sorted(timed) == [False, True]
     assert network.core.weight.is_contiguous(memory_format=faster)
     assert_answers(executable)

@@ -21,6 +21,7 @@ from backends.contract.backend import precisions_from
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import CheckedExecutable, Engine
 from models import open_model, parse_spec
+from tests.support.rows import row
 
 LADDER = (1, 2, 4)
 
@@ -203,7 +204,7 @@ def test_what_loses_too_much_steps_up_to_the_devices_own_precision_and_then_to_f
 def test_a_precision_that_no_engine_has_is_refused_and_not_replaced(classifier):
     model, _ = classifier
     with pytest.raises(EngineRefusedError, match="it offers fp32 here, not int8"):
-        compile_first([EagerEngine(("fp32",))], model.network(), "cpu", ("int8", "fp32"), (1,))
+        compile_first([EagerEngine(row("fp32"))], model.network(), "cpu", ("int8", "fp32"), (1,))
 
 
 def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
@@ -231,7 +232,7 @@ def test_a_gate_that_cannot_be_asked_is_a_refusal_too(classifier):
 
     with pytest.raises(EngineRefusedError, match="the device does not answer"):
         compile_first(
-            [EagerEngine(("fp32",))], model.network(), "cpu", ("fp32",), (1,), options=CompileOptions(gate=broken)
+            [EagerEngine(row("fp32"))], model.network(), "cpu", ("fp32",), (1,), options=CompileOptions(gate=broken)
         )
     assert issubclass(WrongAnswersError, EngineRefusedError)
 
@@ -320,7 +321,7 @@ def test_without_truth_float32_is_right(classifier, detector, tmp_path):
         (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
     for (model, images), distort in ((classifier, another_images_answer), (detector, boxes_moved)):
         gate = Gate(model, images, Calibration(model, str(tmp_path)))
-        truth = EagerEngine(("fp32",)).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
+        truth = EagerEngine(row("fp32")).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
         np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
         before, after = gate._accuracies(WrongExecutable(truth, distort, LADDER, model.input_shape), gate._calibration)
         assert before == 1

@@ -1,0 +1,12 @@
+"""Rows of vendors that tests make up, for engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.vendors.table import Facts
+
+
+def row(*precisions: str, device_type: str = "cpu", **facts: Any) -> Facts:
+    """A vendor whose devices compute in these precisions."""
+    return Facts(vendor="test", device_type=device_type, engines=(), precisions=precisions, **facts)
