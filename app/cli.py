@@ -226,18 +226,19 @@ def _demo(parsed: argparse.Namespace) -> int:
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
     from app.decoder import main as decoders
-    from app.decoding import process
-    from app.fleet import spawn
+    from app.decoding.process import FORK_SERVER as FOR_DECODERS
+    from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
+    from app.processes.fork_server import discard_prepared, prepare
 
     decoders.import_libraries()  # torch among them: once for all, as what is imported now is shared.
     try:
-        spawn.prepare()  # Both before there are threads.
+        prepare(FOR_WORKERS)  # Both before there are threads.
         decoders.prepare_to_decode()
-        process.prepare()
+        prepare(FOR_DECODERS)
         return _serve_opened(settings, announce)
     finally:
-        process.discard_prepared()
-        spawn.discard_prepared()
+        discard_prepared(FOR_DECODERS)
+        discard_prepared(FOR_WORKERS)
 
 
 def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:

@@ -49,7 +49,7 @@ class Decoder:
         model = self._models[job.model]
         if model is None:
             raise ValueError(f"model {job.model} takes no images")
-        data = self._inbox.lane(job.lane, job.size)
+        data = self._inbox.buffer(job.buffer, job.size)
         out = torch.from_numpy(self._arena.slot(job.model, job.slot)).view(model.input_shape)
         if job.kind == Kind.PIXELS:
             image = torch.frombuffer(data, dtype=torch.uint8).view(job.height, job.width, 3)

@@ -1,6 +1,6 @@
-"""The memory in which a decoder finds its images: a page of state, and lanes of bytes.
+"""The memory in which a decoder finds its images: a page of state, and buffers of bytes.
 
-Owns: the layout. The server writes into a lane that nobody uses and names it in a job; the decoder says in the first
+Owns: the layout. The server writes into a buffer that nobody uses and names it in a job; the decoder says in the first
 page which job it works on, so that the server knows the culprit should it die. Must not know what an image is.
 """
 
@@ -11,17 +11,17 @@ import mmap
 import os
 
 _STATE_BYTES = 4096
-_KEPT_BYTES = 1 << 20  # Of a lane; the rest goes back to the system once it is not used.
+_KEPT_BYTES = 1 << 20  # Of a buffer; the rest goes back to the system once it is not used.
 
 
 class Inbox:
-    """Shared memory (memfd) of one decoder. The system gives memory when a lane is first used."""
+    """Shared memory (memfd) of one decoder. The system gives memory when a buffer is first used."""
 
-    def __init__(self, lanes: int, lane_bytes: int, descriptor: int | None = None) -> None:
+    def __init__(self, buffers: int, buffer_bytes: int, descriptor: int | None = None) -> None:
         """`descriptor`: of an inbox that another process has made; it stays the caller's."""
-        self.lane_bytes = -(-lane_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.buffer_bytes = -(-buffer_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._own = descriptor is None
-        size = _STATE_BYTES + lanes * self.lane_bytes
+        size = _STATE_BYTES + buffers * self.buffer_bytes
         self.descriptor = _sealed(size) if descriptor is None else descriptor
         self._memory = mmap.mmap(self.descriptor, size)
         self._view = memoryview(self._memory)
@@ -41,24 +41,24 @@ class Inbox:
         """In the decoder: no job is worked on."""
         self._working_on[0] = 0
 
-    def write(self, lane: int, data: bytes | bytearray | memoryview, tail: bytes = b"") -> None:
-        """Copy an image's bytes into a lane, which has room for them, and `tail` after them."""
-        start = _STATE_BYTES + lane * self.lane_bytes
+    def write(self, buffer: int, data: bytes | bytearray | memoryview, tail: bytes = b"") -> None:
+        """Copy an image's bytes into a buffer, which has room for them, and `tail` after them."""
+        start = _STATE_BYTES + buffer * self.buffer_bytes
         end = start + len(data)
         self._view[start:end] = data
         self._view[end : end + len(tail)] = tail
 
-    def lane(self, lane: int, size: int) -> memoryview:
-        """The first `size` bytes of a lane."""
-        start = _STATE_BYTES + lane * self.lane_bytes
-        return self._view[start : start + min(size, self.lane_bytes)]
+    def buffer(self, buffer: int, size: int) -> memoryview:
+        """The first `size` bytes of a buffer."""
+        start = _STATE_BYTES + buffer * self.buffer_bytes
+        return self._view[start : start + min(size, self.buffer_bytes)]
 
-    def trim(self, lane: int, used: int) -> None:
-        """Give back what a large image took of a lane; `used`: its size in bytes."""
+    def trim(self, buffer: int, used: int) -> None:
+        """Give back what a large image took of a buffer; `used`: its size in bytes."""
         if used > _KEPT_BYTES:
-            start = _STATE_BYTES + lane * self.lane_bytes + _KEPT_BYTES
+            start = _STATE_BYTES + buffer * self.buffer_bytes + _KEPT_BYTES
             length = -(-(used - _KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_REMOVE, start, min(length, self.lane_bytes - _KEPT_BYTES))
+            self._memory.madvise(mmap.MADV_REMOVE, start, min(length, self.buffer_bytes - _KEPT_BYTES))
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with it. Idempotent."""

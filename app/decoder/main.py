@@ -127,7 +127,7 @@ def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descript
     _close_all_but(*arena_descriptors, connection_descriptor, inbox_descriptor)
     connection = socket.socket(fileno=connection_descriptor)
     arena = Arena.opened(plan.pools, *arena_descriptors)
-    inbox = Inbox(plan.lanes, plan.lane_bytes, inbox_descriptor)
+    inbox = Inbox(plan.buffers, plan.buffer_bytes, inbox_descriptor)
     _leave_streams(plan, connection)
     # From here on it reads what strangers have sent, and needs nothing that it does not have.
     confine_decoder(plan.memory_bytes)

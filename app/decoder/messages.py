@@ -25,7 +25,7 @@ _MAX_LINE_BYTES = 4096
 
 
 class Kind(IntEnum):
-    """What lies in the lane."""
+    """What lies in the buffer."""
 
     ENCODED = 0
     """An image file."""
@@ -66,7 +66,7 @@ class Status(IntEnum):
 
 
 class Job(NamedTuple):
-    """One image. `lane`: which part of the inbox holds its `size` bytes; `model`, `slot`: where its pixels go.
+    """One image. `buffer`: which part of the inbox holds its `size` bytes; `model`, `slot`: where its pixels go.
 
     `max_pixels`: beyond it the image is refused; `large_pixels`: from it on the image is large. `width` and `height`
     are those of PIXELS.
@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
     token: int
     kind: int
-    lane: int
+    buffer: int
     model: int
     slot: int
     size: int
@@ -167,7 +167,7 @@ class DecodePlan:
 
     models: tuple[PixelModel | None, ...]
     pools: tuple[Pool, ...]
-    lanes: int
-    lane_bytes: int
+    buffers: int
+    buffer_bytes: int
     log_style: Style
     memory_bytes: int = 4 << 30

@@ -52,7 +52,7 @@ class PendingImage:
     give: Callable[[int], None]
     future: asyncio.Future[Placement]
     tail: bytes = b""
-    """What follows the body in a decoder's lane: the regions of an image."""
+    """What follows the body in a decoder's buffer: the regions of an image."""
     passed: Callable[[], None] | None = None
     """Is told where the file itself was put into the slot; None: it is to be decoded."""
     pixels: int = 0

@@ -21,7 +21,8 @@ from collections.abc import Callable
 
 from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
 from app.decoding.image import DecodeExpiredError, DecodeFailedError, Encoded, ImageLimits, PendingImage
-from app.decoding.seats import Loss, Seat, Seats
+from app.decoding.process import DecoderProcess
+from app.decoding.replicas import Loss, Replicas
 from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
 from app.images.header import ImageTooLargeError, InvalidImageError
 from app.processes.arena import Arena
@@ -64,9 +65,9 @@ class Decoders:
         """
         self._loop = asyncio.get_running_loop()
         self._limits = limits
-        self._most_credits = min(CREDITS, plan.lanes)
+        self._most_credits = min(CREDITS, plan.buffers)
         self._restarted = restarted
-        self._seats = Seats(
+        self._replicas = Replicas(
             max(2, count),
             plan,
             arena,
@@ -97,25 +98,25 @@ class Decoders:
     @property
     def seconds_an_image(self) -> float:
         """What an image takes of all decoders together, of late."""
-        return self._image_s / len(self._seats.all)
+        return self._image_s / self._replicas.count
 
     @property
     def up(self) -> int:
         """Decoders that are ready."""
-        return sum(seat.ready for seat in self._seats.all)
+        return len(self._replicas.ready)
 
     @property
     def pids(self) -> list[int]:
         """Of the decoders that are ready."""
-        return [seat.decoder.pid for seat in self._seats.all if seat.decoder and seat.decoder.pid]
+        return [decoder.pid for decoder in self._replicas.decoders.values() if decoder.pid]
 
     async def start(self) -> None:
         """Returns when every decoder is ready. Raises DecoderStartError."""
-        await self._seats.start()
+        await self._replicas.start()
 
     async def stop(self) -> None:
         """End every process; what is still under way fails. Idempotent."""
-        left = await self._seats.stop()
+        left = await self._replicas.stop()
         await asyncio.gather(*self._rejecting)
         while (waiting := self._queue.pop()) is not None:
             left.append(waiting)
@@ -220,53 +221,50 @@ class Decoders:
         self._flushing = False
         now_s = time.monotonic()
         while self._queue.waiting:
-            seat = self._next_seat()
-            if seat is None:
+            decoder = self._next_decoder()
+            if decoder is None:
                 break
             entry = self._queue.pop(self._has_room)
             if entry is None:
                 break
-            if entry.payload.deaths and seat.sent:
+            if entry.payload.deaths and decoder.sent:
                 # It wants a decoder of its own; there is one as soon as one has nothing left.
-                idle = next((each for each in self._seats.all if each.ready and not each.sent), None)
+                idle = next((each for each in self._replicas.ready if not each.sent), None)
                 if idle is None:
                     self._queue.push(entry)
                     break
-                seat = idle
-            self._give_to(seat, entry, now_s)
-        for seat in self._seats.all:
-            if seat.out and seat.decoder is not None:
-                seat.decoder.send(bytes(seat.out))
-                seat.out.clear()
+                decoder = idle
+            self._give_to(decoder, entry, now_s)
+        for decoder in self._replicas.decoders.values():
+            decoder.flush()
 
     def _has_room(self, image: PendingImage) -> bool:
         """Whether a large image may be decoded now: one decoder stays free of them, and their memory is bounded. One
         that takes more than the bound is decoded while no other large one is.
         """
-        seats = len(self._seats.all)
-        within = self._large_pixels + image.pixels <= seats * self._limits.large_pixels
-        return not self._large or (self._large < seats - 1 and within)
+        count = self._replicas.count
+        within = self._large_pixels + image.pixels <= count * self._limits.large_pixels
+        return not self._large or (self._large < count - 1 and within)
 
-    def _next_seat(self) -> Seat | None:
+    def _next_decoder(self) -> DecoderProcess | None:
         """The decoder with the fewest bytes ahead of it among those that may have another image."""
         best = None
         ahead_bytes = self._image_bytes * _AHEAD_S / self._image_s if self._image_s else 0.0
-        for seat in self._seats.all:
-            if seat.ready and not seat.is_reserved and (best is None or seat.bytes < best.bytes):
-                images = len(seat.sent)
-                if images < _LEAST_CREDITS or (images < self._most_credits and seat.bytes < ahead_bytes):
-                    best = seat
+        for decoder in self._replicas.ready:
+            if not decoder.is_reserved and (best is None or decoder.bytes < best.bytes):
+                images = len(decoder.sent)
+                if images < _LEAST_CREDITS or (images < self._most_credits and decoder.bytes < ahead_bytes):
+                    best = decoder
         return best
 
-    def _give_to(self, seat: Seat, entry: Entry[PendingImage], now_s: float) -> None:
-        assert seat.decoder is not None
+    def _give_to(self, decoder: DecoderProcess, entry: Entry[PendingImage], now_s: float) -> None:
         image = entry.payload
-        lane = seat.decoder.free_lanes.pop()
-        seat.decoder.inbox.write(lane, image.body, image.tail)
+        buffer = decoder.free_buffers.pop()
+        decoder.inbox.write(buffer, image.body, image.tail)
         self._tokens = token = (self._tokens + 1) % (1 << 31)
-        if not seat.sent:
-            seat.heard_s = now_s
-        seat.add(token, entry, lane)
+        if not decoder.sent:
+            decoder.heard_s = now_s
+        decoder.add(token, entry, buffer)
         image.sent_s = now_s
         if entry.large:
             self._large += 1
@@ -275,7 +273,7 @@ class Decoders:
         job = Job(
             token=token,
             kind=image.kind,
-            lane=lane,
+            buffer=buffer,
             model=entry.model,
             slot=image.slot,
             size=len(image.body) + len(image.tail),
@@ -284,24 +282,19 @@ class Decoders:
             width=image.width,
             height=image.height,
         )
-        seat.out += pack_job(job)
+        decoder.out += pack_job(job)
 
-    def _answered(self, seat: Seat, answer: Decoded) -> None:
+    def _answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
         """Raises KeyError for a job that this decoder does not have."""
-        decoder = seat.decoder
-        assert decoder is not None
-        entry, lane = seat.remove(answer.token)
+        entry = decoder.answered(answer.token)
         now_s = time.monotonic()
         image = entry.payload
         credible_s = max(_CREDIBLE * self._image_s, _ALWAYS_CREDIBLE_S)
-        taken_s = min(now_s - max(image.sent_s, seat.heard_s), credible_s)
+        taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
         self._image_s += _MEAN_RATE * (taken_s - self._image_s)
         self._image_bytes += _MEAN_RATE * (len(image.body) - self._image_bytes)
         self._queue.took(entry.model, taken_s)
-        seat.heard_s = now_s
-        seat.deaths = 0
-        decoder.inbox.trim(lane, len(image.body) + len(image.tail))
-        decoder.free_lanes.append(lane)
+        decoder.heard_s = now_s
         self._returned(entry)
         self._outcome(entry, answer)
         if self._queue.waiting:

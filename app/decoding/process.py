@@ -1,6 +1,6 @@
 """The fork server and the decoders as the event loop sees them.
 
-Owns: their processes and sockets, and what a decoder has in hand. Must not know what waits. No send or receive blocks:
+Owns: their processes and sockets, and which images a decoder has. Must not know what waits. No send or receive blocks:
 a decoder is owed at most a few small jobs, and owes at most as many answers, so that neither socket ever fills.
 """
 
@@ -10,25 +10,26 @@ import asyncio
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 
-from app.decoder import main
 from app.decoder.inbox import Inbox
 from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
+from app.decoding.image import PendingImage
+from app.decoding.waiting import Entry
 from app.pace import Pace
 from app.processes.arena import Arena
-from app.processes.fork_server import Begun, Child, ForkServer, reap, spawned
-from app.processes.forking import forked
+from app.processes.fork_server import Begun, Child, ForkServer, begin
 from app.processes.packing import packed
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
-"""In the log, of one decoder: who writes more was taken over."""
+"""In the log, of one decoder: one that writes more was taken over."""
 
 log = logging.getLogger("anychip.decoders")
 
 
+FORK_SERVER = "app.decoder.main:main"
+"""What the fork server of decoders runs."""
 _STATUS_TIMEOUT_S = 2.0
 
 
@@ -38,7 +39,7 @@ class DecoderStartError(Exception):
 
 def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
     """Start the process from which decoders of this plan are forked. Raises OSError."""
-    process, control = _prepared.pop() if _prepared else spawned("app.decoder.main:main")
+    begun = begin(FORK_SERVER)
     written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
     try:
         with open(written, "wb", closefd=False) as file:
@@ -46,51 +47,39 @@ def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
         os.lseek(written, 0, os.SEEK_SET)
         shared = arena.descriptors(results=False)
         try:
-            socket.send_fds(control, [b"plan"], [written, *shared])
+            socket.send_fds(begun.control, [b"plan"], [written, *shared])
         finally:
             for each in shared:
                 os.close(each)
     except BaseException:
-        control.close()
-        reap(process)
+        begun.end()
         raise
     finally:
         os.close(written)
-    return process, control
-
-
-_prepared: list[Begun] = []
-
-
-def prepare() -> None:
-    """Fork a fork server from this process, whose imports it shares: it takes no time and hardly any memory.
-
-    For a process that has one thread, has called app.decoder.main.prepare_to_decode, and is about to make a service.
-    Elsewhere a fork server is a fresh process, which imports all that itself. Whoever calls it calls `discard_prepared`
-    in the end.
-    """
-    if threading.active_count() == 1 and hasattr(os, "fork"):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _prepared.append((forked(theirs, main.main), ours))
-        theirs.close()
-
-
-def discard_prepared() -> None:
-    """End the fork server that no service has taken, if there is one."""
-    while _prepared:
-        pid, control = _prepared.pop()
-        control.close()
-        reap(pid)
+    return begun
 
 
 class DecoderProcess:
-    """One process that decodes, from its fork to its end."""
+    """One process that decodes, from its fork to its end.
 
-    def __init__(self, number: int, plan: DecodePlan, answered: Callable[[Decoded], None]) -> None:
+    `sent`: the images that it has, by token, in the order sent, with the buffer of each, and `bytes` of them; `out`:
+    jobs that leave at the end of this turn of the loop. Seconds are of `time.monotonic()`.
+    """
+
+    def __init__(self, number: int, plan: DecodePlan, answered: Callable[[DecoderProcess, Decoded], None]) -> None:
         """`answered`: hears each answer. Nothing runs before `start`."""
         self.number = number
-        self.free_lanes = list(range(plan.lanes - 1, -1, -1))
-        self.inbox = Inbox(plan.lanes, plan.lane_bytes)
+        self.free_buffers = list(range(plan.buffers - 1, -1, -1))
+        self.inbox = Inbox(plan.buffers, plan.buffer_bytes)
+        self.sent: dict[int, tuple[Entry[PendingImage], int]] = {}
+        self.bytes = 0
+        self.out = bytearray()
+        self.heard_s = 0.0
+        self.is_reserved = False
+        """Whether it has an image that must be its only one."""
+        self.is_retiring = False
+        """Whether it ends after the jobs that it has."""
+        self.has_answered = False
         self._answered = answered
         self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
         self._loop = asyncio.get_running_loop()
@@ -105,6 +94,39 @@ class DecoderProcess:
     def pid(self) -> int | None:
         """The process's id, None before its start and once it has ended."""
         return None if self._child is None or self.ended.done() else self._child.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes jobs."""
+        return self.pid is not None and not self.is_retiring
+
+    @property
+    def working_on(self) -> Entry[PendingImage] | None:
+        """The image that it has begun and not ended, by what it says itself."""
+        token = self.inbox.working_on
+        return None if token is None or token not in self.sent else self.sent[token][0]
+
+    def add(self, token: int, entry: Entry[PendingImage], buffer: int) -> None:
+        """It has this image from now on."""
+        self.sent[token] = entry, buffer
+        self.bytes += len(entry.payload.body)
+        self.is_reserved = entry.payload.deaths > 0
+
+    def answered(self, token: int) -> Entry[PendingImage]:
+        """It has answered for this image, and has it no longer. Raises KeyError."""
+        entry, buffer = self.sent.pop(token)
+        image = entry.payload
+        self.bytes -= len(image.body)
+        self.inbox.trim(buffer, len(image.body) + len(image.tail))
+        self.free_buffers.append(buffer)
+        self.is_reserved, self.has_answered = False, True
+        return entry
+
+    def clear(self) -> list[Entry[PendingImage]]:
+        """It has no image any more; returns those that it had."""
+        entries = [entry for entry, _ in self.sent.values()]
+        self.sent.clear()
+        return entries
 
     async def start(self, fork_server: ForkServer) -> None:
         """Fork it. Raises OSError."""
@@ -121,9 +143,10 @@ class DecoderProcess:
         self._connection = ours
         self._loop.add_reader(ours.fileno(), self._readable)
 
-    def send(self, jobs: bytes) -> None:
-        """A packet of jobs; a decoder that is just dying is reported through `ended`, not here."""
-        if self._connection is not None:
+    def flush(self) -> None:
+        """Send the jobs of `out`; a decoder that is just dying is reported through `ended`, not here."""
+        jobs, self.out = self.out, bytearray()
+        if self._connection is not None and jobs:
             try:
                 self._connection.send(jobs)
             except OSError as error:
@@ -141,11 +164,10 @@ class DecoderProcess:
         """
         if self._child is None:
             return None
-        await asyncio.wait((self._child.exited,), timeout=_STATUS_TIMEOUT_S)
-        if not self._child.exited.done():
-            self._child.kill()
-            return None
-        return self._child.exited.result()
+        if await self._child.ends_within(_STATUS_TIMEOUT_S):
+            return self._child.exited.result()
+        self._child.kill()
+        return None
 
     def close(self) -> None:
         """Give its socket and its inbox back; the process ends by itself. Idempotent."""
@@ -168,7 +190,7 @@ class DecoderProcess:
                 if answer.status == Status.SAID:
                     self._log(answer.text)
                 else:
-                    self._answered(answer)
+                    self._answered(self, answer)
         except Exception as error:  # Nothing this decoder says can be trusted any more.
             log.exception("decoder %d: unreadable answer", self.number)
             self.kill(f"unreadable answer: {error}")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from app import logs
-from app.fleet.spawn import ChildProcess, spawn
+from app.fleet.spawn import Spawned, spawn
 from app.pace import Pace
 from app.processes.arena import Arena
 from app.processes.channel import Channel, ChannelError
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("anychip.workers")
 
 STOP_TIMEOUT_S = 10.0
+KILL_TIMEOUT_S = 10.0
+"""A process that has been killed and is still there after so long is inside a driver call that cannot be ended."""
 _WATCH_INTERVAL_S = 0.25
 _MOST_READS = 16
 """In one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
@@ -162,7 +164,7 @@ class WorkerProcess:
         self._arena = arena
         self._heard = heard
         self._channel: Channel | None = None
-        self._spawned: ChildProcess | None = None
+        self._spawned: Spawned | None = None
         self._started: asyncio.Future[Ready] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
         self._killed = False
@@ -176,7 +178,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """The process's id, None before its start."""
-        return self._spawned.pid if self._spawned else None
+        return self._spawned.child.pid if self._spawned else None
 
     def model(self, index: int) -> Model:
         """A model as this worker serves it; after a hand-over another may serve other weights and labels."""
@@ -201,7 +203,7 @@ class WorkerProcess:
         """End the process now."""
         if self._spawned is not None:
             self._killed = True
-            self._spawned.kill()
+            self._spawned.child.kill()
         self._close(reason)
 
     async def stop(self) -> None:
@@ -229,13 +231,15 @@ class WorkerProcess:
             self._channel.close()
             self._channel = None
         if self._spawned is not None:
-            process = self._spawned
-            if await process.reap(0.0 if self._killed else STOP_TIMEOUT_S):
-                code = process.exited.result()
+            child = self._spawned.child
+            if not await child.ends_within(0.0 if self._killed else STOP_TIMEOUT_S):
+                child.kill()
+            if await child.ends_within(KILL_TIMEOUT_S):
+                code = child.exited.result()
                 reason += f", exit code {code}" if code else ""
             else:
                 self.abandoned = True
-                reason += f"; its process {process.pid} cannot be killed and is left behind, with what it holds"
+                reason += f"; its process {child.pid} cannot be killed and is left behind, with what it holds"
                 log.critical("%s: %s", self.id, reason)
         self.ended.set_result(reason)
 
@@ -265,11 +269,13 @@ class WorkerProcess:
             raise
         if self._closed.done():  # It was killed meanwhile.
             self._killed = True
-            spawned.kill()
+            spawned.child.kill()
         channel = self._channel = Channel(spawned.socket)
-        spawned.exited.add_done_callback(self._process_exited)
+        spawned.child.exited.add_done_callback(self._process_exited)
         plan, memory = self.plan, self.plan.memory
-        environment = dict(plan.environment) if plan.bare else spawned.environment(plan.environment)
+        environment = dict(plan.environment)
+        if not plan.bare:  # It has the others of the service's variables; not those set since it was started.
+            environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
         begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), sys.path, plan.bare)
         self._write(begin, (*self._arena.descriptors(memory), descriptor))
         loop.add_reader(channel.fileno(), self._readable)

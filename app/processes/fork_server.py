@@ -1,7 +1,7 @@
 """A fork server as the event loop sees it: the process from which others are forked, and another whenever it is gone.
 
-Owns: its process and socket, and who waits for a child. Must not know what a child does. Nothing here blocks: a fork
-server is asked for few children, and says little.
+Owns: its process and socket, who waits for a child, and the start of programs. Must not know what a child does. Nothing
+here blocks: a fork server is asked for few children, and says little.
 
 What it has forked is this process's own child (forking): one that ends, hangs or is stopped costs none of them.
 """
@@ -14,13 +14,16 @@ import ctypes
 import itertools
 import logging
 import os
+import pkgutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, pack_request
+from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, pack_request
 from app.processes.stopped import is_stopped
 
 log = logging.getLogger("anychip.workers")
@@ -36,8 +39,20 @@ _IMPORT_LOOKS = 120
 _MOST_FAILURES = 3
 _SPAWNED = "import sys; sys.path[:] = sys.argv[4:]; from app.processes.forking import run_spawned; run_spawned()"
 
-Begun = tuple[int, socket.socket]
-"""The process id of a fork server and our end of the socket to it."""
+
+class Begun(NamedTuple):
+    """A fork server's process id, our end of the socket to it, and the environment that it was started in."""
+
+    pid: int
+    control: socket.socket
+    environment: Mapping[str, str]
+
+    def end(self) -> None:
+        """End one that no event loop has."""
+        self.control.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
 
 class Child:
@@ -64,6 +79,11 @@ class Child:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
 
+    async def ends_within(self, limit_s: float) -> bool:
+        """Whether it is reaped within this time."""
+        await asyncio.wait((self.exited,), timeout=limit_s)
+        return self.exited.done()
+
     def _look(self) -> None:
         status = None
         with contextlib.suppress(ChildProcessError):
@@ -84,6 +104,8 @@ class ForkServer:
 
     def __init__(self, begin: Callable[[], Begun]) -> None:
         """`begin`: starts a process; is called in a thread, and may raise OSError."""
+        self.environment: Mapping[str, str] = {}
+        """The one that the process was started in."""
         self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
@@ -146,17 +168,17 @@ class ForkServer:
             self._end("it was stopped")
         await asyncio.wait((self._starting,))
         if self._process is not None:
-            await asyncio.wait((self._process.exited,), timeout=BACKOFF_S[-1])
+            await self._process.ends_within(BACKOFF_S[-1])
 
     async def _start(self) -> None:
         self._between = self._silent = 0
         try:
-            pid, control = await asyncio.to_thread(self._begin)
+            begun = await asyncio.to_thread(self._begin)
         except OSError as error:
             self._end(f"it could not be begun: {error}")
             return
-        self._control = control
-        self._process = Child(pid)
+        self._control, self.environment = begun.control, begun.environment
+        self._process = Child(begun.pid)
         self._control.setblocking(False)
         self._loop.add_reader(self._control.fileno(), self._readable)
         self._timer = self._loop.call_later(_LOOK_S, self._look)
@@ -207,7 +229,7 @@ class ForkServer:
             self._silent = 0
         if event.kind == FORKED:
             self._failures = 0
-            # One that nobody waits for any more finds its socket closed, ends, and is reaped all the same.
+            # One that is no longer waited for finds its socket closed, ends, and is reaped all the same.
             self._settle(event.number, Child(event.value))
         elif event.kind == NOT_FORKED:
             self._settle(event.number, OSError(event.value, os.strerror(event.value)))
@@ -223,7 +245,7 @@ class ForkServer:
             waiting.set_result(outcome)
         else:
             waiting.set_exception(outcome)
-            waiting.exception()  # Whoever waits hears it; nobody need wait.
+            waiting.exception()  # Marks it as seen, should no task wait any more.
 
     def _end(self, reason: str) -> None:
         """The process, if there is one, is given up; another takes its place."""
@@ -241,7 +263,7 @@ class ForkServer:
         gone = ConnectionResetError(f"the process that forks is gone: {reason}")
         if not self._ready.done():
             self._ready.set_exception(gone)
-            self._ready.exception()  # Whoever waits hears it; nobody need wait.
+            self._ready.exception()  # Marks it as seen, should no task wait.
         if not self._stopped:
             self._ready = self._loop.create_future()
         for number in list(self._forks):
@@ -251,18 +273,47 @@ class ForkServer:
             self._timer = self._loop.call_later(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1], self._start_soon)
 
 
-def spawned(main: str) -> Begun:
-    """Start a fresh interpreter that runs `main`, as "module:function", with its socket and this process's id.
+def prepare(main: str) -> None:
+    """Fork a fork server that runs `main` ("module:function") from this process, whose imports it shares: it takes no
+    time and hardly any memory.
+
+    For a process that has one thread and is about to make a service, which `begin` then gives this one. The caller
+    calls `discard_prepared` in the end.
+    """
+    if threading.active_count() == 1:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _prepared[main] = Begun(forked(theirs, pkgutil.resolve_name(main)), ours, dict(os.environ))
+        theirs.close()
+
+
+_prepared: dict[str, Begun] = {}
+
+
+def is_prepared(main: str) -> bool:
+    """Whether such a fork server waits for `begin`."""
+    return main in _prepared
+
+
+def discard_prepared(main: str) -> None:
+    """End the fork server that no event loop has taken, if there is one."""
+    if main in _prepared:
+        _prepared.pop(main).end()
+
+
+def begin(main: str) -> Begun:
+    """The prepared fork server, or a fresh interpreter that runs `main` with its socket and this process's id.
 
     For a thread: on a busy machine it takes a tenth of a second and more. Raises OSError.
     """
+    if main in _prepared:
+        return _prepared.pop(main)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.set_inheritable(True)
     # The current folder may be another there.
     path = [str(Path(entry or ".").resolve()) for entry in sys.path]
+    environment = dict(os.environ)
     command = [sys.executable, "-c", _SPAWNED, main, str(theirs.fileno()), str(os.getpid()), *path]
     try:
-        return _started(command), ours
+        return Begun(start(command, theirs), ours, environment)
     except BaseException:
         ours.close()
         raise
@@ -270,11 +321,13 @@ def spawned(main: str) -> Begun:
         theirs.close()
 
 
-def _started(command: Sequence[str]) -> int:
-    """As os.posix_spawn, which keeps the interpreter's lock until the new program runs: this gives it back meanwhile.
+def start(command: Sequence[str], end: socket.socket) -> int:
+    """Start a program, which inherits `end`; returns its process id.
 
+    As os.posix_spawn, which keeps the interpreter's lock until the new program runs: this gives it back meanwhile.
     Raises OSError.
     """
+    end.set_inheritable(True)
     words = (ctypes.c_char_p * (len(command) + 1))(*map(os.fsencode, command), None)
     variables = [os.fsencode(f"{name}={text}") for name, text in os.environ.items()]
     environment = (ctypes.c_char_p * (len(variables) + 1))(*variables, None)
@@ -284,20 +337,13 @@ def _started(command: Sequence[str]) -> int:
     return pid.value
 
 
-def reap(pid: int) -> None:
-    """End a fork server that no event loop has, or has any more."""
-    with contextlib.suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 _adopting = 0
 
 
 def _adopt(more: int) -> None:
     """While a child is awaited, what has lost its parent below this process becomes this process's child.
 
-    Not longer: what a worker's compiler has started and left is nobody's here.
+    Not longer: what a worker's compiler has started and left must not become one.
     """
     global _adopting  # noqa: PLW0603
     _adopting += more

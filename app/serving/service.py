@@ -19,7 +19,7 @@ from app.config import Settings, split
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.image import ImageLimits
 from app.decoding.pool import CREDITS, Decoders
-from app.decoding.process import discard_prepared
+from app.decoding.process import FORK_SERVER
 from app.fleet.dispatcher import Dispatcher
 from app.fleet.profiles import taken_up
 from app.fleet.served_model import ModelPool
@@ -28,6 +28,7 @@ from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
 from app.observability.triton_metrics import TritonMetrics
+from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
 from app.serving.admission import Admission
 from app.serving.cascades import check_cascade, parse_cascade
@@ -120,7 +121,7 @@ class Service:
         torch.set_num_threads(1)  # This process computes nothing that threads would help.
         decoding = [] if self.decoders is None else [self.decoders.start()]
         if not decoding:
-            discard_prepared()  # Nothing will be decoded.
+            discard_prepared(FORK_SERVER)  # Nothing will be decoded.
         await asyncio.gather(self.dispatcher.start(), *decoding)
 
     async def stop(self) -> None:

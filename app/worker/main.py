@@ -9,7 +9,6 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
-import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import os
 import signal
@@ -51,8 +50,13 @@ _BARE = _PATH + "main.bare(*map(int, sys.argv[1].split(',')))"
 def _fresh(server: int, descriptors: Sequence[int]) -> None:
     [descriptor] = descriptors
     os.set_inheritable(descriptor, True)
-    command = _command(_FRESH, descriptor, path=sys.path)
+    command = fresh_command(descriptor)
     os.execv(command[0], command)
+
+
+def fresh_command(descriptor: int) -> list[str]:
+    """What runs a worker in an interpreter of its own, which inherits its end of the socket to the server."""
+    return _command(_FRESH, descriptor, path=sys.path)
 
 
 def _command(program: str, *descriptors: int, path: Sequence[str]) -> list[str]:
@@ -100,11 +104,6 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     kept = (end.fileno(), *descriptors, written)
     for each in kept:
         os.set_inheritable(each, True)
-    # Where there was no fork server: its process deletes what it is told to. What tells our end stays open.
-    tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
-    if tracker is not None:
-        with contextlib.suppress(OSError):  # It is closed already.
-            os.set_inheritable(tracker, False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for each in (1, 2):
         if os.isatty(each):

@@ -363,7 +363,7 @@ def _with_nan(answer: Array, rows: list[int]) -> Array:
 
 def _import() -> None:
     """Take as long as a vendor's package does, in a worker."""
-    if multiprocessing.parent_process() is not None:
+    if multiprocessing.current_process().name != "MainProcess":
         try:
             import_ms = _configured().import_ms
         except BackendUnavailableError:  # To be said later, by `probe`.

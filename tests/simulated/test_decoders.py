@@ -100,7 +100,7 @@ async def made():
         await rig.decoders.start()
         yield rig
     finally:
-        processes = [psutil.Process(pid) for pid in (rig.decoders._seats.fork_server.pid, *rig.decoders.pids)]
+        processes = [psutil.Process(pid) for pid in (rig.decoders._replicas.fork_server.pid, *rig.decoders.pids)]
         await rig.decoders.stop()
         rig.arena.close()
         await until(lambda: not any(process.is_running() for process in processes))
@@ -286,9 +286,9 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
 async def test_another_fork_server_takes_the_place_of_a_dead_one_and_costs_no_image(made, number):
     async with made.limited():
         await made.decode(image(20))
-        first, pids = made.decoders._seats.fork_server.pid, made.decoders.pids
+        first, pids = made.decoders._replicas.fork_server.pid, made.decoders.pids
         os.kill(first, number)
-        await until(lambda: made.decoders._seats.fork_server.pid != first, 60)
+        await until(lambda: made.decoders._replicas.fork_server.pid != first, 60)
         await until(lambda: not psutil.pid_exists(first))
         await made.decode(image(20))
         assert made.reasons == []
@@ -301,7 +301,7 @@ async def test_decoders_of_a_fork_server_that_is_gone_are_replaced_one_by_one_un
     """What they do not share any more was 150 MiB of each."""
     async with made.limited():
         await made.decode(image(20))
-        first, pids = made.decoders._seats.fork_server.pid, made.decoders.pids
+        first, pids = made.decoders._replicas.fork_server.pid, made.decoders.pids
         stop = asyncio.Event()
         least = 2
 
@@ -319,16 +319,18 @@ async def test_decoders_of_a_fork_server_that_is_gone_are_replaced_one_by_one_un
             stop.set()
             await asyncio.gather(*clients)
         assert (made.reasons, least) == ([], 1)
-        assert {seat.decoder.parent for seat in made.decoders._seats.all} == {made.decoders._seats.fork_server.pid}
+        assert {each.parent for each in made.decoders._replicas.decoders.values()} == {
+            made.decoders._replicas.fork_server.pid
+        }
         after = made.decoders.pids
         for _ in range(3):
             await made.decode(image(20))
         assert made.decoders.pids == after
 
 
-async def test_a_fork_server_that_is_stopped_does_not_leave_the_seats_empty(made):
+async def test_a_fork_server_that_is_stopped_does_not_leave_the_replicas_empty(made):
     async with made.limited():
-        os.kill(made.decoders._seats.fork_server.pid, signal.SIGSTOP)
+        os.kill(made.decoders._replicas.fork_server.pid, signal.SIGSTOP)
         for pid in made.decoders.pids:
             os.kill(pid, signal.SIGKILL)
         tasks = [asyncio.create_task(made.decode(image(20))) for _ in range(4)]

@@ -20,11 +20,11 @@ import pytest
 import uvloop
 
 from app.fleet import process as worker_process
-from app.fleet import spawn as worker_spawn
 from app.fleet.process import AttendedClock, Computed, WorkerPlan, WorkerProcess, WorkerStartError
 from app.fleet.replica import Events, Replica
 from app.processes.arena import Arena
 from app.processes.channel import MAX_WAITING_BYTES
+from app.processes.fork_server import Child
 from app.worker.messages import Failed, Load, Release, Released, Run, Stats
 from backends import Device
 from models import Options, open_model, parse_spec
@@ -197,9 +197,9 @@ def test_the_clock_counts_what_was_attended(monkeypatch):
 async def test_a_process_that_cannot_be_killed_is_given_up_and_its_device_left_alone():
     async with Watched() as watched:
         # A driver call in state D takes no signal; here the signal is not sent.
-        original, limit_s = worker_spawn.SpawnedProcess.kill, worker_spawn.KILL_TIMEOUT_S
-        worker_spawn.SpawnedProcess.kill = lambda spawned: None
-        worker_spawn.KILL_TIMEOUT_S = 0.5
+        original, limit_s = Child.kill, worker_process.KILL_TIMEOUT_S
+        Child.kill = lambda child: None
+        worker_process.KILL_TIMEOUT_S = 0.5
         try:
             plan = replace(watched.plan, heartbeat_timeout_s=1.0)
             replica = Replica("null:0", plan, watched.arena, watched.events)
@@ -227,7 +227,7 @@ async def test_a_process_that_cannot_be_killed_is_given_up_and_its_device_left_a
             assert time.monotonic() - started_s < 5
             assert worker.abandoned
         finally:
-            worker_spawn.SpawnedProcess.kill, worker_spawn.KILL_TIMEOUT_S = original, limit_s
+            Child.kill, worker_process.KILL_TIMEOUT_S = original, limit_s
             with contextlib.suppress(OSError):
                 os.kill(worker.pid, signal.SIGKILL)
         await asyncio.wait_for(worker.exited, WAIT_S)

@@ -13,30 +13,32 @@ from app.decoder.messages import Decoded, DecodePlan, Status, jobs_in
 from app.decoding import pool
 from app.decoding.image import ImageLimits
 from app.decoding.pool import CREDITS, Decoders
+from app.decoding.process import DecoderProcess
 from app.processes.arena import Arena
 
 SMALL, LARGE = bytes(60_000), bytes(3_000_000)
 
 
-class Decoder:
+class Decoder(DecoderProcess):
     """Keeps the jobs that it is sent."""
 
     pid = 1
 
-    def __init__(self, lanes):
-        self.free_lanes = list(range(lanes))
+    def __init__(self, number, plan):
+        super().__init__(number, plan, answered=None)
+        self.inbox.close()
         self.inbox = self
-        self.ended = asyncio.get_running_loop().create_future()
         self.jobs = []
 
-    def write(self, lane, body, tail):
+    def write(self, buffer, body, tail):
         pass
 
-    def trim(self, lane, used):
+    def trim(self, buffer, used):
         pass
 
-    def send(self, packet):
-        self.jobs += jobs_in(packet)
+    def flush(self):
+        self.jobs += jobs_in(bytes(self.out))
+        self.out.clear()
 
 
 class Clock:
@@ -54,12 +56,11 @@ def clock(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def decoding(count=2, lanes=CREDITS, models=1):
+async def decoding(count=2, buffers=CREDITS, models=1):
     arena = Arena([(4, 64)] * models)
-    plan = DecodePlan((None,) * models, arena.pools, lanes, 4 << 20, ("info", "text"))
+    plan = DecodePlan((None,) * models, arena.pools, buffers, 4 << 20, ("info", "text"))
     decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000))
-    for seat in decoders._seats.all:
-        seat.decoder = Decoder(lanes)
+    decoders._replicas.decoders = {number: Decoder(number, plan) for number in range(count)}
     try:
         yield decoders
     finally:
@@ -84,18 +85,18 @@ async def turns():
 def answer(decoders, clock, seconds_an_image):
     """Every decoder answers for all that it has, in one packet; they work at the same time."""
     began_s = clock.now_s
-    for seat in sorted(decoders._seats.all, key=lambda seat: len(seat.decoder.jobs)):
-        jobs, seat.decoder.jobs = seat.decoder.jobs, []
+    for decoder in sorted(decoders._replicas.ready, key=lambda decoder: len(decoder.jobs)):
+        jobs, decoder.jobs = decoder.jobs, []
         clock.now_s = began_s + seconds_an_image * len(jobs)
         for job in jobs:
-            decoders._answered(seat, Decoded(job.token, Status.PLACED, 1, 1))
+            decoders._answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
 
 
 async def settled(decoders, clock, body, seconds_an_image):
     """How many images each decoder has once it is known how long they take."""
     asked = await ask(decoders, *[body] * 200)
     for _ in range(8):
-        had = [len(seat.sent) for seat in decoders._seats.all]
+        had = [len(decoder.sent) for decoder in decoders._replicas.ready]
         answer(decoders, clock, seconds_an_image)
         await turns()
     for task in asked:
@@ -116,7 +117,7 @@ async def test_a_decoder_has_as_many_images_as_a_few_milliseconds_take_and_two_a
 async def test_nobody_knows_yet_how_long_an_image_takes(clock):
     async with decoding() as decoders:
         asked = await ask(decoders, *[SMALL] * 20)
-        assert [len(seat.sent) for seat in decoders._seats.all] == [2, 2]
+        assert [len(decoder.sent) for decoder in decoders._replicas.ready] == [2, 2]
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -126,7 +127,7 @@ async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
     async with decoding() as decoders:
         await settled(decoders, clock, SMALL, 0.001)
         asked = await ask(decoders, LARGE, *[SMALL] * 12)
-        behind, beside = sorted((seat.sent for seat in decoders._seats.all), key=len)
+        behind, beside = sorted((decoder.sent for decoder in decoders._replicas.ready), key=len)
         assert len(behind) <= 2
         assert len(beside) == CREDITS
         for task in asked:
@@ -137,9 +138,9 @@ async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
 async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
     async with decoding() as decoders:
         asked = await ask(decoders, SMALL, SMALL, LARGE)
-        assert sum(seat.bytes for seat in decoders._seats.all) == 2 * len(SMALL) + len(LARGE)
+        assert sum(decoder.bytes for decoder in decoders._replicas.ready) == 2 * len(SMALL) + len(LARGE)
         answer(decoders, clock, 0.001)
-        assert [seat.bytes for seat in decoders._seats.all] == [0, 0]
+        assert [decoder.bytes for decoder in decoders._replicas.ready] == [0, 0]
         assert all([await task for task in asked])
 
 
@@ -157,11 +158,11 @@ async def answered_models(decoders, clock, image_s, pauses):
         clock.now_s += pause_s
         for _ in range(2):
             clock.now_s += image_s
-            for seat in decoders._seats.all:
-                if seat.decoder.jobs:
-                    job = seat.decoder.jobs.pop(0)
+            for decoder in decoders._replicas.ready:
+                if decoder.jobs:
+                    job = decoder.jobs.pop(0)
                     order.append(job.model)
-                    decoders._answered(seat, Decoded(job.token, Status.PLACED, 1, 1))
+                    decoders._answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
         await turns()
     for task in asked:
         task.cancel()
