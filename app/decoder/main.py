@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from app import logs
 from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Status, jobs_in, pack_answer
 from app.processes.forking import fork_on_request, name_process, received, settle
-from app.processes.packing import unpacked
+from app.processes.packing import read_packed
 
 if TYPE_CHECKING:
     from app.decoder.inbox import Inbox
@@ -39,8 +39,7 @@ def main(control: socket.socket, server: int) -> None:
     if not packet:
         return
     plan_descriptor, *arena_descriptors = descriptors
-    with open(plan_descriptor, "rb") as file:
-        plan: DecodePlan = unpacked(file.read(), ())
+    plan: DecodePlan = read_packed(plan_descriptor)
     logs.configure(*plan.log_style)
     warm_up(plan)
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.

@@ -20,7 +20,7 @@ from app.decoding.waiting import Entry
 from app.pace import Pace
 from app.processes.arena import Arena
 from app.processes.fork_server import Begun, Child, ForkServer, begin
-from app.processes.packing import packed
+from app.processes.packing import write_packed
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
 """In the log, of one decoder: one that writes more was taken over."""
@@ -40,11 +40,8 @@ class DecoderStartError(Exception):
 def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
     """Start the process from which decoders of this plan are forked. Raises OSError."""
     begun = begin(FORK_SERVER)
-    written = os.memfd_create("anychip-plan", os.MFD_CLOEXEC)
+    written = write_packed(plan, "anychip-plan")
     try:
-        with open(written, "wb", closefd=False) as file:
-            file.write(packed(plan)[0])
-        os.lseek(written, 0, os.SEEK_SET)
         shared = arena.descriptors(results=False)
         try:
             socket.send_fds(begun.control, [b"plan"], [written, *shared])

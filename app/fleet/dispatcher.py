@@ -24,7 +24,7 @@ from app.fleet.batch_records import BatchRecords
 from app.fleet.device_files import DeviceFiles
 from app.fleet.device_metrics import DeviceMetrics, ServedStates
 from app.fleet.handover import Handovers
-from app.fleet.outcome import Outcome, Pending, options_of, too_late
+from app.fleet.outcome import Outcome, Pending, run_of, too_late
 from app.fleet.plans import how_served, memories, worker_devices, worker_plans
 from app.fleet.process import Computed, Message, WorkerProcess
 from app.fleet.profiles import Profile, store_sizes
@@ -41,7 +41,7 @@ from app.processes.arena import Arena
 from app.scheduling.queue import Batch, Item, Reservation
 from app.scheduling.scheduler import Scheduler
 from app.worker.growth import LARGEST
-from app.worker.messages import Failed, HandOver, Loaded, Released, Run, Stats
+from app.worker.messages import Failed, HandOver, Loaded, Released, Stats
 from backends import Choice
 from models import Model, NormalisedModel, Options, TensorOptions
 
@@ -250,7 +250,7 @@ class Dispatcher:
         self._records.sent(batch, served, worker.device)
         slots = tuple([item.payload.slot for item in batch.items])
         files = served.slots.files_among(slots)
-        worker.send(Run(batch.id, served.index, slots, options_of(batch.items), batch.size, files))
+        worker.send(run_of(batch, served.index, slots, files))
 
     def _expire(self, item: Item[Pending]) -> None:
         """The deadline of an item has passed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ import numpy.typing as npt
 from app.errors import ServiceError
 from app.fleet.process import WorkerProcess
 from app.observability.tracing import RequestTrace
-from app.scheduling.queue import Item
+from app.scheduling.queue import Batch
+from app.worker.messages import Run
 from models import Options, TensorOptions
 
 if TYPE_CHECKING:
@@ -46,11 +46,14 @@ class Pending:
     trace: RequestTrace | None
 
 
-def options_of(items: Sequence[Item[Pending]]) -> tuple[Options | TensorOptions, ...]:
-    """What each item's request asks for, one for all where it is the same, as it mostly is."""
-    options = tuple([item.payload.options for item in items])
-    same = all([each is options[0] for each in options])  # noqa: C419 - faster
-    return options[:1] if same else options
+def run_of(batch: Batch[Pending], model: int, slots: tuple[int, ...], files: tuple[int, ...]) -> Run:
+    """What a worker hears of a batch: one item's options for all where they are the same, as they mostly are."""
+    asked = [item.payload.options for item in batch.items]
+    if all([each is asked[0] for each in asked]):  # noqa: C419 - faster
+        asked = asked[:1]
+    options = tuple([each for each in asked if isinstance(each, Options)])
+    tensor_options = tuple([each for each in asked if isinstance(each, TensorOptions)])
+    return Run(batch.id, model, slots, options, batch.size, files, tensor_options)
 
 
 def too_late() -> ServiceError:

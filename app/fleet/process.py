@@ -26,10 +26,10 @@ from app.fleet.spawn import Spawned, spawn
 from app.pace import Pace
 from app.processes.arena import Arena
 from app.processes.channel import Channel, ChannelError
-from app.worker.load_file import write_load
+from app.processes.packing import write_packed
+from app.worker.begin import Begin, to_process
 from app.worker.messages import (
     Beat,
-    Begin,
     Done,
     Ended,
     Failed,
@@ -37,7 +37,6 @@ from app.worker.messages import (
     HandOver,
     Load,
     Ready,
-    Release,
     Released,
     Run,
     Stats,
@@ -193,11 +192,11 @@ class WorkerProcess:
             raise WorkerStartError(self.ended.result(), self)
         return self._started.result()
 
-    def send(self, message: Run | Release | Stop) -> None:
+    def send(self, message: ToWorker) -> None:
         """Send a message, now or when the worker reads; one that is just dying is reported through `ended`."""
         if isinstance(message, Run):
             self._sent.append((message, self._clock.now_s()))
-        self._write(message)
+        self._write(to_worker(message))
 
     def kill(self, reason: str) -> None:
         """End the process now."""
@@ -246,7 +245,7 @@ class WorkerProcess:
     async def _begin(self) -> None:
         """Start the process and tell it what to do. Raises OSError."""
         loop = asyncio.get_running_loop()
-        descriptor = await asyncio.to_thread(write_load, self.plan.load)
+        descriptor = await asyncio.to_thread(write_packed, self.plan.load, "anychip-load")
         if self._closed.done():
             os.close(descriptor)
             return
@@ -277,7 +276,7 @@ class WorkerProcess:
         if not plan.bare:  # It has the others of the service's variables; not those set since it was started.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
         begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), sys.path, plan.bare)
-        self._write(begin, (*self._arena.descriptors(memory), descriptor))
+        self._write(to_process(begin), (*self._arena.descriptors(memory), descriptor))
         loop.add_reader(channel.fileno(), self._readable)
 
     async def _watched(self) -> str:
@@ -307,13 +306,13 @@ class WorkerProcess:
         self._close("it ended")
         self.exited.set_result(None)
 
-    def _write(self, message: ToWorker, descriptors: tuple[int, ...] = ()) -> None:
+    def _write(self, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
         if self._channel is None or self._closed.done():
             for descriptor in descriptors:
                 os.close(descriptor)
             return
         try:
-            self._channel.send(to_worker(message), descriptors)
+            self._channel.send(message, descriptors)
         except OSError as error:
             log.debug("%s: cannot send: %s", self.id, error)
         except ChannelError as error:

@@ -1,10 +1,11 @@
 """Objects as data: what a process is to load, without pickle.
 
-    object ─► MessagePack of names and values, arrays beside it as they are ─► object
+    object ─► MessagePack of names and values, arrays behind it as they are ─► object
 
-Owns: the form. What is written is what an object consists of: its class by name, its fields, and so on. Reading makes
-such an object and sets its fields; it calls nothing that the data names, so bytes cannot be instructions. The server
-alone writes this, and only its workers and decoders read it.
+Owns: the form, and the memory of its own in which it travels: megabytes must not go through a channel, and neither end
+copies arrays while it holds the interpreter's lock. What is written is what an object consists of: its class by name,
+its fields, and so on. Reading makes such an object and sets its fields; it calls nothing that the data names, so bytes
+cannot be instructions. The server alone writes this, and only its workers and decoders read it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
@@ -23,31 +28,89 @@ _ARRAY, _OBJECT, _TUPLE, _DICT, _PATH, _ENUM = range(1, 7)
 """Kinds of what MessagePack has no form for: each is an extension with a list as content."""
 
 
-def packed(value: object) -> tuple[bytes, list[memoryview]]:
-    """The data of an object, and the bytes of its arrays in order. Raises TypeError for what is more than data."""
-    buffers: list[memoryview] = []
-    return msgspec.msgpack.encode(_plain(value, buffers)), buffers
+def write_packed(value: object, name: str) -> int:
+    """A descriptor of memory (a memfd) that holds the object, the caller's to close.
+
+    May take a moment: not for the event loop. Raises TypeError for what is more than data, OSError.
+    """
+    arrays = _Arrays()
+    content = msgspec.msgpack.encode(_packable(value, arrays))
+    first = _aligned(_HEAD.size + len(content))
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(_HEAD.pack(len(content)) + content)
+            for start, array in arrays.parts:
+                file.seek(first + start)
+                file.write(array)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
-def unpacked(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """The object again, its arrays over `buffers`. Raises ValueError, TypeError, ImportError."""
-    return _decoder(buffers).decode(data)
+def read_packed(descriptor: int) -> Any:
+    """The object again; closes the descriptor. Arrays are the reader's own to write to, and shared until it does.
+
+    Raises ValueError, TypeError, ImportError.
+    """
+    try:
+        memory = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(descriptor)
+    end = _HEAD.size + _HEAD.unpack_from(memory)[0]
+    return unpacked(memory[_HEAD.size : end], memory[_aligned(end) :])
+
+
+def unpacked(content: bytes | memoryview, arrays: memoryview) -> Any:
+    """The object of which this is the content, over the memory of its arrays. Raises as `read_packed`."""
+
+    def hook(code: int, data: memoryview) -> Any:
+        read = _READERS.get(code)
+        if read is None:
+            raise ValueError(f"extension {code} is none of ours")
+        return read(decoder.decode(data), arrays)
+
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=hook)
+    return decoder.decode(content)
+
+
+_HEAD = struct.Struct("<Q")  # The length of the content, after which the arrays lie.
+_ALIGNMENT_BYTES = 64
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+class _Arrays:
+    """The bytes of an object's arrays, each with where it lies behind the content."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, memoryview]] = []
+        self._end = 0
+
+    def add(self, array: Any) -> int:
+        start = _aligned(self._end)
+        self.parts.append((start, memoryview(array.reshape(-1).view("u1"))))
+        self._end = start + array.nbytes
+        return start
 
 
 def _extended(kind: int, content: object) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(content))
 
 
-def _plain(value: Any, buffers: list[memoryview]) -> Any:
+def _packable(value: Any, arrays: _Arrays) -> Any:
     """In what MessagePack has, and extensions."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if type(value) is list:
-        return [_plain(each, buffers) for each in value]
+        return [_packable(each, arrays) for each in value]
     if type(value) is tuple:
-        return _extended(_TUPLE, [_plain(each, buffers) for each in value])
+        return _extended(_TUPLE, [_packable(each, arrays) for each in value])
     if isinstance(value, dict | MappingProxyType):
-        pairs = [[_plain(key, buffers), _plain(each, buffers)] for key, each in value.items()]
+        pairs = [[_packable(key, arrays), _packable(each, arrays)] for key, each in value.items()]
         return _extended(_DICT, pairs)
     if isinstance(value, PurePath):
         return _extended(_PATH, [str(value)])
@@ -56,9 +119,8 @@ def _plain(value: Any, buffers: list[memoryview]) -> Any:
         return _extended(_ENUM, [kind.__module__, kind.__qualname__, value.name])
     if kind.__module__ == "numpy" and kind.__qualname__ == "ndarray":
         array = value if value.flags.c_contiguous else value.copy(order="C")
-        buffers.append(memoryview(array.reshape(-1).view("u1")))
-        return _extended(_ARRAY, [array.dtype.str, list(array.shape), len(buffers) - 1])
-    fields = {name: _plain(each, buffers) for name, each in _state(value).items()}
+        return _extended(_ARRAY, [array.dtype.str, list(array.shape), arrays.add(array)])
+    fields = {name: _packable(each, arrays) for name, each in _state(value).items()}
     return _extended(_OBJECT, [kind.__module__, kind.__qualname__, fields])
 
 
@@ -76,22 +138,11 @@ _OURS = ("app", "backends", "models")
 _NO_STATE = ("__dict__", "__weakref__")
 
 
-def _decoder(buffers: Sequence[memoryview]) -> msgspec.msgpack.Decoder[Any]:
-    def hook(code: int, data: memoryview) -> Any:
-        read = _READERS.get(code)
-        if read is None:
-            raise ValueError(f"extension {code} is none of ours")
-        return read(decoder.decode(data), buffers)
-
-    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=hook)
-    return decoder
-
-
-def _array(content: list[Any], buffers: Sequence[memoryview]) -> Any:
+def _array(content: list[Any], arrays: memoryview) -> Any:
     import numpy as np
 
-    kind, shape, number = content
-    return np.frombuffer(buffers[number], np.dtype(kind)).reshape(shape)
+    kind, shape, start = content
+    return np.frombuffer(arrays, np.dtype(kind), math.prod(shape), start).reshape(shape)
 
 
 def _named(module: str, name: str) -> Any:
@@ -103,7 +154,7 @@ def _named(module: str, name: str) -> Any:
     return found
 
 
-def _object(content: list[Any], _: Sequence[memoryview]) -> Any:
+def _object(content: list[Any], _: memoryview) -> Any:
     module, name, fields = content
     kind = _named(module, name)
     if not (dataclasses.is_dataclass(kind) or module.partition(".")[0] in _OURS):
@@ -114,20 +165,20 @@ def _object(content: list[Any], _: Sequence[memoryview]) -> Any:
     return made
 
 
-def _path(content: list[Any], _: Sequence[memoryview]) -> Any:
+def _path(content: list[Any], _: memoryview) -> Any:
     from pathlib import Path
 
     return Path(content[0])
 
 
-def _enum(content: list[Any], _: Sequence[memoryview]) -> Any:
+def _enum(content: list[Any], _: memoryview) -> Any:
     kind = _named(content[0], content[1])
     if not issubclass(kind, enum.Enum):
         raise ValueError(f"{content[1]} is no enumeration")
     return kind[content[2]]
 
 
-_READERS: Mapping[int, Callable[[Any, Sequence[memoryview]], Any]] = {
+_READERS: Mapping[int, Callable[[Any, memoryview], Any]] = {
     _ARRAY: _array,
     _OBJECT: _object,
     _TUPLE: lambda content, _: tuple(content),

@@ -4,32 +4,35 @@
                             └─ one is broken: halves, until it is alone ─► the server has it decoded on the host
 
 Owns: whether a model's files are decoded on the device (tried when it is loaded), and doing it. Must not know batches'
-ends, nor what becomes of a file that cannot be decoded here: somebody has sent it, and nothing of the worker but the
-device's own decoder looks into it.
+ends, nor what becomes of a file that cannot be decoded here. Files are a client's bytes: nothing of the worker but the
+device's own decoder looks into them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from app.images.decoding import STEPS
+from app.images.header import InvalidImageError, read_header
+from app.images.passing import PassedFile, read_file
+from app.precision.decoding import decoded_by_host, errors, probe_files
 from app.worker.messages import WhoDecodes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from app.images.passing import PassedFile
-    from backends import Backend, Executable
-    from backends.contract.image_decoder import ImageDecoder
-    from models import Model, PixelModel
+from backends import Backend, BackendError, BackendUnavailableError, DeviceLostError, Executable
+from backends.contract.errors import translated_errors
+from backends.contract.image_decoder import ImageDecoder
+from models import Model, PixelModel
+from models.contract.geometry import place
 
 Where = Literal["host", "device", "auto"]
 Pixels = npt.NDArray[np.uint8]
-Row = tuple[int, "PassedFile"]
+Row = tuple[int, PassedFile]
 
 _PIXELS_AT_ONCE = 32 << 20
 """Of images that are decoded by one call: they take 96 MiB of the device's memory."""
@@ -39,8 +42,6 @@ log = logging.getLogger("anychip.worker")
 
 def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder | None:
     """What decodes on the device, where that is wanted. Raises BackendUnavailableError where it has to and cannot."""
-    from backends import BackendUnavailableError
-
     if where == "host":
         return None
     decoder = backend._image_decoder(device)
@@ -56,9 +57,6 @@ def agreed(
 
     Raises WrongAnswersError, BackendError where the device has to and must not; DeviceLostError.
     """
-    from backends import BackendError, DeviceLostError
-    from models import PixelModel
-
     if where == "host" or not isinstance(model, PixelModel):
         return None, WhoDecodes()
     if decoder is None:
@@ -88,16 +86,11 @@ class DeviceDecoding:
 
     def tried(self, executable: Executable) -> dict[str, float]:
         """How far answers to probes are from those to the host's pixels. Raises WrongAnswersError, BackendError."""
-        from app.precision.decoding import decoded_by_host, errors, probe_files
-
         pixels = self.decoded(probe_files())
         return dict(errors(self._model, executable, decoded_by_host(self._model), pixels))
 
     def decoded(self, files: Sequence[bytes]) -> Pixels:
         """Whole files, which are good: the network's input of each, uint8 [n, *input_shape]. Raises BackendError."""
-        from app.images.header import read_header
-        from app.images.passing import PassedFile
-
         buffer = np.zeros((len(files), *self._model.input_shape), np.uint8)
         rows = [
             (row, PassedFile(read_header(file), np.frombuffer(file, np.uint8).copy())) for row, file in enumerate(files)
@@ -110,9 +103,6 @@ class DeviceDecoding:
         """Decode what lies in slots into rows of a buffer. Returns the rows of those that cannot be decoded here, which
         are zeros. Raises DeviceLostError.
         """
-        from app.images.header import InvalidImageError
-        from app.images.passing import read_file
-
         rows: list[Row] = []
         refused: list[int] = []
         for row, slot in slots:
@@ -126,8 +116,6 @@ class DeviceDecoding:
         return tuple(refused)
 
     def _refused(self, part: Sequence[Row], buffer: Pixels) -> list[int]:
-        from backends import DeviceLostError
-
         try:
             self._write(part, buffer)
             return []
@@ -142,12 +130,6 @@ class DeviceDecoding:
 
     def _write(self, part: Sequence[Row], buffer: Pixels) -> None:
         """Raises BackendError."""
-        import torch
-
-        from backends import BackendError
-        from backends.contract.errors import translated_errors
-        from models.contract.geometry import place
-
         with torch.inference_mode():
             images = self._decoder.decode([torch.from_numpy(file.data) for _, file in part])
             with translated_errors(str(self._decoder.device)):
@@ -182,8 +164,6 @@ def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 def _turned(stored: Tensor, orientation: int) -> Tensor:
     """uint8 [3, h, w] as displayed: what the host does with EXIF's orientation."""
-    from app.images.decoding import STEPS
-
     image = stored.transpose(1, 2) if orientation >= 5 else stored
     mirrored = [axis for axis, step in enumerate(STEPS[orientation], 1) if step < 0]
     return image.flip(mirrored) if mirrored else image

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from backends import Executable, LoadedNetwork, LoadReport, Memory
+from backends import BackendError, DeviceLostError, Executable, LoadedNetwork, LoadReport, Memory
 
 LARGEST = 128
 GAIN = 1.1
@@ -49,8 +47,6 @@ def grown(
     `make`: the network ready for batches of one more size alone, on the engine and in the precision of `report`;
     `measure`: seconds a batch. What a trial raises ends the growth, not the worker, but for DeviceLostError.
     """
-    from backends import BackendError, DeviceLostError
-
     found = dict(latency_s)
     while pays(found) and (size := 2 * max(found)) <= LARGEST:
         if not has_room(memory()):

@@ -1,7 +1,6 @@
 """Loading, in the worker: every model made ready on the device, tried and warm, and the report on it.
 
-Owns: the order of loading, the batch buffers, the first latencies. Must not serve. Imports torch, models and backends
-only inside its functions: vendor libraries read the environment when they load, and main sets that first.
+Owns: the order of loading, the batch buffers, the first latencies. Must not serve.
 """
 
 from __future__ import annotations
@@ -15,18 +14,30 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from app.precision.gate import compile_options
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.worker.growth import grown, pays
 from app.worker.messages import Load, Loaded, Ready, Report, Tuned, WhoDecodes
-
-if TYPE_CHECKING:
-    from backends import Backend, Executable, LoadedNetwork, LoadReport
-    from models import Model
+from backends import (
+    Backend,
+    BackendError,
+    DeviceLostError,
+    EngineRefusedError,
+    Executable,
+    LoadedNetwork,
+    LoadReport,
+    Unbuilt,
+    open_backend,
+    register_operator_libraries,
+)
+from models import Model, PixelModel
+from models.confinement import confine_program, python_files, what_there_is
+from models.exports.child import own_files
 
 _WARM_UP_RUNS = 2
 
@@ -52,6 +63,12 @@ class WorkerModel:
     staged: bool = False
     decoding: DeviceDecoding | None = None
     who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
+
+    def said(self) -> Loaded:
+        """What the server hears of it."""
+        report = msgspec.convert(self.report, Report, from_attributes=True)
+        depth = self.executable.depth
+        return Loaded(report, dict(self.latency_s), depth, self.load_s, self.who_decodes)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """A buffer that no batch under way uses."""
@@ -90,8 +107,6 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
 def load_device(load: Load) -> LoadedDevice:
     """Load and warm every model. Raises ModelError, BackendError, and what plugins raise."""
-    from backends import open_backend
-
     load_plugins(load.plugins)
     backend = open_backend(load.device)
     if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
@@ -102,7 +117,7 @@ def load_device(load: Load) -> LoadedDevice:
         if model is not None:
             models[index] = loaded = _loaded(load, index, model, backend)
             loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
-    reports = tuple(_message(models[index]) if index in models else None for index in range(len(load.models)))
+    reports = tuple(models[index].said() if index in models else None for index in range(len(load.models)))
     staged = any(each.staged for each in models.values())
     ready = Ready(load.device.id, load.device.name, reports, staged)
     return LoadedDevice(backend, load.device.id, models, ready)
@@ -112,11 +127,8 @@ def _confine(load: Load) -> None:
     """Before a file that is a program is read: no other program or process, no connection, nothing is written, and
     nothing read but Python and this network's own files.
 
-    On the CPU alone: what drivers and compilers of other devices need, nobody can list for every vendor.
+    On the CPU alone: what drivers and compilers of other devices need cannot be listed for every vendor.
     """
-    from models.confinement import confine_program, python_files, what_there_is
-    from models.exports.child import own_files
-
     there = what_there_is()
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
@@ -128,10 +140,6 @@ def _confine(load: Load) -> None:
 
 
 def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:
-    from app.precision.gate import compile_options
-    from backends import EngineRefusedError, LoadedNetwork, Unbuilt
-    from models import PixelModel
-
     began_s = time.monotonic()
     options = compile_options(
         model,
@@ -173,8 +181,6 @@ def _grown(
     latency_s: Mapping[int, float],
 ) -> tuple[Executable, LoadReport, Mapping[int, float]]:
     """What is to serve once larger batches have been tried: `first`, or the same network for more sizes."""
-    from backends import BackendError, DeviceLostError
-
     executable, report = first
     sizes = grown(
         report,
@@ -203,26 +209,6 @@ def _say(device: str, model: Model, report: LoadReport) -> None:
     for operator, how in report.operators.items():
         if how != "replaced":
             log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)
-
-
-def _message(loaded: WorkerModel) -> Loaded:
-    report = loaded.report
-    return Loaded(
-        Report(
-            engine=report.engine,
-            precision=report.precision,
-            version=report.version,
-            measures=dict(report.measures),
-            refusals=dict(report.refusals),
-            rejected=report.rejected,
-            staged=report.staged,
-            operators=dict(report.operators),
-        ),
-        dict(loaded.latency_s),
-        loaded.executable.depth,
-        loaded.load_s,
-        loaded.who_decodes,
-    )
 
 
 def _measured(executable: Executable) -> dict[int, float]:

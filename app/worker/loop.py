@@ -3,70 +3,36 @@
     Run ─► gather slots into a batch ─► executable ─► Model.reduce ─► results beside the inputs ─► Done
                                             └─ out of memory ─► release, halve, again
 
-Owns: batches under way, and their ends. Must not know HTTP, queues or deadlines. `run` takes a channel and an arena, so
-that tests run it in a thread; `main` is the process around it. torch, models and backends are imported only after that
-has set the environment: vendor libraries read theirs when they load.
+Owns: batches under way, and their ends. Must not know HTTP, queues or deadlines.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from app.processes.arena import Arena
-from app.processes.channel import Channel, ChannelError
 from app.worker.link import ServerLink
-from app.worker.load import LoadedDevice, load_device
+from app.worker.load import LoadedDevice
 from app.worker.memory import MemoryWatch
-from app.worker.messages import Done, Ended, Failed, Load, Release, Run, Stop
+from app.worker.messages import Done, Ended, Failed, Release, Run, Stop
 from app.worker.results import Result, ResultError, write_results
-
-if TYPE_CHECKING:
-    from backends import Executable, Started
-    from models import Options, TensorOptions
+from backends import BackendError, DeviceLostError, Executable, OutOfDeviceMemoryError, Started
+from models import Options, TensorOptions
 
 STATS_INTERVAL_S = 1.0
-_FLUSH_S = 5.0
 _MAX_REASON = 2000
 
 log = logging.getLogger("anychip.worker")
 
 Pixels = npt.NDArray[np.uint8]
 Outputs = tuple[npt.NDArray[Any], ...]
-
-
-def run(channel: Channel, arena: Arena, load: Load) -> None:
-    """Load what is asked for, then serve until Stop or until the other end is gone."""
-    link = ServerLink(channel)
-    with contextlib.closing(channel), contextlib.closing(arena):
-        try:
-            try:
-                loaded = load_device(load)
-                memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
-            except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
-                log.debug("the worker cannot start", exc_info=True)
-                link.send(Ended(f"{error}" or type(error).__name__))
-                link.flush(_FLUSH_S)
-                return
-            gc.collect()
-            gc.freeze()  # What is loaded stays; collections between batches are short.
-            with contextlib.closing(loaded):
-                link.send(loaded.ready)
-                with link:
-                    Worker(loaded, memory, arena, link).serve()
-                    link.flush(_FLUSH_S)
-        except (EOFError, ConnectionError):
-            log.info("the server is gone; the worker ends")
-        except ChannelError as error:
-            log.error("the worker ends: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +71,6 @@ class Worker:
 
     def serve(self) -> None:
         """Answer messages until Stop or until the device is lost. Raises EOFError, ConnectionError: no server."""
-        from backends import DeviceLostError
-
         try:
             self._serve()
         except DeviceLostError as error:
@@ -160,8 +124,6 @@ class Worker:
 
         Raises DeviceLostError.
         """
-        from backends import BackendError, DeviceLostError
-
         loaded = self._models[run.model]
         if loaded.executable.depth == 1:
             return None
@@ -181,8 +143,6 @@ class Worker:
 
     def _finish(self, under_way: _UnderWay) -> _Computed | Failed:
         """Raises DeviceLostError."""
-        from backends import DeviceLostError, OutOfDeviceMemoryError
-
         run = under_way.run
         try:
             outputs = under_way.started.outputs()
@@ -221,8 +181,6 @@ class Worker:
 
     def _run(self, run: Run) -> _Computed | Failed:
         """Run a batch with nothing else under way. Raises DeviceLostError."""
-        from backends import DeviceLostError, OutOfDeviceMemoryError
-
         try:
             pixels, undecoded = self._gathered(run)
             started_s = time.perf_counter()
@@ -245,8 +203,6 @@ class Worker:
         Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
         smallest batch fits, ValueError, BackendError.
         """
-        from backends import OutOfDeviceMemoryError
-
         executable = self._models[run.model].executable
         results: list[Result] = []
         asked, size = run.asked(), run.batch_size
@@ -254,10 +210,10 @@ class Worker:
             first = len(results)
             outputs = self._outputs(executable, pixels[first : first + size])
             if outputs is None:
-                smaller = [rung for rung in executable.batch_sizes if rung < size]
+                smaller = [each for each in executable.batch_sizes if each < size]
                 if not smaller:
                     raise OutOfDeviceMemoryError(f"{self._device} has no memory for a batch of {size}")
-                size = max((rung for rung in smaller if rung <= size // 2), default=smaller[0])
+                size = max((each for each in smaller if each <= size // 2), default=smaller[0])
                 continue
             results += self._reduced(run, outputs, asked[first : first + size], size)
         return results, size
@@ -278,8 +234,6 @@ class Worker:
 
     def _outputs(self, executable: Executable, pixels: Pixels) -> Outputs | None:
         """None when the device has no memory for it, even with its cache released."""
-        from backends import OutOfDeviceMemoryError
-
         while True:
             try:
                 return executable.run(pixels)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -15,15 +16,21 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from app import logs
 from app.processes.arena import Arena
-from app.processes.channel import Channel
+from app.processes.channel import Channel, ChannelError
 from app.processes.forking import die_with, fork_on_request, name_process, settle
-from app.worker.load_file import read_load
-from app.worker.loop import run
-from app.worker.messages import Begin, from_server, to_worker
+from app.processes.packing import read_packed
+from app.worker.begin import Begin, begin_of, to_process
+
+if TYPE_CHECKING:
+    from app.worker.messages import Load
+
+_FLUSH_S = 5.0
+
+log = logging.getLogger("anychip.worker")
 
 
 def fork_server(control: socket.socket, server: int) -> None:
@@ -86,8 +93,7 @@ def main(end: socket.socket) -> None:
             messages = channel.receive()
     except (EOFError, ConnectionError):
         return
-    begin = from_server(messages[0])
-    assert isinstance(begin, Begin)
+    begin = begin_of(messages[0])
     descriptors = [channel.take_descriptor() for _ in range(3)]
     if begin.bare:
         _become_bare(begin, end, descriptors)
@@ -99,7 +105,7 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     those it needs. It can write to a terminal, and not read from it.
     """
     written = os.memfd_create("anychip-begin", 0)
-    os.write(written, to_worker(begin))
+    os.write(written, to_process(begin))
     os.lseek(written, 0, os.SEEK_SET)
     kept = (end.fileno(), *descriptors, written)
     for each in kept:
@@ -116,8 +122,7 @@ def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:
     """The process, in an interpreter that has nothing else of the server's: descriptors."""
     name_process("anychip-worker")
     with open(begin, "rb") as file:
-        message = from_server(file.read())
-    assert isinstance(message, Begin)
+        message = begin_of(file.read())
     for each in (end, arena, results, load):
         os.set_inheritable(each, False)
     _serve(message, Channel(socket.socket(fileno=end)), arena, results, load)
@@ -131,12 +136,44 @@ def _serve(begin: Begin, channel: Channel, *descriptors: int) -> None:
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
     _import_libraries()
-    run(channel, arena, read_load(load_descriptor))
+    run(channel, arena, read_packed(load_descriptor))
 
 
 def _import_libraries() -> None:
     """All that every worker needs, a fifth quicker for not looking for garbage meanwhile."""
     gc.disable()
     with contextlib.suppress(Exception):  # The worker will meet it again, and say so.
-        importlib.import_module("app.precision.gate")
+        importlib.import_module("app.worker.loop")
     gc.enable()
+
+
+def run(channel: Channel, arena: Arena, load: Load) -> None:
+    """Load what is asked for, then serve until Stop or until the other end is gone."""
+    from app.worker.link import ServerLink
+    from app.worker.load import load_device
+    from app.worker.loop import Worker
+    from app.worker.memory import MemoryWatch
+    from app.worker.messages import Ended
+
+    link = ServerLink(channel)
+    with contextlib.closing(channel), contextlib.closing(arena):
+        try:
+            try:
+                loaded = load_device(load)
+                memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
+            except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
+                log.debug("the worker cannot start", exc_info=True)
+                link.send(Ended(f"{error}" or type(error).__name__))
+                link.flush(_FLUSH_S)
+                return
+            gc.collect()
+            gc.freeze()  # What is loaded stays; collections between batches are short.
+            with contextlib.closing(loaded):
+                link.send(loaded.ready)
+                with link:
+                    Worker(loaded, memory, arena, link).serve()
+                    link.flush(_FLUSH_S)
+        except (EOFError, ConnectionError):
+            log.info("the server is gone; the worker ends")
+        except ChannelError as error:
+            log.error("the worker ends: %s", error)

@@ -12,13 +12,23 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TypeVar
+
+import psutil
 
 from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
 from app.worker.messages import FromWorker, HandOver, Release, Released, Stats
+from backends import (
+    Backend,
+    BackendError,
+    DeviceLostError,
+    Memory,
+    Telemetry,
+    fallback_counts,
+    run_release_hooks,
+)
 
-if TYPE_CHECKING:
-    from backends import Backend, Memory, Telemetry
+T = TypeVar("T")
 
 log = logging.getLogger("anychip.worker")
 
@@ -27,8 +37,6 @@ class MemoryWatch:
     """The memory of one worker on one device; made after everything is loaded and warm."""
 
     def __init__(self, backend: Backend, device: str, limits: LeakLimits) -> None:
-        from backends import Memory
-
         self.leaks = False
         """Only another worker can help: the guard has asked for one, or has found the device full of what leaked."""
         self._backend, self._device = backend, device
@@ -65,7 +73,7 @@ class MemoryWatch:
             send(HandOver(trigger))
 
     def release(self, request: Release) -> Released:
-        """Both rungs, because somebody has asked for it. Raises DeviceLostError."""
+        """Both levels of the guard, as an operator asks for it. Raises DeviceLostError."""
         returned: dict[int, int] = {}
         level = self._level()
         for rung in (COLLECT, CACHE):
@@ -85,23 +93,12 @@ class MemoryWatch:
 
     def stats(self) -> Stats:
         """As it is now. Raises DeviceLostError."""
-        from backends import fallback_counts
-
-        level = self._level()
-        return Stats(
-            allocated=level.allocated,
-            reserved=level.reserved,
-            used=level.used,
-            total=level.total,
-            resident=level.resident,
-            telemetry={name: figure for name, figure in asdict(self._telemetry()).items() if isfinite(figure)},
-            fallbacks=dict(fallback_counts()),
-        )
+        telemetry = asdict(self._asked("telemetry", self._backend.telemetry, Telemetry()))
+        known = {name: figure for name, figure in telemetry.items() if isfinite(figure)}
+        return Stats(**asdict(self._level()), telemetry=known, fallbacks=dict(fallback_counts()))
 
     def _climb(self, step: Step, before: Level) -> tuple[int, Level]:
         """Climb a rung; the bytes it returned, and what is left. Raises DeviceLostError."""
-        from backends import BackendError, DeviceLostError, run_release_hooks
-
         counted = 0
         try:
             if step.rung == COLLECT:
@@ -119,39 +116,22 @@ class MemoryWatch:
         return counted or seen, level
 
     def _level(self) -> Level:
-        import psutil
+        self._memory = memory = self._asked("memory", self._backend.memory, self._memory)
+        resident = psutil.Process().memory_info().rss
+        return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
 
-        from backends import DeviceLostError
-
+    def _asked(self, what: str, query: Callable[[str], T], otherwise: T) -> T:
+        """What the device answers; `otherwise`, where its query fails. Raises DeviceLostError."""
         try:
-            self._memory = self._backend.memory(self._device)
-            self._heard("memory")
+            answer = query(self._device)
         except DeviceLostError:
             raise
         except Exception as error:  # Vendors' queries fail in their own ways.
-            self._unheard("memory", error)
-        memory, resident = self._memory, psutil.Process().memory_info().rss
-        return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
-
-    def _telemetry(self) -> Telemetry:
-        from backends import DeviceLostError, Telemetry
-
-        try:
-            telemetry = self._backend.telemetry(self._device)
-            self._heard("telemetry")
-            return telemetry
-        except DeviceLostError:
-            raise
-        except Exception as error:
-            self._unheard("telemetry", error)
-            return Telemetry()
-
-    def _heard(self, query: str) -> None:
-        if query in self._silent:
-            self._silent.discard(query)
-            log.info("%s answers about its %s again", self._device, query)
-
-    def _unheard(self, query: str, error: Exception) -> None:
-        if query not in self._silent:  # Once, not every second.
-            self._silent.add(query)
-            log.warning("%s does not say its %s: %s", self._device, query, error)
+            if what not in self._silent:  # Once, not every second.
+                self._silent.add(what)
+                log.warning("%s does not say its %s: %s", self._device, what, error)
+            return otherwise
+        if what in self._silent:
+            self._silent.discard(what)
+            log.info("%s answers about its %s again", self._device, what)
+        return answer

@@ -3,7 +3,7 @@
 Owns: the messages and how they are written, nothing else. They are small: pixels and results lie in the arena, and what
 is to be loaded comes in memory of its own.
 
-    server ─► Begin (with the arena's two descriptors and the Load's), Run, Release, Stop
+    server ─► Begin (app.worker.begin, with the arena's two descriptors and the Load's), Run, Release, Stop
     worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
 Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or
@@ -14,38 +14,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from app.logs import Style
-from app.processes.arena import Pool
+from app.precision.probes import Calibration
 from app.worker.guard import LeakLimits, Trigger
-
-if TYPE_CHECKING:  # A worker reads Begin before it may import any of these.
-    import numpy as np
-    import numpy.typing as npt
-
-    from app.precision.probes import Calibration
-    from backends import Device
-    from models import Model, Options, TensorOptions
-
+from backends import Device
+from models import Model, Options, TensorOptions
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
 """What a worker may call something that the server then counts under this name."""
-
-
-class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To the process, before all else: what it should know before it loads any library."""
-
-    name: str
-    environment: dict[str, str]
-    log_style: Style
-    pools: tuple[Pool, ...]
-    path: list[str]
-    """Where it finds modules, as the server does now."""
-    bare: bool = False
-    """It has no other environment, nor anything else of the server's: it runs a file that is a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +48,7 @@ class Load:
     gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
     int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
     seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
-    `tuned`: each model's own engine, precision and batch sizes; None or none at all: those of everybody. `decode`: who
+    `tuned`: each model's own engine, precision and batch sizes; None or none at all: the common ones. `decode`: who
     decodes images: `auto`: the device where it can and answers alike.
     """
 
@@ -90,26 +71,22 @@ class Load:
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
 
-    `options`: Options or TensorOptions of each, or one for all; what arrives is their fields, and `asked` makes them
-    again. `files`: the positions of items whose slots hold a file, for the device to decode.
+    `options`, or `tensor_options` of a model of tensors: of each item, or one for all. `files`: the positions of items
+    whose slots hold a file, for the device to decode.
     """
 
     batch_id: int
     model: int
     slots: tuple[int, ...]
-    options: tuple[Any, ...]
+    options: tuple[Options, ...]
     batch_size: int
     files: tuple[int, ...] = ()
+    tensor_options: tuple[TensorOptions, ...] = ()
 
     def asked(self) -> list[Options | TensorOptions]:
-        """The options of each item, in the worker: as they were given to the server's end."""
-        from models import Options, TensorOptions
-
-        made = [
-            msgspec.convert(each, TensorOptions) if "outputs" in each else msgspec.convert(each, Options)
-            for each in self.options
-        ]
-        return made * len(self.slots) if len(made) == 1 else made
+        """The options of each item."""
+        given: list[Options | TensorOptions] = [*self.options, *self.tensor_options]
+        return given * len(self.slots) if len(given) == 1 else given
 
 
 class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -123,7 +100,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """backends.LoadReport, field by field, as a message may hold it."""
+    """backends.LoadReport with bounds, as a message may hold it."""
 
     engine: Name
     precision: Name
@@ -243,7 +220,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fallbacks: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)] = {}
 
 
-ToWorker: TypeAlias = Begin | Run | Release | Stop
+ToWorker: TypeAlias = Run | Release | Stop
 FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -253,10 +230,6 @@ _decode_in_worker = msgspec.msgpack.Decoder(ToWorker).decode
 
 def to_worker(message: ToWorker) -> bytes:
     """For `from_server` at the other end."""
-    if isinstance(message, Run) and len(message.options) > 1:
-        first = message.options[0]
-        if all(each is first for each in message.options):  # What nobody has asked anything special of.
-            message = msgspec.structs.replace(message, options=(first,))
     return _encode(message)
 
 

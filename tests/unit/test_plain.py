@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.processes.packing import packed, unpacked
-from app.worker.messages import Begin, Release, Run, Stop, from_server, to_worker
+from app.processes.packing import read_packed, unpacked, write_packed
+from app.worker.begin import Begin, begin_of, to_process
+from app.worker.messages import Release, Run, Stop, from_server, to_worker
 from models import NormalisedModel, Options, PixelModel, TensorOptions, open_model, parse_spec
 
 
@@ -39,7 +40,7 @@ class Outer:
 
 
 def again(value: object) -> object:
-    return unpacked(*packed(value))
+    return read_packed(write_packed(value, "value"))
 
 
 def test_what_an_object_consists_of_comes_back() -> None:
@@ -62,25 +63,27 @@ def test_models_come_back(spec: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [open, int, Path.exists, lambda: 0, iter(()), {1, 2}, 1j])
 def test_what_is_more_than_data_is_refused(value: object) -> None:
     with pytest.raises(TypeError):
-        packed(value)
+        write_packed(value, "value")
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
     try:
-        unpacked(data, ())
+        unpacked(data, memoryview(b""))
     except (ValueError, TypeError, ImportError, IndexError, AttributeError, KeyError, RecursionError):
         return
 
 
 def test_messages_to_a_worker_come_back() -> None:
-    for message in (Begin("w", {"A": "1"}, ("info", "json"), (), ["/a"]), Release(3), Stop()):
+    begin = Begin("w", {"A": "1"}, ("info", "json"), (), ["/a"])
+    assert begin_of(to_process(begin)) == begin
+    for message in (Release(3), Stop()):
         assert from_server(to_worker(message)) == message
     options = (Options(), Options(top_k=2, score_threshold=0.5))
     back = from_server(to_worker(Run(7, 1, (3, 4), options, 2)))
     assert isinstance(back, Run)
     assert (back.batch_id, back.slots, tuple(back.asked())) == (7, (3, 4), options)
     tensors = (TensorOptions((0, 2), (("length", 7),)),)
-    back = from_server(to_worker(Run(7, 1, (3,), tensors, 1)))
+    back = from_server(to_worker(Run(7, 1, (3,), (), 1, tensor_options=tensors)))
     assert isinstance(back, Run)
     assert tuple(back.asked()) == tensors

@@ -15,7 +15,8 @@ from torchvision.models import resnet18
 
 from app.processes.arena import Arena
 from app.processes.channel import Channel, socket_pair
-from app.worker.loop import Worker, run
+from app.worker.loop import Worker
+from app.worker.main import run
 from app.worker.messages import Beat, Done, Ended, Failed, Load, Ready, Run, Stats, Stop, from_worker, to_worker
 from app.worker.results import map_overflow, read_results
 from backends import Device, OutOfDeviceMemoryError
