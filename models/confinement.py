@@ -1,4 +1,4 @@
-"""What a process may no longer do once it reads what nobody trusts: files that are programs, images of strangers.
+"""What a process may no longer do once it reads what cannot be trusted: files that are programs, images of strangers.
 
     limits of resources ─► landlock: which files ─► seccomp: which system calls
 
@@ -214,7 +214,7 @@ def confine_program(
 def python_files() -> list[Path]:
     """Where modules and libraries lie that are imported when they are first used, and what Linux says of the machine.
 
-    Of a folder on the path that is no installation's (the folder somebody works in), packages and modules only.
+    Of a folder on the path that is no installation's (the current folder), packages and modules only.
     """
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]

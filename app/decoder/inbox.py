@@ -1,14 +1,15 @@
 """The memory in which a decoder finds its images: a page of state, and buffers of bytes.
 
-Owns: the layout. The server writes into a buffer that nobody uses and names it in a job; the decoder says in the first
+Owns: the layout. The server writes into a free buffer and names it in a job; the decoder says in the first
 page which job it works on, so that the server knows the culprit should it die. Must not know what an image is.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
+
+from app.processes.arena import sealed_memory
 
 _STATE_BYTES = 4096
 _KEPT_BYTES = 1 << 20  # Of a buffer; the rest goes back to the system once it is not used.
@@ -22,7 +23,7 @@ class Inbox:
         self.buffer_bytes = -(-buffer_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._own = descriptor is None
         size = _STATE_BYTES + buffers * self.buffer_bytes
-        self.descriptor = _sealed(size) if descriptor is None else descriptor
+        self.descriptor = sealed_memory("anychip-inbox", size) if descriptor is None else descriptor
         self._memory = mmap.mmap(self.descriptor, size)
         self._view = memoryview(self._memory)
         self._working_on = self._view[:4].cast("I")
@@ -68,13 +69,3 @@ class Inbox:
             self._view.release()
             self._memory.close()
             os.close(self.descriptor)
-
-
-def _sealed(size: int) -> int:
-    """A descriptor of new memory. It never grows: what is written behind its end no limit of the decoder would count.
-    Nor does it shrink, which would end the server when it writes.
-    """
-    descriptor = os.memfd_create("anychip-inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, size)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return descriptor

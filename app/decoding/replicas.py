@@ -20,7 +20,7 @@ from app.decoding.process import DecoderProcess, DecoderStartError, begin_fork_s
 from app.decoding.waiting import Entry
 from app.processes.arena import Arena
 from app.processes.fork_server import BACKOFF_S, ForkServer
-from app.processes.stopped import is_stopped
+from app.processes.forking import is_stopped
 
 log = logging.getLogger("anychip.decoders")
 

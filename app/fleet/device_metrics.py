@@ -76,7 +76,7 @@ class DeviceMetrics:
             metrics.operator_fallbacks.labels(self._device, name).inc(new)
 
     def gone(self, worker: str, *, last: bool) -> None:
-        """A worker is gone; `last`: none serves the device now, so that nobody knows how it is."""
+        """A worker is gone; `last`: none serves the device now, so that its state is unknown."""
         self._stats.pop(worker, None)
         if not last:
             return

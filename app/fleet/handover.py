@@ -1,7 +1,7 @@
 """Workers that take over from others while these serve: for new weights, for memory, for engines that took their time.
 
-Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it: they go on when whoever
-asked for them is gone. How a replica starts, swaps and drains workers is its own business (app.fleet.replica). Must
+Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it: they go on when their
+caller is gone. How a replica starts, swaps and drains workers is its own business (app.fleet.replica). Must
 not know requests.
 """
 
@@ -169,13 +169,13 @@ class Handovers:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.debug("%s: %s", task.get_name(), task.exception())  # Whoever waits for it hears it, too.
+            log.debug("%s: %s", task.get_name(), task.exception())  # Its caller hears it, too.
 
     def _of(self, worker: WorkerProcess) -> Replica | None:
         return next((each for each in self._replicas if each.current is worker), None)
 
     async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
-        """Replace a leaking worker as soon as that takes nobody away from those that serve."""
+        """Replace a leaking worker once no other worker is missing."""
         while replica.current is worker:
             async with self._lock:
                 ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)

@@ -3,8 +3,8 @@
 Owns: its channel, what it was sent and has not answered, its limits, and its end. Must not know what a batch is for,
 nor what follows on a death (replica). Nothing here waits for a worker but `await`: the channel never blocks.
 
-Limits count the time in which this process could hear its workers: what it was stopped itself, as by `docker pause`, or
-stood still counts against nobody.
+Limits count the time in which this process could hear its workers: time in which it was
+stopped itself, as by `docker pause`, or stood still is held against no worker.
 """
 
 from __future__ import annotations

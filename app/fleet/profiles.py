@@ -3,7 +3,7 @@
 `anychip tune` finds all of them by trial; a first start finds batch sizes alone (workers.growth), for the engine and
 precision that it was given. A profile of tune comes before one of a start.
 
-Owns: what a profile is valid for, its file, and which settings it may change: those that nobody has given. Must not
+Owns: what a profile is valid for, its file, and which settings it may change: those that were not given. Must not
 measure.
 """
 
@@ -122,7 +122,7 @@ def _read(path: Path) -> Profile | None:
 
 
 def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tuple[Settings, dict[str, Profile]]:
-    """The settings with what profiles say where nobody has said anything, and the profile of each model that has one.
+    """The settings, with what profiles say where none was given, and the profile of each model that has one.
 
     With several models only what each may have its own of changes: `of_model`.
     """
@@ -142,7 +142,7 @@ def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tup
 def of_model(settings: Settings, profile: Profile | None) -> Mapping[str, Any]:
     """Engine, precision and batch sizes for one model: as given, else of its profile, else the defaults.
 
-    `grows`: nobody has said which batch sizes, and none are known yet. `--batch-sizes auto` says nothing, either.
+    `grows`: no batch sizes were given, and none are known yet. `--batch-sizes auto` says nothing, either.
     """
     given = settings.model_fields_set - ({"batch_sizes"} if settings.batch_sizes == "auto" else set())
     chosen = {name: getattr(settings if profile is None or name in given else profile, name) for name in OF_MODEL}

@@ -27,7 +27,7 @@ log = logging.getLogger("anychip.workers")
 
 @dataclass(frozen=True)
 class Events:
-    """Who hears what.
+    """What the owner of replicas is told.
 
     `gone`: once for each worker that was ready, with the reason. `died`: a replica lost its worker, with the kind of
     death: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready). `broken`: a replica is
@@ -76,20 +76,11 @@ class Replica:
         """Until the replica has been ready once. Raises WorkerStartError."""
         await asyncio.shield(self._first_ready)
 
-    async def hand_over(self, plan: WorkerPlan, drain_timeout_s: float) -> None:
-        """Replace the worker by one that follows `plan`; the old one serves until the new one does, then drains.
-
-        What the old one has not finished after `drain_timeout_s` is lost to it, as in a crash, and tried again. Once
-        the new one serves, the old one drains and ends also when the caller is cancelled. Raises WorkerStartError when
-        the new one cannot start; the old one then serves on, by the old plan.
-        """
-        worker = await self.prepare(plan)
-        await asyncio.shield(self.take_over(worker, plan, drain_timeout_s))
-
     async def prepare(self, plan: WorkerPlan, *, start: bool = True) -> WorkerProcess | None:
         """Start a worker that follows `plan` beside the one that serves, until it is ready; None if not to `start`.
 
-        `take_over` or `discard` must follow: until then the replica starts no other worker. Raises WorkerStartError.
+        `take_over` or `discard` must follow: until then the replica starts no other worker. Raises WorkerStartError
+        when the new one cannot start; the old one then serves on, by the old plan.
         """
         await self._replacing.acquire()
         try:
@@ -101,6 +92,7 @@ class Replica:
     def take_over(self, worker: WorkerProcess | None, plan: WorkerPlan, drain_timeout_s: float) -> asyncio.Task[None]:
         """From now on the prepared worker serves, and `plan` is followed. Returns the task that drains the old one.
 
+        What that has not finished after `drain_timeout_s` is lost to it, as in a crash, and tried again.
         Raises WorkerStartError when the worker has died since it was ready; the old one then serves on.
         """
         old = self._current
@@ -160,7 +152,7 @@ class Replica:
             except WorkerStartError as error:
                 if not self._first_ready.done():
                     self._first_ready.set_exception(error)
-                    self._first_ready.exception()  # Whoever waits hears it; nobody need wait.
+                    self._first_ready.exception()  # Marks it as seen, should no task wait.
                     self.state, self.reason = "broken", str(error)
                     return
                 self._died(str(error), error.worker)

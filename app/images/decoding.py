@@ -97,7 +97,7 @@ def _scans(data: Encoded) -> int:
 
 class _JpegFile(JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        """Not read: nobody asks for it, and damaged EXIF data would warn."""
+        """Not read: it is not needed, and damaged EXIF data would warn."""
 
 
 _FILES: dict[Format, type[ImageFile.ImageFile]] = {

@@ -64,7 +64,7 @@ _BRANDS = {
 
 
 class ImageError(Exception):
-    """An encoded image cannot be used; the message is one plain sentence for whoever sent it."""
+    """An encoded image cannot be used; the message is one plain sentence for the client."""
 
 
 class InvalidImageError(ImageError):

@@ -3,7 +3,7 @@
     slot: │ size, width, height, orientation │ the file, as it came │
 
 Owns: which files these are, and the layout. Must not know devices. What is looked at here is what a decoder process may
-see of a file; whoever reads a slot gets bytes that nobody has decoded yet, and a size that they may contradict.
+see of a file; the reader of a slot gets bytes that were never decoded, and a size that they may contradict.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pathlib import Path
 import orjson
 
 from app.errors import ServiceError, internal_error, invalid_request
-from app.processes.stopped import is_stopped
+from app.processes.forking import is_stopped
 from app.protocols import wire
 
 REQUEST = struct.Struct("<B3xIQ")

@@ -36,15 +36,25 @@ class CalibrationError(Exception):
 
 def probes(model: Model) -> Pixels:
     """The images that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
-    from models.sample import IMAGES
-
     if isinstance(model, NormalisedModel):
         return model.items(probes(model.image_model))
     if isinstance(model, TensorModel):
         return model.probes()
     assert isinstance(model, PixelModel)
-    pixels = np.stack([seen(model, path.read_bytes())[0] for path in sorted(IMAGES.glob("*.jpg"))])
+    pixels = decoded_by_host(model)
     return np.concatenate([pixels, pixels[:2, :, ::-1]])
+
+
+def probe_files() -> list[bytes]:
+    """The images that come with anychip: photographs' sizes, 4:2:0."""
+    from models.sample import IMAGES
+
+    return [path.read_bytes() for path in sorted(IMAGES.glob("*.jpg"))]
+
+
+def decoded_by_host(model: PixelModel) -> Pixels:
+    """The network's input of each probe file: uint8 [n, *input_shape]."""
+    return np.stack([seen(model, file)[0] for file in probe_files()])
 
 
 def calibration(model: Model, folder: str) -> Calibration | None:

@@ -4,8 +4,8 @@
 
 Owns: the memory (memfds, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and which
 slots are free. Must not know what is in a slot. The server writes inputs, workers write results; a slot number is all
-that is sent. Pools lie in one memory or in several, each with a second one for results: who has one sees nothing of the
-others. Decoders have none of those for results.
+that is sent. Pools lie in one memory or in several, each with a second one for results: a process that has one sees
+nothing of the others. Decoders have none of those for results.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Arena:
     def __init__(self, pools: Sequence[tuple[int, int]], memories: Sequence[int] | None = None) -> None:
         """`pools`: (bytes a slot, slots) of each pool. The system gives memory when a slot is first used.
 
-        `memories`: which memory each pool lies in, counted from 0: who has one sees nothing of the others. None: all
-        in one.
+        `memories`: which memory each pool lies in, counted from 0: a process that has one sees nothing of the others.
+        None: all in one.
         """
         layout: list[Pool] = []
         sizes: dict[int, int] = {}
@@ -61,9 +61,8 @@ class Arena:
             layout.append(Pool(slot_bytes, count, begin, stride, result_begin, memory))
             sizes[memory], result_sizes[memory] = begin + stride * count, result_begin + RESULT_BYTES * count
         every = range(len(sizes))
-        self._map(
-            tuple(layout), [*(_sealed(sizes[each]) for each in every), *(_sealed(result_sizes[each]) for each in every)]
-        )
+        wanted = [kind[each] for kind in (sizes, result_sizes) for each in every]
+        self._map(tuple(layout), [sealed_memory("anychip-arena", size) for size in wanted])
 
     @classmethod
     def opened(cls, pools: tuple[Pool, ...], *descriptors: int) -> Arena:
@@ -84,9 +83,8 @@ class Arena:
 
     def _map(self, pools: tuple[Pool, ...], descriptors: Sequence[int]) -> None:
         self.pools = pools
-        self._count = 1 + max(
-            pool.memory for pool in pools
-        )  # Of memories; as many for results follow, where they are here.
+        # Of memories; as many for results follow, where they are here.
+        self._count = 1 + max(pool.memory for pool in pools)
         self._descriptors = descriptors
         self._memories: Sequence[npt.NDArray[np.uint8]] | None = [
             np.frombuffer(mmap.mmap(each, 0), dtype=np.uint8) for each in descriptors
@@ -124,13 +122,16 @@ class Arena:
                     os.close(each)
 
 
-def _sealed(size: int) -> int:
-    """A descriptor of new memory."""
-    fd = os.memfd_create("anychip-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    # Whoever looks behind the end of a file that has shrunk is ended: no worker may do that to the server.
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd
+def sealed_memory(name: str, size: int) -> int:
+    """A descriptor of new memory whose size stays as it is. Raises OSError.
+
+    A process that looks behind the end of a file that has shrunk is ended: no worker may do that to the server. And
+    what is written behind the end of one that has grown, no limit of a decoder would count.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
 
 
 Refill = Callable[[int], Awaitable[None]]

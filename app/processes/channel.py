@@ -152,7 +152,7 @@ class Channel:
         return False, False
 
     def close(self) -> None:
-        """Close the socket and the descriptors that nobody took. Idempotent."""
+        """Close the socket and the descriptors that were not taken. Idempotent."""
         _close_all(self._descriptors)
         self._descriptors.clear()
         for _, descriptors in self._waiting:

@@ -23,8 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, pack_request
-from app.processes.stopped import is_stopped
+from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, is_stopped, pack_request
 
 log = logging.getLogger("anychip.workers")
 

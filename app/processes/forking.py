@@ -127,6 +127,18 @@ def run_spawned() -> None:
         pkgutil.resolve_name(main)(socket.socket(fileno=int(descriptor)), int(server))
 
 
+def is_stopped(pid: int | None) -> bool:
+    """Whether the process is stopped, by SIGSTOP or a debugger, so that it may go on at any moment; False where there
+    is none (any more).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # proc(5): the name is in brackets, the state follows.
+    except OSError:
+        return False
+    return fields[:1] in (["T"], ["t"])
+
+
 Main: TypeAlias = Callable[[int, Sequence[int]], None]
 """What a forked process does, with the server's process id and the descriptors that came with its number."""
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from app.images.decoding import STEPS
 from app.images.header import InvalidImageError, read_header
 from app.images.passing import PassedFile, read_file
-from app.precision.decoding import decoded_by_host, errors, probe_files
+from app.precision.gate import errors_of_decoding
+from app.precision.probes import decoded_by_host, probe_files
 from app.worker.messages import WhoDecodes
 from backends import Backend, BackendError, BackendUnavailableError, DeviceLostError, Executable
 from backends.contract.errors import translated_errors
@@ -87,7 +88,7 @@ class DeviceDecoding:
     def tried(self, executable: Executable) -> dict[str, float]:
         """How far answers to probes are from those to the host's pixels. Raises WrongAnswersError, BackendError."""
         pixels = self.decoded(probe_files())
-        return dict(errors(self._model, executable, decoded_by_host(self._model), pixels))
+        return dict(errors_of_decoding(self._model, executable, decoded_by_host(self._model), pixels))
 
     def decoded(self, files: Sequence[bytes]) -> Pixels:
         """Whole files, which are good: the network's input of each, uint8 [n, *input_shape]. Raises BackendError."""

@@ -144,7 +144,7 @@ class Guard:
     def exhausted(self, level: Level) -> bool:
         """The smallest batch has found no memory, and `level` is what all releases left: whether a leak is to blame.
 
-        Here nobody has the time for a slope: batches may end faster than looking is allowed. Between batches a process
+        Here is no time for a slope: batches may end faster than looking is allowed. Between batches a process
         holds what it has loaded; what it has allocated beyond that has leaked, and no other process can be meant.
         """
         leaked = level.allocated - self._start.allocated

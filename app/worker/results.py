@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from app.processes.arena import sealed_memory
 from app.worker.messages import ArrayLayout
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -32,7 +33,6 @@ Layout: TypeAlias = tuple[ArrayLayout, ...] | None
 MAX_OVERFLOW_BYTES = 1 << 30
 _ALIGNMENT_BYTES = 16
 _KINDS = "biufc"  # Numbers: NumPy would take others for Python objects.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ResultError(Exception):
@@ -63,10 +63,8 @@ def write_results(results: Sequence[Result], places: Iterable[Bytes]) -> tuple[t
         return tuple(layouts), 0, -1
     if overflow_bytes > MAX_OVERFLOW_BYTES:
         raise ResultError(f"the results of a batch take {overflow_bytes} bytes, and {MAX_OVERFLOW_BYTES} are allowed")
-    descriptor = os.memfd_create("anychip-results", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = sealed_memory("anychip-results", overflow_bytes)
     try:
-        os.ftruncate(descriptor, overflow_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         memory = np.frombuffer(mmap.mmap(descriptor, overflow_bytes), dtype=np.uint8)
         for result, start in large:
             _write(result, memory[start:])

@@ -175,7 +175,12 @@ async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
 async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_drains(made):
     async with Serving() as serving:
         replica = serving.replicas[0]
-        task = asyncio.create_task(replica.hand_over(replica.plan, 60.0))
+
+        async def hand_over():
+            worker = await replica.prepare(replica.plan)
+            await asyncio.shield(replica.take_over(worker, replica.plan, 60.0))
+
+        task = asyncio.create_task(hand_over())
         await turns()
         made[2].succeed()
         await turns()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.precision.decoding import decoded_by_host, probe_files
+from app.precision.probes import decoded_by_host, probe_files
 from app.tools.benchmark.device_sweep import repeated_s
 from app.tools.verify.report import Figure, Finding
 from app.worker.device_decoding import DeviceDecoding
