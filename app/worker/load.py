@@ -96,8 +96,6 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
     Raises BackendError for a library that is not there, and what modules raise.
     """
-    from backends import register_operator_libraries
-
     for plugin in plugins:
         if "/" in plugin or plugin.endswith(".so"):
             register_operator_libraries([plugin])
