@@ -27,12 +27,12 @@ from app.compat import torchserve
 from app.config import Settings
 from app.fleet.process import WorkerStartError
 from app.fleet.spawn import stop_forking
-from app.http.connection import ConnectionLimits
+from app.http.connection import ConnectionLimits, too_many
 from app.http.hot import HotProtocol, protocol
-from app.http.listener import Listener
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress, connections
 from app.ingress.interrupt import ended_before
+from app.ingress.listener import Listener
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.serving.service import Service
@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
             made = cast(Any, config.http_protocol_class)(config, self.server_state, {})
             return cast(HotProtocol, made)
 
-        listener = Listener(connection, self._connections, config.ssl)
+        listener = Listener(connection, self._connections, config.ssl, too_many())
         self.servers.append(listener)
         await listener.listen(config.host, port, reuse_port=reuse_port)
         return listener

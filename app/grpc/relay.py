@@ -24,9 +24,9 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from app.access.addresses import client_of
-from app.http.listener import Listener
-from app.http.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
 from app.ingress.budget import Budget
+from app.ingress.listener import Listener
+from app.ingress.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
 
 log = logging.getLogger("anychip.rpc")
 
@@ -177,7 +177,7 @@ class Relay:
 
     def __init__(self, connections: Budget) -> None:
         """`connections`: counts them."""
-        self._listener = Listener(lambda: Connection(self), connections, http=False)
+        self._listener = Listener(lambda: Connection(self), connections)
         self._open: dict[str, Connection] = {}
         self._beginning: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()

@@ -25,10 +25,10 @@ from app.grpc.methods import Methods
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
 from app.grpc.reflected import Reflection
 from app.grpc.relay import Relay
-from app.http.listener import HANDSHAKE_S
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress
 from app.ingress.interrupt import ended_before
+from app.ingress.listener import HANDSHAKE_S
 
 _GRACE_S = 5.0
 _HURRY_S = 0.1

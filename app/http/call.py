@@ -6,6 +6,7 @@ business.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -14,11 +15,11 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.config import Settings
+from app.errors import ClientLeftError
 from app.http.body import Body, Fields, header_number, read_body
-from app.http.interrupt import unless_disconnected
 from app.ingress.budget import Lease
 from app.ingress.ingress import Call
-from app.ingress.interrupt import interrupted_at
+from app.ingress.interrupt import Interruption, interrupted_at
 from app.protocols.parameters import deadline_s
 from app.serving.terms import Terms
 
@@ -65,7 +66,21 @@ class AsgiRequest(HttpRequest):
         return await read_body(self._receive, self.headers, max_bytes, lease, limit)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        return await unless_disconnected(self._receive, running, on_leave)
+        # The body has been read: what is received now is taken for the end.
+        with Interruption() as interruption:
+
+            async def watch() -> None:
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+                on_leave()
+                interruption.interrupt(ClientLeftError())
+
+            watcher = asyncio.ensure_future(watch())
+            try:
+                return await running
+            finally:
+                # Nothing is awaited after this, so that a client who leaves now interrupts nothing else.
+                watcher.cancel()
 
 
 class HttpCall(Call[Answer]):

@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 connection, with limits, and with each answer sent in one piece.
 
 Owns: how large, how many and how slow heads may be, and how a connection ends whose request was not read to its end, or
-whose client does not read. Must not know what is asked. How many connections there are is app.http.listener's.
+whose client does not read. Must not know what is asked. How many connections there are is app.ingress.listener's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from app.errors import ERRORS, Code, error_body
 from app.http.head import Refusal, refusal_of, refusal_of_line
 from app.http.one_piece import OnePiece
-from app.http.sending import PIECE_BYTES, SendWatch
+from app.ingress.sending import PIECE_BYTES, SendWatch
 
 log = logging.getLogger("anychip.http")
 
@@ -360,6 +360,11 @@ def last_words(code: Code, message: str, status: int | None = None, headers: byt
             body,
         )
     )
+
+
+def too_many() -> bytes:
+    """What a client hears that has all the connections it may have."""
+    return last_words("QUEUE_FULL", "there are too many connections; try again", headers=b"retry-after: 1\r\n")
 
 
 def protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:

@@ -17,10 +17,10 @@ from app.access.rules import need_of
 from app.errors import ClientLeftError
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
-from app.http.sending import PIECE_BYTES
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Ingress
 from app.ingress.pacing import Pacing
+from app.ingress.sending import PIECE_BYTES
 
 BIND = "anychip.bind"
 """In a scope: where the request came in; without it, the public port."""

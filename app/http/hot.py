@@ -32,11 +32,11 @@ from app.http.call import HttpRequest
 from app.http.connection import ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict
-from app.http.sending import PIECE_BYTES
 from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Ingress
-from app.ingress.interrupt import current_task, interrupted_at, uncancel
+from app.ingress.interrupt import Interruption, interrupted_at
+from app.ingress.sending import PIECE_BYTES
 
 Answer = TypeVar("Answer")
 
@@ -138,24 +138,19 @@ class HotRequest(HttpRequest):
         return self._buffer
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        task = current_task()
+        with Interruption() as interruption:
 
-        def leave() -> None:
-            on_leave()
-            task.cancel()
+            def leave() -> None:
+                on_leave()
+                interruption.interrupt(ClientLeftError())
 
-        self._leave = leave
-        if self._left:
-            leave()
-        try:
-            return await running
-        except asyncio.CancelledError:
-            if not self._left:
-                raise
-            uncancel(task)
-            raise ClientLeftError from None
-        finally:
-            self._leave = None
+            self._leave = leave
+            if self._left:
+                leave()
+            try:
+                return await running
+            finally:
+                self._leave = None
 
 
 class HotProtocol(asyncio.BufferedProtocol):

@@ -91,7 +91,7 @@ class Ingress:
     def refuse_what_is_under_way(self) -> None:
         """Each call that has no answer yet gets DRAINING now: it was waited for long enough."""
         for each in list(self._under_way):
-            each.end(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
+            each.interrupt(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
 
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
         """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""

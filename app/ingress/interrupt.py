@@ -1,4 +1,4 @@
-"""What ends a request from outside: while it is being read its deadline, or that it comes too slowly; then a shutdown.
+"""What ends a request from outside: its deadline, or that it comes too slowly; that its client leaves; a shutdown.
 
 Owns: cancelling the request's task for one of these reasons, and saying afterwards which it was. Must not know what the
 request is about.
@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from app.errors import ServiceError
 
@@ -19,24 +19,53 @@ _STOOD_STILL_S = 0.25
 """How late a timer is after a time in which this process was stopped: what has arrived meanwhile is read first."""
 
 
-class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
+_Interruption = TypeVar("_Interruption", bound="Interruption")
+
+
+class Interruption:
+    """Within the context its task may be interrupted, with a reason."""
+
+    __slots__ = ("_reason", "_task")
+
+    def __enter__(self: _Interruption) -> _Interruption:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._reason: Exception | None = None
+        return self
+
+    def interrupt(self, reason: Exception) -> None:
+        """Cancel what runs inside; the context then raises `reason`."""
+        self._reason = reason
+        self._task.cancel()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reason is not None and kind is asyncio.CancelledError:
+            if hasattr(self._task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
+                self._task.uncancel()
+            raise self._reason from None
+
+
+class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
     """Cancel what runs inside at `deadline_s` (`time.monotonic()`). Raises DEADLINE_EXCEEDED then.
 
     Raises REQUEST_TIMEOUT before that, when a body that has begun to arrive comes slower than `least_bytes_per_s`, if
     that is set. (Of one that does not begin nothing is held.)
     """
 
+    __slots__ = ("_began_s", "_deadline_s", "_due_s", "_timer", "least_bytes_per_s")
+
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._fired: ServiceError | None = None
         self.least_bytes_per_s = 0
 
     def __enter__(self) -> interrupted_at:
-        self._task = current_task()
         self._began_s = time.monotonic()
         # Mostly all is there: a timer is only set for what still waits after this turn of the loop.
-        self._timer: asyncio.Handle = asyncio.get_running_loop().call_soon(self._begin)
-        return self
+        self._timer: asyncio.Handle = asyncio.get_running_loop().call_soon(self._arm_deadline)
+        return super().__enter__()
 
     def arrived(self, size: int) -> None:
         """So much of the body is there, and there is more to come."""
@@ -47,9 +76,9 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
     def arrived_wholly(self) -> None:
         """All of the body is there."""
         self._timer.cancel()
-        self._arm(self._deadline_s, self._too_late)
+        self._arm_deadline()
 
-    def _begin(self) -> None:
+    def _arm_deadline(self) -> None:
         self._arm(self._deadline_s, self._too_late)
 
     def _arm_rate(self, due_s: float) -> None:
@@ -60,53 +89,39 @@ class interrupted_at:  # noqa: N801 - reads as what it is: with interrupted_at(d
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), function)
 
     def _too_late(self) -> None:
-        self._fire(ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the body had arrived"))
+        self.interrupt(ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the body had arrived"))
 
     def _too_slow(self) -> None:
         now_s = time.monotonic()
         if now_s - self._due_s > _STOOD_STILL_S:
             self._arm_rate(now_s + _FREE_S)
             return
-        self._fire(ServiceError("REQUEST_TIMEOUT", "the body comes too slowly"))
-
-    def _fire(self, error: ServiceError) -> None:
-        self._fired = error
-        self._task.cancel()
+        self.interrupt(ServiceError("REQUEST_TIMEOUT", "the body comes too slowly"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        if self._fired is not None and kind is asyncio.CancelledError:
-            uncancel(self._task)
-            raise self._fired from None
+        super().__exit__(kind, error, trace)
 
 
-class Ending:
-    """A request that may be ended while the context lasts; as long, it is one of `under_way`."""
+class Ending(Interruption):
+    """A request that a shutdown may end while the context lasts; as long, it is one of `under_way`."""
 
-    __slots__ = ("_error", "_task", "_under_way")
+    __slots__ = ("_under_way",)
 
     def __init__(self, under_way: set[Ending]) -> None:
         self._under_way = under_way
-        self._error: ServiceError | None = None
 
-    def __enter__(self) -> None:
-        self._task = current_task()
+    def __enter__(self) -> Ending:
         self._under_way.add(self)
-
-    def end(self, error: ServiceError) -> None:
-        """Cancel what runs inside, which then raises `error`."""
-        self._error = error
-        self._task.cancel()
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._under_way.discard(self)
-        if self._error is not None and kind is asyncio.CancelledError:
-            uncancel(self._task)
-            raise self._error from None
+        super().__exit__(kind, error, trace)
 
 
 async def ended_before(task: asyncio.Future[Any], hurry: asyncio.Event) -> bool:
@@ -117,16 +132,3 @@ async def ended_before(task: asyncio.Future[Any], hurry: asyncio.Event) -> bool:
     finally:
         hurried.cancel()
     return task.done()
-
-
-def current_task() -> asyncio.Task[Any]:
-    """The task that this runs in."""
-    task = asyncio.current_task()
-    assert task is not None
-    return task
-
-
-def uncancel(task: asyncio.Task[Any]) -> None:
-    """A cancellation has been answered with another exception."""
-    if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts who cancelled it.
-        task.uncancel()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from app.errors import ClientLeftError, ServiceError
-from app.http.interrupt import unless_disconnected
+from app.http.call import AsgiRequest
 from app.ingress import interrupt
 from app.ingress.interrupt import interrupted_at
 
@@ -22,6 +22,10 @@ class Client:
     async def receive(self):
         await self.left.wait()
         return {"type": "http.disconnect"}
+
+
+def watched(client, running, on_leave):
+    return AsgiRequest({"headers": []}, client.receive).watched(running, on_leave)
 
 
 async def settled():
@@ -121,7 +125,7 @@ async def test_an_error_inside_is_not_changed():
 async def test_the_result_comes_and_nobody_watches_any_more():
     client = Client()
     left = []
-    assert await unless_disconnected(client.receive, asyncio.sleep(0, "done"), lambda: left.append(1)) == "done"
+    assert await watched(client, asyncio.sleep(0, "done"), lambda: left.append(1)) == "done"
     await settled()
     assert not others()
     client.left.set()
@@ -141,7 +145,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
             raise
 
     async def request():
-        await unless_disconnected(client.receive, work(), lambda: events.append("left"))
+        await watched(client, work(), lambda: events.append("left"))
 
     task = asyncio.ensure_future(request())
     await began.wait()
@@ -155,7 +159,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
 
 async def test_a_cancelled_request_is_not_taken_for_a_client_that_left():
     client = Client()
-    task = asyncio.ensure_future(unless_disconnected(client.receive, asyncio.Event().wait(), lambda: None))
+    task = asyncio.ensure_future(watched(client, asyncio.Event().wait(), lambda: None))
     await settled()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -169,7 +173,7 @@ async def test_an_error_of_the_work_passes_through():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await unless_disconnected(Client().receive, work(), lambda: None)
+        await watched(Client(), work(), lambda: None)
     await settled()
     assert not others()
 
@@ -178,5 +182,5 @@ async def test_a_task_that_was_interrupted_can_wait_again():
     client = Client()
     client.left.set()
     with pytest.raises(ClientLeftError):
-        await unless_disconnected(client.receive, asyncio.Event().wait(), lambda: None)
+        await watched(client, asyncio.Event().wait(), lambda: None)
     assert await asyncio.wait_for(asyncio.sleep(0, "still here"), 10) == "still here"

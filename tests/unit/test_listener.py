@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import main
-from app.http import listener
-from app.http.listener import Listener
+from app.http.connection import too_many
+from app.ingress import listener
 from app.ingress.budget import Budget
+from app.ingress.listener import Listener
 from tests.support.load import WAIT_S
 
 
@@ -38,7 +39,7 @@ class Echo(asyncio.Protocol):
 @contextlib.asynccontextmanager
 async def listening(connections):
     """The port of a listener; when it is closed nothing is counted any more."""
-    served = Listener(Echo, connections)
+    served = Listener(Echo, connections, refusal=too_many())
     await served.listen("127.0.0.1", 0)
     try:
         yield served.sockets[0].getsockname()[1], served

@@ -8,8 +8,9 @@ import socket
 
 import pytest
 
-from app.http import connection, hot, sending
+from app.http import connection, hot
 from app.http.connection import ConnectionLimits
+from app.ingress import sending
 from tests.support import uvicorn_server
 from tests.support.load import WAIT_S
 

@@ -1,4 +1,4 @@
-"""Sockets that listen for HTTP: what they accept is counted before anything is read of it, TLS's handshake included.
+"""Sockets that listen: what they accept is counted before anything is read of it, TLS's handshake included.
 
 Owns: accepting, and the refusal of more connections than one address, or all, may have. Must not know requests. What
 counts is one budget for all public ports (app.ingress.ingress.connections), gRPC's as well.
@@ -19,10 +19,9 @@ from typing import Any
 
 from app.access.addresses import client_of
 from app.errors import ServiceError
-from app.http.connection import last_words
 from app.ingress.budget import Budget
 
-log = logging.getLogger("anychip.http")
+log = logging.getLogger("anychip.listener")
 
 HANDSHAKE_S = 10.0
 _BACKLOG = 2048
@@ -41,17 +40,16 @@ class Listener:
         connection: Callable[[], Any],
         connections: Budget,
         tls: ssl.SSLContext | None = None,
-        *,
-        http: bool = True,
+        refusal: bytes = b"",
     ) -> None:
         """`connection`: makes a protocol, which calls `on_lost` at its end; `connections`: counts them.
 
-        `http`: what is refused hears why.
+        `refusal`: what a refused client is told where there is no TLS.
         """
         self.sockets: list[socket.socket] = []
         self._connection, self._connections = connection, connections
         self._options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}
-        self._refusal = _refusal() if http and tls is None else b""
+        self._refusal = b"" if tls else refusal
         self._loop = asyncio.get_running_loop()
         self._clients: dict[Any, str] = {}
         """Of the connections that are counted."""
@@ -143,7 +141,3 @@ class Listener:
         if self._loop.time() - self._said_s > _SAY_AGAIN_S:
             self._said_s = self._loop.time()
             log.warning(message, *about)
-
-
-def _refusal() -> bytes:
-    return last_words("QUEUE_FULL", "there are too many connections; try again", headers=b"retry-after: 1\r\n")
