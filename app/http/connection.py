@@ -10,8 +10,9 @@ import asyncio
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -41,6 +42,48 @@ class ConnectionLimits:
     head_timeout_s: float = 10.0
 
 
+class Discarding:
+    """Drops what still comes of a request that is answered. Beyond a time and a size it ends the connection.
+
+    A client that is still sending would otherwise find its connection reset, and never read its answer.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, end_connection: Callable[[], None]) -> None:
+        self._loop, self._end_connection = loop, end_connection
+        self._bytes = 0
+        self._idle: asyncio.TimerHandle | None = None
+        self._latest: asyncio.TimerHandle | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether more is expected."""
+        return self._latest is not None
+
+    def begin(self) -> None:
+        """What comes from here on is dropped."""
+        if self._latest is None:
+            self._bytes = 0
+            self._latest = self._loop.call_later(_LINGER_S, self._end_connection)
+        self.took(0)
+
+    def took(self, size: int) -> None:
+        """So much was dropped."""
+        self._bytes += size
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._bytes > _LINGER_BYTES:
+            self._end_connection()
+        else:
+            self._idle = self._loop.call_later(_LINGER_IDLE_S, self._end_connection)
+
+    def end(self) -> None:
+        """Nothing more is to be dropped."""
+        for timer in (self._idle, self._latest):
+            if timer is not None:
+                timer.cancel()
+        self._idle = self._latest = None
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """What uvicorn's `http` setting takes, made by `protocol`."""
 
@@ -53,26 +96,24 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unproductive_bytes = 0
         self._headers = 0
         self.lingering = False
-        self._discarded_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._linger_end: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
         self._lent = False
         self._idle_since_s = 0.0
         self.closing = False
         self._pieces = OnePiece(transport, self._close)
         self._sending = SendWatch(transport)
+        self._discarding = Discarding(self.loop, transport.abort)
         super().connection_made(cast(asyncio.Transport, self._pieces))
         if self.encrypted:
             transport.set_write_buffer_limits(PIECE_BYTES)
-        self._arm(self.limits.head_timeout_s, self._head_timed_out)
+        self._arm_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
         self._disarm()
         self._unset_keepalive_if_required()
-        if self._linger_end is not None:
-            self._linger_end.cancel()
+        self._discarding.end()
         super().connection_lost(exc)
         self._sending.end()  # It closes the transport, once more.
 
@@ -99,9 +140,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return free and not self.message_incomplete() and not self.pipeline and not self.transport.is_closing()
 
     def lend(self) -> None:
-        """Somebody else reads and answers the request that begins now: no time limit of ours ends it meanwhile."""
+        """Another protocol reads and answers the request that begins now: no time limit of ours ends it meanwhile."""
         self._lent = True
-        self._discarded_bytes = 0
         self._disarm()
 
     def take_back(self, *, keep_alive: bool, unread: bool) -> None:
@@ -115,20 +155,18 @@ class LimitedProtocol(HttpToolsProtocol):
         elif not keep_alive:
             self.transport.close()
         elif unread:
-            self._unset_keepalive_if_required()
-            self._begin_discarding()
+            self._discard_rest()
         else:
             self._keep_alive()
 
     def drop(self, size: int, *, done: bool) -> None:
         """So much of an unread body has come; `done`: the next byte begins a request."""
+        self._discarding.took(size)
         if done:
-            self._end_discarding()
-        else:
-            self._discard(size)
+            self._rest_has_come()
 
     def shutdown(self) -> None:
-        """The server stops: close once what is being answered is; `closing` says so to whoever answers."""
+        """The server stops: close once what is being answered is; `closing` says so to the protocol that answers."""
         self.closing = True
         if not self._lent:
             super().shutdown()
@@ -136,12 +174,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read on, within the limits."""
         if self.lingering:
-            self._discard(len(data))
+            self._discarding.took(len(data))
             return
         self._unset_keepalive_if_required()
         if self._in_head:
             if self._timer is None:
-                self._arm(self.limits.head_timeout_s, self._head_timed_out)
+                self._arm_head()
             whole = self._whole_head(data)
             if whole is None:
                 return
@@ -151,10 +189,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser is None or self.transport.is_closing():
             return
         if self._unproductive_bytes > self.limits.head_bytes and not self._in_head:
-            # Of a body, chunk extensions and trailers alone: nothing that anybody asks for is as long.
+            # Of a body, chunk extensions and trailers alone: nothing that is asked for is as long.
             self._refuse("HEADERS_TOO_LARGE", "the trailers are larger than what is read here")
         elif not self._in_head and self.cycle is not None and self.cycle.response_complete:
-            self._discard(len(data))
+            self._discarding.took(len(data))
 
     def _whole_head(self, data: bytes) -> bytes | None:
         """What has arrived, once it holds the end of a head; None until then.
@@ -188,7 +226,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._headers = 0
         self._in_head = True
         if self._timer is None:
-            self._arm(self.limits.head_timeout_s, self._head_timed_out)
+            self._arm_head()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -204,7 +242,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """The head is there."""
         self._in_head = False
         self._unproductive_bytes = 0
-        self._discarded_bytes = 0
+        self._discarding.end()
         self._disarm()
         self._refusal = refusal_of(self.parser.get_http_version(), self.headers)
         if self._refusal is not None:
@@ -220,16 +258,15 @@ class LimitedProtocol(HttpToolsProtocol):
         """The request is there; the next bytes are another's head."""
         self._in_head = True
         self._unproductive_bytes = 0
-        if self._linger_end is not None:  # Answered before it was read: it may go on after all.
-            self._end_discarding()
+        if self._discarding.on:  # Answered before it was read: it may go on after all.
+            self._rest_has_come()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """The answer is written; of a request that was not read to its end, what follows is dropped."""
         super().on_response_complete()
         if self.message_incomplete() and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
-            self._begin_discarding()
+            self._discard_rest()
 
     def send_400_response(self, msg: str) -> None:
         """What the parser does not understand."""
@@ -245,10 +282,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return not self._in_head or bool(self._head)
 
     def linger(self) -> None:
-        """Say that nothing more comes, and drop what still arrives, for a bounded time and size.
-
-        A client that is still sending would otherwise find its connection reset, and never read its answer.
-        """
+        """Say that nothing more comes, and drop what still arrives."""
         self.lingering = self._pieces.closing = True
         transport = self._pieces.within
         if transport.is_closing():
@@ -259,7 +293,7 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.close()
             return
         self.flow.resume_reading()
-        self._begin_discarding()
+        self._discard_rest()
 
     def _close(self) -> None:
         """As the transport within, but for a client that is still sending, or that does not read what is left."""
@@ -271,16 +305,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if transport.get_write_buffer_size():
             self._sending.begin()
 
-    def _begin_discarding(self) -> None:
-        self._arm(_LINGER_IDLE_S, self._end)
-        if self._linger_end is None:
-            self._linger_end = self.loop.call_later(_LINGER_S, self._end)
-
-    def _end_discarding(self) -> None:
-        if self._linger_end is not None:
-            self._linger_end.cancel()
-            self._linger_end = None
+    def _discard_rest(self) -> None:
+        self._unset_keepalive_if_required()
         self._disarm()
+        self._discarding.begin()
+
+    def _rest_has_come(self) -> None:
+        self._discarding.end()
         self._keep_alive()
 
     def _keep_alive(self) -> None:
@@ -301,23 +332,10 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
-    def _discard(self, size: int) -> None:
-        self._discarded_bytes += size
-        if self._discarded_bytes > _LINGER_BYTES:
-            self._end()
-        else:
-            self._arm(_LINGER_IDLE_S, self._end)
-
-    def _end(self) -> None:
-        self._pieces.within.abort()
-
     def _head_timed_out(self) -> None:
-        if self.loop.time() - self._due_s > _STOOD_STILL_S:
-            self._arm(self.limits.head_timeout_s, self._head_timed_out)
-        elif self.cycle is not None and not self.cycle.response_complete:
-            self._arm(
-                self.limits.head_timeout_s, self._head_timed_out
-            )  # A head behind a request that is being answered.
+        answering = self.cycle is not None and not self.cycle.response_complete  # The head is the next request's.
+        if answering or self.loop.time() - self._due_s > _STOOD_STILL_S:
+            self._arm_head()
         elif self._head:
             self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {self.limits.head_timeout_s:g} s")
         else:
@@ -328,16 +346,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.lingering or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._end()  # Another answer is being written: nothing can be said in between.
+            self._pieces.within.abort()  # Another answer is being written: nothing can be said in between.
             return
         self.transport.write(last_words(code, message, status))
         self._pieces.flush()
         self.linger()
 
-    def _arm(self, seconds: float, function: Any) -> None:
+    def _arm_head(self) -> None:
         self._disarm()
-        self._due_s = self.loop.time() + seconds
-        self._timer = self.loop.call_later(seconds, function)
+        self._due_s = self.loop.time() + self.limits.head_timeout_s
+        self._timer = self.loop.call_later(self.limits.head_timeout_s, self._head_timed_out)
 
     def _disarm(self) -> None:
         if self._timer is not None:
