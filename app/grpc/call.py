@@ -23,8 +23,8 @@ from app.ingress.interrupt import interrupted_at
 from app.link import Link, ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
-from app.protocols.open_inference import classification_of
-from app.protocols.parameters import deadline_s, read_priority
+from app.protocols.options import CLASSIFICATION, X_PRIORITY
+from app.protocols.parameters import deadline_s, read, read_header
 from app.protocols.tensors import (
     InferenceRequest,
     InferenceResponse,
@@ -71,8 +71,7 @@ class GrpcInferCall(Call[InferenceResponse]):
         """The call's own deadline, at most ours; nothing in the request outlasts it."""
         started_s = self.context.started_s
         timeout_s = settings.timeout_ms / 1e3 if math.isinf(self._ends_s) else self._ends_s - started_s
-        given = dict(self.context.scope["headers"]).get(b"x-priority")
-        priority = read_priority(None if given is None else given.decode("latin-1"))
+        priority = read_header(X_PRIORITY, dict(self.context.scope["headers"]))
         return Terms(deadline_s(started_s, timeout_s), priority, self.context.recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:
@@ -112,8 +111,7 @@ def inference_request(request: Message, contents: Sequence[wire.Buffer]) -> Infe
             raise invalid_request("shared memory is not offered here; send the tensor itself")
         inputs.append(InputTensor(tensor.name, tensor.datatype, shape, content, None, parameters))
     outputs = [
-        RequestedOutput(output.name, classification_of(output.name, _parameters(output.parameters)))
-        for output in request.outputs
+        RequestedOutput(output.name, read(CLASSIFICATION, _parameters(output.parameters))) for output in request.outputs
     ]
     return InferenceRequest(inputs, outputs, _parameters(request.parameters))
 

@@ -21,10 +21,11 @@ from app.ingress.converter import INSTANCES, Converter
 from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
 from app.protocols.documents import read_instances
-from app.protocols.parameters import DEFAULT_OPTIONS, number, read_options, whole
+from app.protocols.options import OVERLAP, TILE, TIMEOUT_MS
+from app.protocols.parameters import DEFAULT_OPTIONS, read, read_options
 from app.serving.filling import Encoded
 from models import Options
-from models.tasks.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, MOST_TILE, NO_TILES, Tiling
+from models.tasks.tiles import Tiling
 
 _MOST_FILES = 16
 
@@ -208,15 +209,5 @@ def read_query(query: bytes) -> tuple[Options, float | None, Tiling | None]:
     if not query:
         return DEFAULT_OPTIONS, None, None
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    timeout_ms = number(given, "timeout_ms", 0, 1e-3, 1e9) if "timeout_ms" in given else None
-    tiling = None
-    if "tile" in given:
-        overlap = number(given, "overlap", DEFAULT_OVERLAP, 0, MOST_OVERLAP)
-        tiling = NO_TILES if given["tile"] == "0" else Tiling(whole(given, "tile", 0, LEAST_TILE, MOST_TILE), overlap)
-    return read_options(given), timeout_ms, tiling
-
-
-def header_number(headers: Fields, name: str, default: float, low: float, high: float) -> float:
-    """As `number`, of a header; `name` as people write it."""
-    value = headers.get(name.lower().encode())
-    return default if value is None else number({name: value.decode("latin-1")}, name, default, low, high)
+    tile, overlap = read(TILE, given), read(OVERLAP, given)
+    return read_options(given), read(TIMEOUT_MS, given), None if tile is None else Tiling(tile, overlap)

@@ -16,11 +16,12 @@ from starlette.types import Receive, Scope
 
 from app.config import Settings
 from app.errors import ClientLeftError
-from app.http.body import Body, Fields, header_number, read_body
+from app.http.body import Body, Fields, read_body
 from app.ingress.budget import Lease
 from app.ingress.ingress import Call
 from app.ingress.interrupt import Interruption, interrupted_at
-from app.protocols.parameters import deadline_s
+from app.protocols.options import X_PRIORITY, X_TIMEOUT_MS
+from app.protocols.parameters import deadline_s, read_header
 from app.serving.terms import Terms
 
 _LEAST_UPLOAD_BYTES_PER_S = 4096
@@ -94,8 +95,8 @@ class HttpCall(Call[Answer]):
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
         self._max_body_bytes = settings.max_body_bytes
-        timeout_ms = header_number(self.headers, "X-Timeout-Ms", settings.timeout_ms, 1e-3, 1e9)
-        priority = int(header_number(self.headers, "X-Priority", 0, -100, 100))
+        timeout_ms = read_header(X_TIMEOUT_MS, self.headers) or settings.timeout_ms
+        priority = read_header(X_PRIORITY, self.headers)
         recorder = self.context.recorder
         return Terms(deadline_s(self.context.started_s, timeout_ms / 1e3), priority, recorder)
 

@@ -22,7 +22,8 @@ from app.config import Settings
 from app.errors import invalid_request
 from app.link import Cascade, ServedModel
 from app.protocols import ultralytics, wire
-from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read_options, switch, whole
+from app.protocols.options import PRIORITY, TIMEOUT_US
+from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
 from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, cascade_signature, signature
 from app.protocols.tensors import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, RequestedOutput
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
@@ -37,11 +38,8 @@ from models import Model, Options, PixelModel, Placement, TensorModel
 
 Array = npt.NDArray[Any]
 
-NORMAL_PRIORITY, PRIORITIES = 2, 102
+NORMAL_PRIORITY = 2
 """The protocol counts priorities from 1, the highest; ours from 0, the normal one, upwards: 1 is ours 1, 2 is 0, …"""
-
-_LONGEST_TIMEOUT_US = 10**12
-_MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +76,6 @@ def raw(model: Model, content: wire.Buffer) -> InputTensor:
     return InputTensor(spec.name, spec.datatype, (1, *shape) if model.batched else shape, content)
 
 
-def classification_of(name: str, parameters: Mapping[str, Any]) -> int:
-    """The classification extension's parameter of an output, 0 where it is not used. Raises INVALID_REQUEST."""
-    return whole(parameters, "classification", 0, 0, _MOST_CLASSES)
-
-
 def prepare(
     service: Service, served: ServedModel, request: InferenceRequest, terms: Terms, *, started_s: float, name: str
 ) -> Work:
@@ -91,8 +84,7 @@ def prepare(
 
     Raises INVALID_REQUEST.
     """
-    timeout_us = whole(request.parameters, "timeout", 0, 0, _LONGEST_TIMEOUT_US)
-    level = whole(request.parameters, "priority", 0, 0, PRIORITIES)
+    timeout_us, level = read(TIMEOUT_US, request.parameters), read(PRIORITY, request.parameters)
     cascade = service.link.cascades.get(name)
     described = signature(served) if cascade is None else cascade_signature(cascade)
     outputs = _outputs(service.settings, served, described, request.outputs)

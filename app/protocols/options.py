@@ -1,30 +1,68 @@
-"""The parameters of a prediction: one row each.
+"""The parameters of a request: one row each.
 
-Owns: names, ranges and texts, of which the parser (app.protocols.parameters), the API's description, the options of
-`anychip predict` and the table in docs/api.md are made. Defaults are those of models.Options. Must not import models:
-the command line reads the rows before it loads PyTorch.
+Owns: names, ranges, defaults and texts, of which the parser (app.protocols.parameters), the API's description, the
+options of `anychip predict` and the tables in docs/api.md are made; tests compare them with what models know. Must not
+import models: the command line reads the rows before it loads PyTorch.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Parameter(NamedTuple):
-    """A parameter: what it is called, what it does, and its range, both ends included."""
+    """A parameter: what it is called, what it does, its default and its range, both ends included.
+
+    `default` None: the service's own setting. `or_zero`: 0 is allowed, too. `choices`: all values of a string.
+    """
 
     name: str
     kind: Literal["integer", "number", "string"]
     text: str
+    default: Any = None
     low: float = 0
     high: float = 1
+    or_zero: bool = False
+    choices: tuple[str, ...] = ()
+    place: Literal["query", "header"] = "query"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its values in OpenAPI's form."""
+        limits: dict[str, Any] = {"minimum": self.low, "maximum": self.high}
+        if self.choices:
+            limits = {"enum": list(self.choices)}
+        elif self.or_zero:
+            limits = {"anyOf": [limits, {"const": 0}]}
+        return {"type": self.kind, **limits} | ({} if self.default is None else {"default": self.default})
+
+    def described(self) -> dict[str, Any]:
+        """The parameter in OpenAPI's form."""
+        return {"name": self.name, "in": self.place, "description": self.text, "schema": self.schema}
 
 
 OPTIONS = (
-    Parameter("top_k", "integer", "classes to answer with", 1, 100_000),
-    Parameter("score_threshold", "number", "least score of a box"),
-    Parameter("iou_threshold", "number", "boxes of one class that overlap more than this are one box"),
-    Parameter("max_detections", "integer", "most boxes to answer with", 1, 30_000),
-    Parameter("masks", "string", "form of masks"),
+    Parameter("top_k", "integer", "classes to answer with", 5, 1, 100_000),
+    Parameter("score_threshold", "number", "least score of a box", 0.25),
+    Parameter("iou_threshold", "number", "boxes of one class that overlap more than this are one box", 0.7),
+    Parameter("max_detections", "integer", "most boxes to answer with", 300, 1, 30_000),
+    Parameter("masks", "string", "form of masks", "polygon", choices=("polygon", "rle", "png", "none")),
 )
 """The fields of models.Options, in their order."""
+
+TILE = Parameter(
+    "tile", "integer", "look at the image in tiles of so many pixels, too; 0: do not", None, 32, 100_000, or_zero=True
+)
+OVERLAP = Parameter("overlap", "number", "share of a tile that its neighbour has, too", 0.2, 0, 0.9)
+TIMEOUT_MS = Parameter(
+    "timeout_ms", "number", "deadline, in milliseconds from the first byte of the request", None, 1e-3, 1e9
+)
+X_TIMEOUT_MS = TIMEOUT_MS._replace(name="X-Timeout-Ms", place="header", text="the same as `timeout_ms`, which wins")
+X_PRIORITY = Parameter("X-Priority", "integer", "0 is normal, higher goes first", 0, -100, 100, place="header")
+PREDICT = (*OPTIONS, TILE, OVERLAP, TIMEOUT_MS, X_TIMEOUT_MS, X_PRIORITY)
+"""What `:predict` takes."""
+
+PRIORITY = Parameter("priority", "integer", "from 1, the highest; 2 is normal, and so is 0", 0, 0, 102)
+TIMEOUT_US = Parameter("timeout", "integer", "deadline, in microseconds; 0: the service's own", 0, 0, 10**12)
+CLASSIFICATION = Parameter("classification", "integer", "top-k as labels; 0: the raw tensor", 0, 0, 100_000)
+"""Of the Open Inference Protocol, in a request's or an output's `parameters`."""

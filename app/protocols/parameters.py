@@ -11,7 +11,7 @@ from typing import Any
 
 from app.errors import invalid_request
 from app.protocols.options import OPTIONS, Parameter
-from models import MASK_FORMS, MaskForm, Options
+from models import Options
 
 _MAX_TIMEOUT_S = 600.0
 
@@ -25,25 +25,33 @@ def read_options(given: Mapping[str, Any]) -> Options:
     """
     if not given:
         return DEFAULT_OPTIONS
-    return Options(**{row.name: _read(row, given) for row in OPTIONS if row.name in given})
+    return Options(**{row.name: read(row, given) for row in OPTIONS if row.name in given})
 
 
-def _read(row: Parameter, given: Mapping[str, Any]) -> Any:
-    if row.kind == "string":
-        return _mask_form(given[row.name])
-    return (whole if row.kind == "integer" else number)(given, row.name, 0, row.low, row.high)
+def read(row: Parameter, given: Mapping[str, Any]) -> Any:
+    """The value of a parameter, its default where it is not given. Raises INVALID_REQUEST."""
+    name = row.name
+    if name not in given:
+        return row.default
+    value = given[name]
+    if row.choices:
+        if value not in row.choices:
+            raise invalid_request(f"{name} must be one of {', '.join(row.choices)}, not {value!r}")
+        return value
+    if row.or_zero and value == "0":
+        return 0
+    found = number(given, name, 0, row.low, row.high)
+    if row.kind == "number":
+        return found
+    if found != int(found):
+        raise invalid_request(f"{name} must be a whole number, not {value!r}")
+    return int(found)
 
 
-def _mask_form(given: Any) -> MaskForm:
-    for form in MASK_FORMS:
-        if given == form:
-            return form
-    raise invalid_request(f"masks must be one of {', '.join(MASK_FORMS)}, not {given!r}")
-
-
-def read_priority(given: Any) -> int:
-    """`X-Priority`: 0 is normal, higher goes first; None where it is not given. Raises INVALID_REQUEST."""
-    return 0 if given is None else whole({"X-Priority": given}, "X-Priority", 0, -100, 100)
+def read_header(row: Parameter, headers: Mapping[bytes, bytes]) -> Any:
+    """The same, of a header or of gRPC's metadata, names in lower case."""
+    value = headers.get(row.name.lower().encode())
+    return row.default if value is None else read(row, {row.name: value.decode("latin-1")})
 
 
 def deadline_s(started_s: float, timeout_s: float) -> float:
@@ -62,16 +70,6 @@ def number(given: Mapping[str, Any], name: str, default: float, low: float, high
     if not low <= value <= high:
         raise invalid_request(f"{name} must be a number from {low:g} to {high:g}, not {given[name]!r}")
     return value
-
-
-def whole(given: Mapping[str, Any], name: str, default: int, low: float, high: float) -> int:
-    """As `number`, without a fraction."""
-    if name not in given:
-        return default
-    value = number(given, name, default, low, high)
-    if value != int(value):
-        raise invalid_request(f"{name} must be a whole number, not {given[name]!r}")
-    return int(value)
 
 
 def switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:

@@ -37,7 +37,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output as it is asked for; `classification`: as so many classes with their labels, 0: as it is."""
+    """An output as it is asked for; `classification`: top-k as labels; 0: the raw tensor."""
 
     name: str
     classification: int = 0

@@ -12,7 +12,8 @@ from app.errors import invalid_request
 from app.link import Link, ModelState
 from app.observability.triton_statistics import VERSION
 from app.protocols import ultralytics
-from app.protocols.open_inference import NORMAL_PRIORITY, PRIORITIES
+from app.protocols.open_inference import NORMAL_PRIORITY
+from app.protocols.options import PRIORITY
 from app.protocols.signatures import PIXELS, find, signature_of
 from app.protocols.wire import BYTES
 from models import OutputSpec, PixelModel
@@ -58,7 +59,7 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
         "dynamic_batching": {
             "preferred_batch_size": list(settings.ladder),
             "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
-            "priority_levels": PRIORITIES,
+            "priority_levels": PRIORITY.high,
             "default_priority_level": NORMAL_PRIORITY,
             "default_queue_policy": {
                 "timeout_action": "REJECT",

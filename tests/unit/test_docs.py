@@ -69,14 +69,28 @@ def test_the_api_page_has_every_error_with_its_status() -> None:
 
 
 def test_the_api_page_has_every_parameter_of_a_prediction_with_its_default_and_text() -> None:
-    from app.protocols.options import OPTIONS
-    from models import Options
+    from app.protocols.options import OPTIONS, OVERLAP, PREDICT, TILE
+    from models import MASK_FORMS, Options
+    from models.tasks import tiles
 
     assert [row.name for row in OPTIONS] == [each.name for each in dataclasses.fields(Options)]
-    for row in OPTIONS:
-        default = getattr(Options(), row.name)
-        written = f"`{default}`" if isinstance(default, str) else f"{default:g}"
-        assert f"| `{row.name}` | {written} | {row.text}" in API
+    assert [row.default for row in OPTIONS] == list(dataclasses.astuple(Options()))
+    assert OPTIONS[-1].choices == MASK_FORMS
+    assert (TILE.low, TILE.high, OVERLAP.default, OVERLAP.high) == (
+        tiles.LEAST_TILE,
+        tiles.MOST_TILE,
+        tiles.DEFAULT_OVERLAP,
+        tiles.MOST_OVERLAP,
+    )
+    for row in PREDICT:
+        default = "none" if row.default is None else row.default
+        written = f"`{default}`" if row.choices else default if isinstance(default, str) else f"{default:g}"
+        if row.place == "header":
+            assert f"| `{row.name}` | {row.text}" in API
+        elif row.name != "timeout_ms":
+            assert f"| `{row.name}` | {written} | {row.text}" in API
+        else:
+            assert f"| `{row.name}` | `--timeout-ms` | {row.text}" in API
 
 
 def test_the_api_page_names_every_route() -> None:

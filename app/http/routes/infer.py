@@ -28,8 +28,8 @@ from app.link import ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols import documents, open_inference, wire
 from app.protocols.documents import name_of, parameters_of
-from app.protocols.open_inference import classification_of
-from app.protocols.parameters import switch
+from app.protocols.options import CLASSIFICATION, OPTIONS, PRIORITY, TIMEOUT_US
+from app.protocols.parameters import read, switch
 from app.protocols.tensors import (
     InferenceRequest,
     InferenceResponse,
@@ -74,14 +74,26 @@ _DOCUMENTATION: dict[str, Any] = {
                     "required": ["inputs"],
                     "properties": {
                         "id": {"type": "string"},
-                        "parameters": {"type": "object"},
+                        "parameters": {
+                            "type": "object",
+                            "properties": {
+                                row.name: {"description": row.text, **row.schema}
+                                for row in (PRIORITY, TIMEOUT_US, *OPTIONS)
+                            },
+                        },
                         "inputs": {"type": "array", "minItems": 1, "items": _TENSOR},
                         "outputs": {
                             "type": "array",
                             "items": {
                                 "type": "object",
                                 "required": ["name"],
-                                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+                                "properties": {
+                                    "name": {"type": "string"},
+                                    "parameters": {
+                                        "type": "object",
+                                        "properties": {CLASSIFICATION.name: CLASSIFICATION.schema},
+                                    },
+                                },
                             },
                         },
                     },
@@ -196,7 +208,7 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
         name = name_of(output, f"output {number}")
         asked = parameters_of(output, name)
         binary[name] = switch(asked, "binary_data", binary_default)
-        outputs.append(RequestedOutput(name, classification_of(name, asked)))
+        outputs.append(RequestedOutput(name, read(CLASSIFICATION, asked)))
     inputs = [
         InputTensor(
             tensor["name"], tensor["datatype"], tuple(tensor["shape"]), content, None, parameters_of(tensor, "an input")

@@ -14,15 +14,14 @@ from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
 from app.link import ServedModel
-from app.protocols.options import OPTIONS, Parameter
+from app.protocols.options import PREDICT
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
 from app.serving.prediction import Answer
 from app.serving.prediction import predict as predict_images
 from app.serving.staged import predict_staged
 from app.serving.terms import Terms
 from app.serving.tiles import TILED_MASKS, predict_tiled
-from models import MASK_FORMS
-from models.tasks.tiles import DEFAULT_OVERLAP, LEAST_TILE, MOST_OVERLAP, Tiling
+from models.tasks.tiles import Tiling
 
 router = APIRouter(tags=["predict"])
 ROUTE = "/v1/models/{model}:predict"
@@ -44,21 +43,6 @@ _INSTANCES = {
     },
 }
 _FILES = {"type": "object", "properties": {"file": {"type": "array", "items": _IMAGE["schema"]}}}
-
-
-def _parameter(name: str, place: str, kind: str, text: str, **limits: Any) -> dict[str, Any]:
-    return {"name": name, "in": place, "description": text, "schema": {"type": kind, **limits}}
-
-
-def _option(row: Parameter) -> dict[str, Any]:
-    limits: dict[str, Any] = {"minimum": row.low, "maximum": row.high}
-    if row.kind == "string":
-        limits = {"enum": list(MASK_FORMS)}
-    return _parameter(row.name, "query", row.kind, row.text, **limits, default=getattr(DEFAULT_OPTIONS, row.name))
-
-
-_TILE = "Look at large images in tiles of so many pixels; 0: do not, though --tiles says so"
-_OVERLAP = "Share of a tile that its neighbour has, too"
 _DOCUMENTATION: dict[str, Any] = {
     # The body is read by hand (raw bytes are the fast path), so the description is, too.
     "requestBody": {
@@ -72,14 +56,7 @@ _DOCUMENTATION: dict[str, Any] = {
             "application/json": {"schema": _INSTANCES},
         },
     },
-    "parameters": [
-        *map(_option, OPTIONS),
-        _parameter("tile", "query", "integer", _TILE, anyOf=[{"minimum": LEAST_TILE}, {"const": 0}]),
-        _parameter("overlap", "query", "number", _OVERLAP, minimum=0, maximum=MOST_OVERLAP, default=DEFAULT_OVERLAP),
-        _parameter("timeout_ms", "query", "number", "Deadline in milliseconds", exclusiveMinimum=0),
-        _parameter("X-Timeout-Ms", "header", "number", "The same, as a header", exclusiveMinimum=0),
-        _parameter("X-Priority", "header", "integer", "0 is normal, higher goes first", default=0),
-    ],
+    "parameters": [row.described() for row in PREDICT],
 }
 
 
