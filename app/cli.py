@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import os
 import sys
 import webbrowser
@@ -19,10 +18,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from app.config import Settings, split
-from app.tools import bench, container, ops, predict, profile, tune, validate
+from app.config import SECTIONS, Settings
+from app.tools import bench, doctor, ops, predict, profile, report, top, tune, validate
 from app.tools.arguments import CommandError, add_settings, read_settings
-from app.tools.doctor import CHECKS, examine
 from app.tools.verify import command as verify
 
 _EXAMPLES = {
@@ -82,22 +80,11 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from app.images.header import ImageError
     from app.observability.tracing import TracingError
     from app.precision.probes import CalibrationError
-    from app.tools.top import TopError
     from backends import BackendError
     from models import ModelError
 
-    return (
-        CommandError,
-        CalibrationError,
-        KeysError,
-        TopError,
-        TracingError,
-        WorkerStartError,
-        BackendError,
-        ModelError,
-        ImageError,
-        OSError,
-    )
+    ours = CommandError, CalibrationError, KeysError, TracingError, WorkerStartError
+    return (*ours, BackendError, ModelError, ImageError, OSError)
 
 
 def _complain(message: str) -> int:
@@ -119,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     serve = add("serve", _serve, "Serve models over HTTP.")
     demo = add("demo", _demo, "Serve the sample weights that come with anychip; needs no network.")
     for command in (serve, demo):
-        add_settings(command, tuple(Settings.model_fields))
+        for section in SECTIONS:
+            add_settings(command.add_argument_group(str(section.__doc__)), tuple(section.model_fields))
     demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
 
     predict.add_arguments(
@@ -146,28 +134,14 @@ def _parser() -> argparse.ArgumentParser:
     devices.add_argument("--json", action="store_true", help="print JSON")
     add_settings(devices, ("simulate",))
 
-    doctor = add("doctor", _doctor, "Check the environment, one thing after the other; says what to do about failures.")
-    doctor.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument(
-        "--container",
-        choices=sorted(container.NEEDS),
-        help="check nothing; print the docker run of an image for this host",
+    doctor.add_arguments(
+        add("doctor", doctor.run, "Check the environment, one thing after the other; says what to do about failures.")
     )
-    doctor.add_argument(
-        "--form", choices=container.FORMS, default="docker", help="with --container: for docker, helm or compose"
-    )
-    add_settings(doctor, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
     verify_device = add("verify", verify.run, "Check and measure a device in ten minutes; writes a report to publish.")
     verify.add_arguments(verify_device)
 
-    top = add("top", _top, "Devices, queues and rates of a running service, live.")
-    top.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
-    top.add_argument("--key", default=os.environ.get("ANYCHIP_KEY", ""), help="API key for it (default: $ANYCHIP_KEY)")
-    top.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)")
-    top.add_argument("--once", action="store_true", help="print what one interval shows, and end")
-    top.add_argument("--json", action="store_true", help="print what the service says now as JSON, and end")
+    top.add_arguments(add("top", top.run, "Devices, queues and rates of a running service, live."))
 
     keys = add("keys", _keys_add, "API keys.")
     key_actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -264,60 +238,19 @@ def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
 
 
 def _devices(parsed: argparse.Namespace) -> int:
-    from backends import report, simulated
+    from backends import report as checked
+    from backends import simulated
 
     settings = read_settings(parsed)
     if settings.simulate:
         simulated.configure(settings.simulate, settings.cache_dir.expanduser())
-    rows = report()
+    rows = checked()
     if parsed.json:
-        print(json.dumps([vars(row) for row in rows], indent=2))
+        report.print_json([vars(row) for row in rows])
     else:
         for row in rows:
             print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.vendor:15}  {row.detail}")
     return 0 if any(row.ok for row in rows) else 1
-
-
-def _doctor(parsed: argparse.Namespace) -> int:
-    if parsed.container:
-        return _doctor_of_container(parsed.container, parsed.form)
-    skip = split(parsed.skip)
-    unknown = [name for name in skip if name not in CHECKS]
-    if unknown:
-        raise CommandError(f"there is no check {unknown[0]!r}; there is {', '.join(CHECKS)}")
-    found = []
-    for check in examine(read_settings(parsed), skip):
-        found.append(check)
-        if not parsed.json:
-            print(f"{check.status}  {check.name:14}{check.detail}", flush=True)
-            if check.remedy:
-                print(f"{'':20}-> {check.remedy}", flush=True)
-    if parsed.json:
-        print(json.dumps([vars(check) for check in found], indent=2))
-    return 1 if any(check.status == "FAIL" for check in found) else 0
-
-
-def _doctor_of_container(flavour: str, form: str) -> int:
-    try:
-        text, note = container.told(flavour, form)
-    except container.PreflightError as error:
-        raise CommandError(str(error)) from None
-    print(text)
-    if note:
-        print(f"anychip: {note}", file=sys.stderr)
-    return 0
-
-
-def _top(parsed: argparse.Namespace) -> None:
-    from app.tools import top
-
-    if not parsed.interval_s > 0:
-        raise CommandError("--interval-s must be more than 0")
-    if parsed.json:
-        with top.connected(parsed.url, parsed.key) as client:
-            print(json.dumps(top.fetch_stats(client), indent=2))
-    else:
-        top.watch(parsed.url, parsed.interval_s, once=parsed.once, key=parsed.key)
 
 
 def _keys_add(parsed: argparse.Namespace) -> None:
@@ -348,7 +281,7 @@ def _weights(parsed: argparse.Namespace) -> int:
         for name in names:
             print(f"{weights.verify(name, directory)}: OK")
     elif parsed.json:
-        print(json.dumps([{**vars(file), "path": str(file.path)} for file in cached], indent=2))
+        report.print_json([vars(file) for file in cached])
     else:
         for file in cached:
             print(f"{file.architecture:20} {file.size_bytes / 1e6:8.1f} MB  {file.path}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.config import Settings, split
 from app.tools import report
-from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
 from app.tools.charts import Chart, page
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results there as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as SVG")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins"))
-    parser.set_defaults(command=run)
+    add_settings(parser, DEVICE_SETTINGS)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -123,7 +122,7 @@ def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]
     named = next(each for each in choice.found if each.id == device)
     engines = [*facts.engines, *facts.by_name] if parsed.engines == "all" else list(split(parsed.engines))
     precisions = list(facts.precisions) if parsed.precisions == "all" else list(split(parsed.precisions))
-    sizes = model.batch_sizes(sorted(set(_numbers(parsed.sizes, "--sizes", int))))
+    sizes = model.batch_sizes(sorted(set(numbers(parsed.sizes, "--sizes", int))))
     items = probes(model)
     results: list[dict[str, Any]] = []
     refusals: dict[str, str] = {}
@@ -168,8 +167,8 @@ def _of_service(parsed: argparse.Namespace) -> dict[str, Any]:
     from app.tools.benchmark.service import Target, measure
 
     protocol: Protocol = parsed.protocol or ("grpc" if parsed.url.startswith("grpc://") else "predict")
-    connections = _numbers(parsed.connections, "--connections", int) if parsed.connections else []
-    rates = _numbers(parsed.rates, "--rates", float) if parsed.rates else []
+    connections = numbers(parsed.connections, "--connections", int) if parsed.connections else []
+    rates = numbers(parsed.rates, "--rates", float) if parsed.rates else []
     target = Target(
         parsed.url.rstrip("/"),
         parsed.model,
@@ -229,16 +228,6 @@ def _image(parsed: argparse.Namespace) -> bytes:
 
 def _in_mib(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **{f"{kind}_mib": row[f"{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved", "resident")}}
-
-
-def _numbers(text: str, option: str, kind: type) -> list[Any]:
-    try:
-        numbers = [kind(part) for part in split(text)]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) <= 0:
-        raise CommandError(f"{option} takes numbers above 0, by commas, not {text!r}")
-    return numbers
 
 
 def _compared(parsed: argparse.Namespace) -> int:

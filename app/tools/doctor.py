@@ -7,6 +7,7 @@ without harm: a vendor's build can end the process that imports it.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import os
@@ -17,14 +18,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
-from app.config import Settings
-from app.tools import doctor_vendor
+from app.config import Settings, split
+from app.tools import container, doctor_vendor, report
+from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.doctor_vendor import Check
 from app.tools.remedies import IMPORT_REMEDIES
-
-Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 
 _TORCH_TIME_LIMIT_S = 120.0
 _LEAST_FREE_BYTES = 2 << 30
@@ -39,14 +38,44 @@ _TORCH = (
 )
 
 
-@dataclass(frozen=True)
-class Check:
-    """What one check found. `remedy` is what to do, for everything that is not as it should be."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    kinds = sorted(container.NEEDS)
+    parser.add_argument(
+        "--container", choices=kinds, help="check nothing; print the docker run of an image for this host"
+    )
+    text = "with --container: for docker, helm or compose"
+    parser.add_argument("--form", choices=container.FORMS, default="docker", help=text)
+    add_settings(parser, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
-    name: str
-    status: Status
-    detail: str
-    remedy: str = ""
+
+def run(parsed: argparse.Namespace) -> int:
+    """Exit code 1 where a check fails. Raises CommandError."""
+    if parsed.container:
+        try:
+            text, note = container.told(parsed.container, parsed.form)
+        except container.PreflightError as error:
+            raise CommandError(str(error)) from None
+        print(text)
+        if note:
+            print(f"anychip: {note}", file=sys.stderr)
+        return 0
+    skip = split(parsed.skip)
+    unknown = [name for name in skip if name not in CHECKS]
+    if unknown:
+        raise CommandError(f"there is no check {unknown[0]!r}; there is {', '.join(CHECKS)}")
+    found = []
+    for check in examine(read_settings(parsed), skip):
+        found.append(check)
+        if not parsed.json:
+            print(f"{check.status}  {check.name:14}{check.detail}", flush=True)
+            if check.remedy:
+                print(f"{'':20}-> {check.remedy}", flush=True)
+    if parsed.json:
+        report.print_json([vars(check) for check in found])
+    return 1 if any(check.status == "FAIL" for check in found) else 0
 
 
 def examine(settings: Settings, skip: Collection[str] = ()) -> Iterator[Check]:
@@ -263,27 +292,6 @@ def _devices(settings: Settings) -> Check:
     return Check("devices", "PASS", detail)
 
 
-def _compatibility(settings: Settings) -> Check:
-    return _of_vendor("compatibility", doctor_vendor.compatibility(settings.device))
-
-
-def _variables(settings: Settings) -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _of_vendor("variables", doctor_vendor.variables(settings.device, os.environ, cores))
-
-
-def _libraries(settings: Settings) -> Check:
-    return _of_vendor("libraries", doctor_vendor.libraries("cpu" if settings.simulate else settings.device))
-
-
-def _cards(settings: Settings) -> Check:
-    return _of_vendor("cards", doctor_vendor.cards(settings.device))
-
-
-def _of_vendor(name: str, found: tuple[Status, str, str]) -> Check:
-    return Check(name, *found)
-
-
 def _remedy(message: str) -> str:
     lowered = message.lower()
     return next((remedy for sign, remedy in IMPORT_REMEDIES.items() if sign in lowered), "")
@@ -299,10 +307,10 @@ CHECKS: dict[str, Callable[[Settings], Check]] = {
     "python": _python,
     "packages": _packages,
     "torch": _torch,
-    "compatibility": _compatibility,
-    "variables": _variables,
-    "libraries": _libraries,
-    "cards": _cards,
+    "compatibility": lambda settings: doctor_vendor.compatibility(settings.device),
+    "variables": lambda settings: doctor_vendor.variables(settings.device, os.environ),
+    "libraries": lambda settings: doctor_vendor.libraries("cpu" if settings.simulate else settings.device),
+    "cards": lambda settings: doctor_vendor.cards(settings.device),
     "kernel": _kernel,
     "images": _images,
     "shared-memory": _shared_memory,

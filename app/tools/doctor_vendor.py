@@ -9,11 +9,13 @@ from __future__ import annotations
 import glob
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +28,18 @@ Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 _TIME_LIMIT_S = 20.0
 
 
+@dataclass(frozen=True)
+class Check:
+    """What one check found. `remedy` is what to do, for everything that is not as it should be."""
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str = ""
+
+
 def concerned(device: str) -> list[Any]:
-    """The vendors that somebody asks for, or of which something is here: a device file, a package, a build of torch."""
+    """The vendors that are named, or of which something is here: a device file, a package, a build of torch."""
     name = device.split(",", maxsplit=1)[0].partition(":")[0]
     every = rows()
     named = [row for row in every.values() if name == row.name or name in row.aliases]
@@ -62,30 +74,32 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def compatibility(device: str) -> tuple[Status, str, str]:
-    """Status, detail and remedy of the versions here, taken together; a named vendor's package must be here."""
+def compatibility(device: str) -> Check:
+    """About the versions here, taken together; a named vendor's package must be here."""
     for row in concerned(device):
         if row.packages and not any(_version(package) for package in row.packages):
-            return "FAIL", f"{' or '.join(row.packages)} is not installed, which {row.title} needs", row.install
+            missing = f"{' or '.join(row.packages)} is not installed, which {row.title} needs"
+            return Check("compatibility", "FAIL", missing, row.install)
     found = findings(versions())
     verdicts: tuple[Status, ...] = ("FAIL", "WARN")
     for verdict in verdicts:
-        wrong = [each for each in found if each.verdict == verdict]
-        if wrong:
-            return verdict, "; ".join(each.text for each in wrong), "; ".join(each.remedy for each in wrong)
-    return "PASS", "; ".join(each.text for each in found) or "nothing that has to fit", ""
+        if wrong := [each for each in found if each.verdict == verdict]:
+            texts, remedies = ("; ".join(each) for each in zip(*((one.text, one.remedy) for one in wrong), strict=True))
+            return Check("compatibility", verdict, texts, remedies)
+    return Check("compatibility", "PASS", "; ".join(each.text for each in found) or "nothing that has to fit")
 
 
-def variables(device: str, environment: Mapping[str, str], cores: int) -> tuple[Status, str, str]:
-    """Status, detail and remedy of environment variables that contradict each other or lead nowhere."""
+def variables(device: str, environment: Mapping[str, str]) -> Check:
+    """About environment variables that contradict each other or lead nowhere."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = list(_contradictions(environment, cores))
     for row in concerned(device):
         name = row.visibility_variable
         if name and name in environment and not environment[name].strip():
             found.append((f"{name} is empty, which hides every device", f"unset {name}, or name devices in it"))
     if not found:
-        return "PASS", "none contradicts another", ""
-    return "FAIL", "; ".join(text for text, _ in found), "; ".join(remedy for _, remedy in found)
+        return Check("variables", "PASS", "none contradicts another")
+    return Check("variables", "FAIL", "; ".join(text for text, _ in found), "; ".join(remedy for _, remedy in found))
 
 
 def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tuple[str, str]]:
@@ -125,8 +139,8 @@ def rows_here(part: str) -> bool:
     return bool(glob.glob(f"/dev/{part}*"))
 
 
-def libraries(device: str) -> tuple[Status, str, str]:
-    """Status, detail and remedy of the vendors' shared libraries, of those that `concerned` names."""
+def libraries(device: str) -> Check:
+    """About the vendors' shared libraries, of those that `concerned` names."""
     loaded: list[str] = []
     failed: list[str] = []
     for row in concerned(device):
@@ -138,8 +152,9 @@ def libraries(device: str) -> tuple[Status, str, str]:
         remedy = (
             "install the driver or toolkit that brings it, and mount it into the container; LD_LIBRARY_PATH finds it"
         )
-        return "FAIL", "; ".join(failed), remedy
-    return "PASS", f"{', '.join(loaded)}: they load" if loaded else "no vendor's library is wanted here", ""
+        return Check("libraries", "FAIL", "; ".join(failed), remedy)
+    detail = f"{', '.join(loaded)}: they load" if loaded else "no vendor's library is wanted here"
+    return Check("libraries", "PASS", detail)
 
 
 def _load_error(name: str) -> str:
@@ -157,8 +172,8 @@ def _load_error(name: str) -> str:
     return lines[-1].partition(": ")[2][:200] if done.returncode and lines else ""
 
 
-def cards(device: str) -> tuple[Status, str, str]:
-    """Status, detail and remedy of the cards' health, and of others that use them, as the vendors' tools say it."""
+def cards(device: str) -> Check:
+    """About the cards' health, and of others that use them, as the vendors' tools say it."""
     said: list[str] = []
     for row in concerned(device):
         if row.health is None or shutil.which(row.health.command[0]) is None:
@@ -166,12 +181,12 @@ def cards(device: str) -> tuple[Status, str, str]:
         tool = row.health.command[0]
         if ill := trouble(row.health, _answer(row.health.command)):
             remedy = "reset or replace the card; the driver's log says more"
-            return "FAIL", f"{tool} says: {'; '.join(ill)}", remedy
+            return Check("cards", "FAIL", f"{tool} says: {'; '.join(ill)}", remedy)
         if row.users is not None and (users := trouble(row.users, _answer(row.users.command))):
             detail = f"other processes use the cards: {'; '.join(users)}"
-            return "WARN", detail, f"end them, or leave their cards out with {row.visibility_variable}"
+            return Check("cards", "WARN", detail, f"end them, or leave their cards out with {row.visibility_variable}")
         said.append(f"{tool}: healthy, and no other process uses its cards")
-    return "PASS", "; ".join(said) or "there is no tool to ask (nvidia-smi, npu-smi)", ""
+    return Check("cards", "PASS", "; ".join(said) or "there is no tool to ask (nvidia-smi, npu-smi)")
 
 
 def trouble(question: Any, answer: str) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.tools import report
@@ -18,7 +17,7 @@ from app.tools.remedies import STEPS, of_operator
 if TYPE_CHECKING:
     from app.config import Settings
     from app.tools.subjects import NamedNetwork
-    from backends.operators.record import Recording
+    from backends.operators.record import OperatorRecord, Recording
 
 _WORDS = {
     "native": "native",
@@ -33,23 +32,6 @@ _WORDS = {
     "missing": "missing",
 }
 _GOOD = ("native", "replaced", "composite", "converted")
-
-
-@dataclass(frozen=True)
-class OperatorRow:
-    """One operator of the report; `share` of the time of a run (None: not measured)."""
-
-    operator: str
-    how: str
-    calls: int
-    share: float | None
-    reason: str
-    remedies: tuple[tuple[str, str], ...]
-
-    @property
-    def is_problem(self) -> bool:
-        """Whether somebody should look at it."""
-        return self.how not in _GOOD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="list every operator, and not only the ten slowest")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, ("device", "precision", "weights", "cache_dir", "simulate", "plugins"))
-    parser.set_defaults(command=run)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -100,7 +81,6 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
     """What a run on the device showed."""
     from app.tools.subjects import open_device
     from backends.operators.record import record
-    from backends.operators.replacements import REPLACEMENTS
 
     choice, device = open_device(settings)
     if not choice.backend.facts.computes:
@@ -115,15 +95,7 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
     total_s = sum(each.seconds for each in recording.operators) or 1.0
     device_type = choice.backend.facts.device_type
     rows = [
-        OperatorRow(
-            each.name,
-            each.how,
-            each.calls,
-            each.seconds / total_s,
-            each.reason,
-            _remedies(each.name, device_type, each.how, REPLACEMENTS),
-        )
-        for each in recording.operators
+        _row(each, device_type, each.how, each.reason, share=each.seconds / total_s) for each in recording.operators
     ]
     return {
         **_document(subject, rows),
@@ -161,8 +133,7 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
             how, reason = "composite", ""
         elif each.name.partition(".")[0].removesuffix("_") in REPLACEMENTS:
             how = "replaced"
-        remedies = _remedies(each.name, expected.name, how, REPLACEMENTS)
-        rows.append(OperatorRow(each.name, how, each.calls, None, reason, remedies))
+        rows.append(_row(each, expected.name, how, reason))
     return {
         **_document(subject, rows),
         "device": parsed.against,
@@ -175,36 +146,37 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
     }
 
 
-def _remedies(
-    operator: str, device_type: str, how: str, replacements: Mapping[str, object]
-) -> tuple[tuple[str, str], ...]:
-    if how in ("native", "composite", "converted"):
-        return ()
-    base = operator.partition(".")[0].removesuffix("_")
-    found = of_operator(operator, device_type, how, base in replacements)
-    return tuple((each.step, each.text) for each in found)
+def _row(
+    operator: OperatorRecord, device_type: str, how: str, reason: str, *, share: float | None = None
+) -> dict[str, Any]:
+    """One operator of the report; `share` of the time of a run, None where it was not measured."""
+    from backends.operators.replacements import REPLACEMENTS
+
+    base = operator.name.partition(".")[0].removesuffix("_")
+    wanted = how not in ("native", "composite", "converted")
+    return {
+        "operator": operator.name,
+        "how": how,
+        "calls": operator.calls,
+        "share": share,
+        "reason": reason,
+        "remedies": [
+            {"step": each.step, "text": each.text}
+            for each in (of_operator(operator.name, device_type, how, base in REPLACEMENTS) if wanted else ())
+        ],
+        "problem": how not in _GOOD,
+    }
 
 
-def _document(subject: NamedNetwork, rows: Sequence[OperatorRow]) -> dict[str, Any]:
-    calls = sum(row.calls for row in rows)
-    good = [row for row in rows if not row.is_problem]
+def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    calls = sum(row["calls"] for row in rows)
+    good = [row for row in rows if not row["problem"]]
     return {
         "model": subject.name,
         "support_by_kind": len(good) / max(1, len(rows)),
-        "support_by_calls": sum(row.calls for row in good) / max(1, calls),
+        "support_by_calls": sum(row["calls"] for row in good) / max(1, calls),
         "calls": calls,
-        "operators": [
-            {
-                "operator": row.operator,
-                "how": row.how,
-                "calls": row.calls,
-                "share": row.share,
-                "reason": row.reason,
-                "remedies": [{"step": step, "text": text} for step, text in row.remedies],
-                "problem": row.is_problem,
-            }
-            for row in rows
-        ],
+        "operators": rows,
     }
 
 

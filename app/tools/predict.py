@@ -19,26 +19,12 @@ from typing import Any
 from app.config import Settings
 from app.logs import printable
 from app.protocols.options import OPTIONS
-from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 from app.tools.image_sources import ImageSource, find_images
 from app.tools.outcomes import FileOutcome, Journal, Predicting
 from app.tools.tables import FORMATS, Format, check_format, convert
 
-_SETTINGS = (
-    "weights",
-    "trust_exported",
-    "weights_mirror",
-    "device",
-    "engine",
-    "precision",
-    "calibrate",
-    "plugins",
-    "decoders",
-    "max_image_pixels",
-    "cache_dir",
-    "null",
-    "simulate",
-)
+_MORE_SETTINGS = ("trust_exported", "weights_mirror", "engine", "precision", "decoders", "max_image_pixels")
 _BATCH_SIZE = 8
 _DRAWINGS_WAITING = 16
 _SHOWN_EVERY_S = 0.2
@@ -79,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             option = f"--{row.name.replace('_', '-')}"
             parser.add_argument(option, type=int if row.kind == "integer" else float, help=f"{row.text} (docs/api.md)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, _SETTINGS)
+    add_settings(parser, (*DEVICE_SETTINGS, *_MORE_SETTINGS))
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app.tools import report
-from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 
 _STAGES = ("decode", "infer", "reduce", "postprocess")
 _OPERATORS = 12
@@ -35,21 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the trace (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(
-        parser,
-        (
-            "device",
-            "engine",
-            "precision",
-            "weights",
-            "calibrate",
-            "cache_dir",
-            "null",
-            "simulate",
-            "plugins",
-        ),
-    )
-    parser.set_defaults(command=run)
+    add_settings(parser, (*DEVICE_SETTINGS, "engine", "precision"))
 
 
 def run(parsed: argparse.Namespace) -> int:

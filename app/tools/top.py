@@ -6,8 +6,10 @@ on another machine.
 
 from __future__ import annotations
 
+import argparse
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -17,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from app.logs import printable
+from app.tools.arguments import CommandError
+from app.tools.report import print_json
 
 Stats = Mapping[str, Any]
 """A part of the JSON of `GET /v1/stats`, as it came from the network."""
@@ -24,19 +28,15 @@ _TIMEOUT_S = 5.0
 _NO_ERRORS = ("OK", "CANCELLED")
 
 
-class TopError(Exception):
-    """A service cannot be watched; the message is one plain sentence."""
-
-
 def fetch_stats(client: httpx.Client) -> Stats:
-    """What the service says now. Raises TopError."""
+    """What the service says now. Raises CommandError."""
     try:
         answer = client.get("/v1/stats")
     except httpx.HTTPError as error:
-        raise TopError(f"nothing answers at {client.base_url}: {error}") from None
+        raise CommandError(f"nothing answers at {client.base_url}: {error}") from None
     if answer.status_code != 200:
         said = printable(answer.text[:200])
-        raise TopError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {said}")
+        raise CommandError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {said}")
     stats: Stats = _without_controls(answer.json())
     return stats
 
@@ -50,28 +50,39 @@ def _without_controls(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def connected(url: str, key: str = "") -> httpx.Client:
-    """A client of the service; `key`: its API key, where it wants one."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(base_url=url, timeout=_TIMEOUT_S, headers=headers)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
+    key = os.environ.get("ANYCHIP_KEY", "")
+    parser.add_argument("--key", default=key, help="API key for it (default: $ANYCHIP_KEY)")
+    parser.add_argument(
+        "--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)"
+    )
+    parser.add_argument("--once", action="store_true", help="print what one interval shows, and end")
+    parser.add_argument("--json", action="store_true", help="print what the service says now as JSON, and end")
 
 
-def run(
-    url: str, interval_s: float, *, once: bool, console: Console, pause: Callable[[float], None], key: str = ""
-) -> None:
-    """Show it until Ctrl-C, or once, after one interval. Raises TopError when the service does not answer at first."""
-    with connected(url, key) as client:
+def run(parsed: argparse.Namespace) -> None:
+    """Show it until Ctrl-C, or once, after one interval. Raises CommandError where nothing answers at first."""
+    if not parsed.interval_s > 0:
+        raise CommandError("--interval-s must be more than 0")
+    headers = {"Authorization": f"Bearer {parsed.key}"} if parsed.key else {}
+    with httpx.Client(base_url=parsed.url, timeout=_TIMEOUT_S, headers=headers) as client:
         before = fetch_stats(client)
-        if once:
-            pause(interval_s)
+        if parsed.json:
+            print_json(before)
+            return
+        console = Console()
+        if parsed.once:
+            time.sleep(parsed.interval_s)
             console.print(screen(before, fetch_stats(client)))
             return
         with Live(screen(before, before), console=console, screen=True, auto_refresh=False) as live:
             while True:
-                pause(interval_s)
+                time.sleep(parsed.interval_s)
                 try:
                     now = fetch_stats(client)
-                except TopError as error:  # It may come back.
+                except CommandError as error:  # It may come back.
                     live.update(Text(str(error), "red"), refresh=True)
                     continue
                 live.update(screen(before, now), refresh=True)
@@ -251,8 +262,3 @@ def _gib(size_bytes: float | None) -> str:
 def _duration(seconds: float) -> str:
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     return f"{days} d {hours % 24} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
-
-
-def watch(url: str, interval_s: float, *, once: bool, key: str = "") -> None:
-    """`run` on this terminal."""
-    run(url, interval_s, once=once, console=Console(), pause=time.sleep, key=key)

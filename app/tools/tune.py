@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.config import Settings, sizes_of, split
 from app.tools import report
-from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from backends import Choice
     from models import Model
 
-_PASSED_ON = ("device", "weights", "weights_mirror", "calibrate", "cache_dir", "null", "simulate", "plugins")
+_PASSED_ON = (*DEVICE_SETTINGS, "weights_mirror")
 _LADDERS = ((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1, 8), (1,), (1, 2, 4, 8, 16, 32, 64))
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="do not store the profile")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, _PASSED_ON)
-    parser.set_defaults(command=run)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -77,7 +76,7 @@ def run(parsed: argparse.Namespace) -> int:
         if value := getattr(parsed, f"setting_{name}"):
             options += [f"--{name.replace('_', '-')}", str(value)]
     image: Path = parsed.image or min(IMAGES.glob("*.jpg"))
-    trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices), {})
+    trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices))
     with _ended_in_order(), report.progress(quiet=parsed.json) as bars:
         task = bars.add_task("the defaults", total=budget_s)
         began_s = time.monotonic()
@@ -131,27 +130,22 @@ def _space(model: Model, choice: Choice, settings: Settings, parsed: argparse.Na
     from app.tools.tuning.search import Space
     from backends import host
 
+    def counts(text: str, option: str) -> list[int]:
+        return sorted(set(numbers(text, option, int))) if text.strip() else []
+
     facts = choice.backend.facts
     engines = split(parsed.engines) or (*facts.engines, *facts.by_name)
     calibrated = bool(settings.calibrate) or model.weights == "sample"
     precisions = split(parsed.precisions) or tuple(each for each in facts.precisions if each != "int8" or calibrated)
     cores = host.core_count()
-    given = [tuple(_counts(text, "--ladders")) for text in parsed.ladders.split(";") if text.strip()]
+    given = [counts(text, "--ladders") for text in parsed.ladders.split(";") if text.strip()]
     ladders = [model.batch_sizes(ladder) for ladder in given or _LADDERS]
     return Space(
         [(engine, precision) for engine in engines for precision in precisions],
         list(dict.fromkeys(ladders)),
-        _counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)],
-        _counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores}),
+        counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)],
+        counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores}),
     )
-
-
-def _counts(text: str, option: str) -> list[int]:
-    """Ascending whole numbers from 1 up. Raises CommandError."""
-    parts = split(text)
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise CommandError(f"{option} takes whole numbers from 1 up, by commas, not {text!r}")
-    return sorted({int(part) for part in parts})
 
 
 def _candidate(profile: Any) -> Candidate:

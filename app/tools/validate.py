@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.config import Settings, split
 from app.tools import report
-from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 from app.tools.charts import Chart, page
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the error by depth there, as SVG")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(parser, ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins"))
-    parser.set_defaults(command=run)
+    add_settings(parser, DEVICE_SETTINGS)
 
 
 def run(parsed: argparse.Namespace) -> int:

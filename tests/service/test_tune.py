@@ -20,9 +20,10 @@ import pytest
 from app.cli import main
 from app.config import Settings
 from app.fleet.profiles import Profile, store, stored
+from app.tools.child_service import serving
 from app.tools.tuning import trials
 from app.tools.tuning.search import Candidate
-from app.tools.tuning.trials import Trials, serving
+from app.tools.tuning.trials import Trials
 from backends import choose
 from backends.null import backend as null
 from models import open_model, parse_spec
@@ -47,7 +48,7 @@ def test_a_service_takes_a_profile_up_by_itself_and_names_it(here):
     settings, choice, model = here
     profile = Profile("found here", "null", "fp32", "1,16", 2, 2, 100.0, 50.0, 2.0)
     store(profile, settings, choice, model)
-    with serving((*OPTIONS, "--cache-dir", str(settings.cache_dir)), {}) as service:
+    with serving((*OPTIONS, "--cache-dir", str(settings.cache_dir))) as service:
         [served] = httpx.get(f"http://127.0.0.1:{service.port}/v1/models", trust_env=False).json()["models"]
     assert served["profile"] == "found here"
     assert [each["batch_sizes"] for each in served["served_on"]] == [[1, 16], [1, 16]]
@@ -56,7 +57,7 @@ def test_a_service_takes_a_profile_up_by_itself_and_names_it(here):
 def test_a_trial_says_what_a_candidate_reaches_and_why_another_does_not_serve(here):
     settings, _, _ = here
     options = (*OPTIONS, "--cache-dir", str(settings.cache_dir), "--profiles", "false")
-    tried = Trials("resnet18", options, IMAGE, 1.0, 1e9, 1, {})
+    tried = Trials("resnet18", options, IMAGE, 1.0, 1e9, 1)
     good = tried.evaluate(Candidate("auto", "auto", (1, 4), 1, 2))
     assert good.served == ("null", "fp32")
     assert 0 < good.images_per_s <= 1.05 * 4 / 0.030, "four images each 30 ms are the most"

@@ -61,7 +61,7 @@ def test_variables_that_contradict_each_other_are_found(environment, word):
 def test_variables_that_are_fine_are_left_alone():
     fine = {"ASCEND_RT_VISIBLE_DEVICES": "0,1,3", "PYTORCH_ALLOC_CONF": "a:1", "OMP_NUM_THREADS": "8", "LD_PRELOAD": ""}
     assert not list(_contradictions(fine, cores=8))
-    assert doctor_vendor.variables("cuda", {"CUDA_VISIBLE_DEVICES": ""}, 8)[0] == "FAIL"
+    assert doctor_vendor.variables("cuda", {"CUDA_VISIBLE_DEVICES": ""}).status == "FAIL"
 
 
 def test_a_device_that_is_not_here_can_be_asked_about_without_torch(monkeypatch):
@@ -77,9 +77,9 @@ def test_a_device_that_is_not_here_can_be_asked_about_without_torch(monkeypatch)
     monkeypatch.setattr(builtins, "__import__", refusing)
     monkeypatch.setattr(doctor_vendor, "_load_error", lambda name: f"{name}: cannot open shared object file")
     assert [row.vendor for row in concerned("npu:1")] == ["ascend"]
-    status, detail, remedy = doctor_vendor.libraries("npu")
-    assert (status, "libascendcl.so" in detail, bool(remedy)) == ("FAIL", True, True)
-    assert doctor_vendor.compatibility("npu")[0] in ("PASS", "WARN", "FAIL")
+    check = doctor_vendor.libraries("npu")
+    assert (check.status, "libascendcl.so" in check.detail, bool(check.remedy)) == ("FAIL", True, True)
+    assert doctor_vendor.compatibility("npu").status in ("PASS", "WARN", "FAIL")
 
 
 def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():

@@ -14,8 +14,9 @@ import pytest
 from app.cli import main
 from app.tools import bench, ops, profile, tune, validate
 from app.tools.bench import show as show_bench
-from app.tools.doctor import CHECKS, Check
-from app.tools.troubleshooting import page
+from app.tools.doctor import CHECKS
+from app.tools.doctor_vendor import Check
+from benchmarks.troubleshooting import page
 
 DOCS = Path(__file__).parents[2] / "docs"
 COUNT = r"\d+ of \d+ operators are supported \([\d.]+%\), [\d.]+% of \d+ calls"
@@ -25,7 +26,7 @@ COMMANDS = ("ops", "validate", "bench", "tune", "profile")
 
 def test_the_page_of_troubles_is_the_one_that_the_tables_make() -> None:
     assert (DOCS / "troubleshooting.md").read_text(encoding="utf-8") == page(), (
-        "run python -m app.tools.troubleshooting"
+        "run python -m benchmarks.troubleshooting"
     )
 
 
@@ -175,7 +176,7 @@ def test_the_example_of_the_doctor_has_the_form_of_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [Check("torch", "PASS", "torch 2"), Check("port", "FAIL", "taken", "use another")]
-    monkeypatch.setattr("app.cli.examine", lambda *_: iter(found))
+    monkeypatch.setattr("app.tools.doctor.examine", lambda *_: iter(found))
     assert main(["doctor"]) == 1
     check, remedy = re.compile(r"(PASS|WARN|FAIL|SKIP)  ([a-z-]+) +\S.*"), re.compile(r" {20}-> \S.*")
     lines = shown(capsys)

@@ -223,7 +223,7 @@ def test_a_trial_waits_for_the_precision_that_takes_over(monkeypatch):
     answers = iter([answer("bf16", True), answer("int8", False), "too late"])
     monkeypatch.setattr(trials.httpx, "get", lambda *_, **__: next(answers))
     monkeypatch.setattr(trials.time, "sleep", lambda _: None)
-    tried = Trials("m", (), b"", 1.0, inf, 1, {})
+    tried = Trials("m", (), b"", 1.0, inf, 1)
     assert tried._settled(1, Candidate("openvino", "int8", (1,), 1, 0)) == ("openvino", "int8")
     assert next(answers) == "too late"
 

@@ -1,33 +1,27 @@
 """A trial: a service with a candidate's settings, in a process of its own, under load over HTTP.
 
-Owns: the service's start and end, the load, the figures. Must not decide what is tried.
+Owns: the load and the figures. Must not decide what is tried.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import NamedTuple
 
 import httpx
 import psutil
 
 from app.tools.benchmark.load import drive
 from app.tools.benchmark.wire import request_bytes
+from app.tools.child_service import ServiceStartError, serving
 from app.tools.tuning.search import Candidate, Trial
 
 _START_LIMIT_S = 600.0
-_STOP_LIMIT_S = 60.0
 _WARM_UP_S = 1.0
 _IDLE_LIMIT_S = 60.0
 _IDLE_INTERVAL_S = 0.25
@@ -48,7 +42,6 @@ class Trials:
     seconds: float
     p99_ms: float
     devices: int
-    environment: Mapping[str, str]
 
     def evaluate(self, candidate: Candidate) -> Trial:
         """Start, load, stop. A candidate that does not serve is a trial with its refusal."""
@@ -59,9 +52,9 @@ class Trials:
             *("--workers-per-device", str(candidate.workers), "--decoders", str(candidate.decoders)),
         )
         try:
-            with serving(options, self.environment) as service:
+            with serving(options) as service:
                 served = self._settled(service.port, candidate)
-                _wait_until_idle(service.pid)
+                _wait_until_idle(service.process.pid)
                 return self._measured(service.port, candidate, served)
         except ServiceStartError as error:
             return Trial(candidate, refusal=str(error))
@@ -131,56 +124,3 @@ def _processor_s(pid: int) -> float:
             times = process.cpu_times()
             total_s += times.user + times.system
     return total_s
-
-
-class RunningService(NamedTuple):
-    """A service of a trial: where it answers, and its process."""
-
-    port: int
-    pid: int
-
-
-class ServiceStartError(Exception):
-    """A service does not start with these settings; the message is its own."""
-
-
-@contextlib.contextmanager
-def serving(options: Sequence[str], environment: Mapping[str, str]) -> Iterator[RunningService]:
-    """`anychip serve` on a free port, ended with everything that it has started. Raises ServiceStartError."""
-    paths = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "error", *options]
-    # A file, as a pipe that nobody reads gets full.
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths},
-            start_new_session=True,
-        )
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()  # Empty when it has ended: its own limits see to it that it does.
-            found = re.search(r":(\d+)\s*$", line)
-            if not found:
-                process.wait(_STOP_LIMIT_S)
-                said.seek(0)
-                lines = said.read().strip().splitlines() or ["it ended without a word"]
-                raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
-            yield RunningService(int(found[1]), process.pid)
-        finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End it with everything that it has started."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_LIMIT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

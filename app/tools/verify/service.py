@@ -1,6 +1,6 @@
 """The service itself on the device: load, a worker that dies, a hand-over, releases, and telemetry meanwhile.
 
-Owns: the service that it starts and the load on it; both have ended when `run_service` returns.
+Owns: the load on the service, and the checks; both processes have ended when `run_service` returns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,19 +20,14 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
+from app.tools.child_service import ServiceStartError, serving
 from app.tools.verify.report import Finding
 from models.sample import IMAGES
 
-_START_LIMIT_S = 300.0
-_STOP_LIMIT_S = 60.0
 _RECOVERY_LIMIT_S = 240.0
 _CLIENTS = 16
 _REQUEST_TIMEOUT_S = 300.0
 _LOOK_S = 0.1
-
-
-class ServiceFailedError(Exception):
-    """The service did not start, or did not come back; the message says what it printed last."""
 
 
 @dataclass
@@ -74,9 +68,11 @@ class Clients:
 
 
 def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -> Iterator[Finding]:
-    """Start the service with `options`, and every check in turn. Raises ServiceFailedError."""
+    """Start the service with `options`, and every check in turn. Raises ServiceStartError."""
+    settings = ("--host", "127.0.0.1", "--admin", "port", "--models", ",".join(models), "--weights", "sample", *options)
     began_s = time.perf_counter()
-    with _service(("--models", ",".join(models), "--weights", "sample", *options)) as (url, process):
+    with serving(settings, own_session=False) as service:
+        url, process = service.url, service.process
         client = httpx.Client(base_url=url, timeout=_REQUEST_TIMEOUT_S, trust_env=False)
         yield Finding("start", "PASS", "", {"start_s": round(time.perf_counter() - began_s, 1)})
         served = client.get("/v1/models").json()["models"]
@@ -91,7 +87,7 @@ def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -
         yield _telemetry(client)
         client.close()
         if process.poll() is not None:
-            raise ServiceFailedError("the service ended by itself")
+            raise ServiceStartError("the service ended by itself")
     code = process.returncode
     yield Finding("stop", "PASS" if code == 0 else "FAIL", f"ended with {code}")
 
@@ -195,28 +191,3 @@ def _until(condition: Callable[[], bool]) -> float | None:
 
 def _counted(statuses: Counter[str]) -> str:
     return ", ".join(f"{count} times {status}" for status, count in sorted(statuses.items())) or "no answer"
-
-
-@contextlib.contextmanager
-def _service(options: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The service on a free port of loopback: its address and its process, which has ended when the block ends."""
-    command = [sys.executable, "-m", "app", "serve", "--host", "127.0.0.1", "--port", "0", "--admin", "port", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
-        limit.start()
-        line = process.stdout.readline() if process.stdout else ""
-        limit.cancel()
-        found = re.search(r"http://\S+", line)
-        if not found:
-            raise ServiceFailedError(f"the service did not start; it printed {line.strip()!r}")
-        yield found.group(), process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout:
-            process.stdout.close()

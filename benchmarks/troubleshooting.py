@@ -1,6 +1,6 @@
 """docs/troubleshooting.md, made of the tables that the commands use.
 
-    python -m app.tools.troubleshooting > docs/troubleshooting.md
+    python -m benchmarks.troubleshooting > docs/troubleshooting.md
 
 Owns: the page's form. Must not have a remedy of its own: those are in app.tools.remedies, app.tools.compatibility and
 the vendors' rows.
@@ -16,7 +16,7 @@ from app.tools.report import markdown_table
 
 _HEAD = """# Troubleshooting
 
-This page is made of the tables that the commands use: `python -m app.tools.troubleshooting > docs/troubleshooting.md`.
+This page is made of the tables that the commands use: `python -m benchmarks.troubleshooting > docs/troubleshooting.md`.
 Change the tables (`app/tools/remedies.py`, `app/tools/compatibility.py`, `backends/vendors/table.py`), and not this
 page.
 

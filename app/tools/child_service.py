@@ -1,0 +1,84 @@
+"""A service in a process of its own, for commands that measure one: started on a free port, and ended.
+
+Owns: its start and its end. Must not know what it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_START_LIMIT_S = 900.0
+_STOP_LIMIT_S = 60.0
+
+
+class RunningService(NamedTuple):
+    """Where a service answers, and its process."""
+
+    port: int
+    process: subprocess.Popen[str]
+
+    @property
+    def url(self) -> str:
+        """Its address, without a slash at the end."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+class ServiceStartError(Exception):
+    """A service does not start with these settings; the message is its own."""
+
+
+@contextlib.contextmanager
+def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[RunningService]:
+    """`anychip serve` with these options, ended with everything that it has started. Raises ServiceStartError.
+
+    `own_session`: it is the first of a group, which is killed at the end; else the caller's group ends with the caller.
+    """
+    paths = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "error", *options]
+    # A file, as a pipe that is not read gets full.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths},
+            start_new_session=own_session,
+        )
+        limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
+        limit.start()
+        try:
+            assert process.stdout is not None
+            found = re.search(r":(\d+)\s*$", process.stdout.readline())
+            limit.cancel()
+            if not found:
+                process.wait(_STOP_LIMIT_S)
+                said.seek(0)
+                lines = said.read().strip().splitlines() or ["it ended without a word"]
+                raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
+            yield RunningService(int(found[1]), process)
+        finally:
+            limit.cancel()
+            _end(process, own_session=own_session)
+
+
+def _end(process: subprocess.Popen[str], *, own_session: bool) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_LIMIT_S)
+    if own_session:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
