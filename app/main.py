@@ -282,7 +282,7 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
     try:
         listener = await server.listen(settings.reuse_port, reuse_port=True)
     except OSError:
-        message = f"cannot share {settings.host}:{settings.reuse_port}; somebody has it alone, or is another user"
+        message = f"cannot share {settings.host}:{settings.reuse_port}; it belongs to one process, or to another user's"
         raise OSError(message) from None
     log.info("shares port %d", settings.reuse_port)
     return listener

@@ -109,12 +109,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    from app.precision.gate import compile_options
-    from app.precision.probes import Calibration, probes
+    from app.precision.probes import probes
     from app.tools.benchmark.device_sweep import sweep
-    from app.tools.subjects import open_device, open_named
+    from app.tools.subjects import load_options, open_device, open_named
     from backends import EngineRefusedError, OutOfDeviceMemoryError
-    from models import PixelModel
 
     model = open_named(parsed.model, settings)
     choice, device = open_device(settings)
@@ -131,11 +129,7 @@ def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]
         task = bars.add_task("measuring", total=len(pairs) * len(sizes))
         for number, (engine, precision) in enumerate(pairs):
             bars.update(task, description=f"{engine} {precision}", completed=number * len(sizes))
-            int8 = precision == "int8" and isinstance(model, PixelModel)
-            calibration = Calibration(model, settings.calibrate) if int8 else None  # type: ignore[arg-type]
-            options = compile_options(
-                model, items if facts.computes else None, calibration, settings.cache_dir.expanduser()
-            )
+            options = load_options(model, settings, choice, precision, items)
             try:
                 measured = sweep(
                     choice.backend,

@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.config import Settings, split
-from app.precision.gate import compile_options
-from app.precision.probes import Calibration, probes
+from app.config import Settings
+from app.precision.probes import probes
 from app.tools.image_sources import ImageSource
 from app.tools.offline_decoding import Decode, DecodedFile, DecodingProcesses, DecodingThreads
 from app.tools.outcomes import FileOutcome
-from app.worker.load import load_plugins
-from backends import Executable, Started, Unbuilt, choose, host, simulated
+from app.tools.subjects import load_options, open_device
+from backends import Executable, Started, Unbuilt, host
 from models import Options, PixelModel
 
 _BLOCKS = 4
@@ -75,9 +74,6 @@ class LocalPredictor:
         """Loads the model for batches of `batch_size`. `many`: so many images that decoders may take seconds to start;
         `keeps_encoded`: outcomes hold the files' bytes. Raises ModelError, BackendError, CalibrationError.
         """
-        if settings.simulate:
-            simulated.configure(settings.simulate, settings.cache_dir.expanduser())
-        load_plugins(split(settings.plugins))
         self._model = model
         self._settings = settings
         self._options = options
@@ -148,16 +144,11 @@ class LocalPredictor:
 
     def _load(self) -> Executable:
         settings, model = self._settings, self._model
-        choice = choose(settings.device)
-        options = compile_options(
-            model,
-            probes(model) if choice.backend.facts.computes else None,
-            Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
-            settings.cache_dir.expanduser(),
-        )
+        choice, device = open_device(settings)
+        options = load_options(model, settings, choice, settings.precision, probes(model))
         executable, _ = choice.backend.load(
             Unbuilt(model.input_shape, model.network),
-            choice.devices[0],
+            device,
             settings.engine,
             settings.precision,
             (self._batch_size,),
@@ -169,7 +160,7 @@ class LocalPredictor:
         """In the device thread: a block onto the device, batch after batch."""
         try:
             images = self.decoding.finish()  # Every one is waited for before the device reads.
-        except Exception as error:  # Whoever waits for a batch raises it.
+        except Exception as error:  # It is raised where the batch is waited for.
             self._settle()
             for batch in block.batches:
                 batch.reduced.set_exception(error)

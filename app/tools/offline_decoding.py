@@ -161,7 +161,7 @@ class DecodingProcesses(Decoding):
         self._connections: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         context = multiprocessing.get_context("spawn")
-        self._taking = context.Lock()  # Held here: one that nobody holds is gone before a process has opened it.
+        self._taking = context.Lock()  # Held here: else it is gone before a process has opened it.
         try:
             for number in range(count):
                 ours, theirs = context.Pipe()
@@ -306,6 +306,6 @@ def _threads(count: int) -> ThreadPoolExecutor:
         started.wait()
 
     threads = ThreadPoolExecutor(count, thread_name_prefix="decode", initializer=begin)
-    # A pool starts a thread when it gets work and none is idle: all begin now, before anybody wants another number.
+    # A pool starts a thread when it gets work and none is idle: all begin now, before another number is set.
     list(threads.map(lambda _: None, range(count)))
     return threads

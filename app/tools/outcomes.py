@@ -90,7 +90,7 @@ class Journal:
         return bool(self._done) and _digest(path) in self._done
 
     def write(self, outcome: FileOutcome, weights: str) -> None:
-        """Append an outcome. Whoever kills the process loses the lines of a moment, and at most a part of one line."""
+        """Append an outcome. A kill loses the lines of a moment, and at most a part of one line."""
         line: dict[str, Any] = {"file": outcome.source.path, "model": self._model}
         if outcome.prediction is None:
             line["error"] = outcome.error

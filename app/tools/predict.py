@@ -118,12 +118,9 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
         yield RemotePredictor(parsed.url, parsed.model, query, parsed.key, parsed.parallel)
         return
     from app.tools.offline import LocalPredictor
-    from backends.null import backend as null
     from models import Options, PixelModel, open_model, parse_spec
 
     settings: Settings = read_settings(parsed)
-    if settings.null:
-        null.configure(settings.null)
     spec = parse_spec(parsed.model, settings.weights)
     model = open_model(
         spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported

@@ -55,21 +55,15 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # It would say that it starts and stops.
     import torch
 
-    from app.precision.gate import compile_options
-    from app.precision.probes import Calibration, probes
-    from app.tools.subjects import open_device, open_named
-    from models import PixelModel
+    from app.precision.probes import probes
+    from app.tools.subjects import load_options, open_device, open_named
 
     settings = read_settings(parsed)
     model = open_named(parsed.model, settings)
     choice, device = open_device(settings)
     named = next(each for each in choice.found if each.id == device)
-    int8 = settings.precision == "int8" and isinstance(model, PixelModel)
-    calibration = Calibration(model, settings.calibrate) if int8 else None  # type: ignore[arg-type]
     items = probes(model)
-    options = compile_options(
-        model, items if choice.backend.facts.computes else None, calibration, settings.cache_dir.expanduser()
-    )
+    options = load_options(model, settings, choice, settings.precision, items)
     [size] = model.batch_sizes((parsed.batch_size,))
     executable, loaded = choice.backend.load(
         model.network(), device, settings.engine, settings.precision, (size,), options=options

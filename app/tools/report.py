@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,22 +87,25 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def environment(device: str = "", device_name: str = "") -> dict[str, str | int]:
-    """What a figure depends on: versions, processor, device, date. Imports torch."""
+def versions(*packages: str) -> dict[str, str]:
+    """Of these packages and what vendors bring, those that are here. Imports torch."""
     import importlib.metadata
 
     import torch
 
-    from backends import host
     from backends.vendors.table import SOFTWARE
 
-    versions: dict[str, str] = {}
-    for package in ("anychip", *SOFTWARE):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    versions["torch"] = str(torch.__version__)  # With the build it is of.
+    found: dict[str, str] = {}
+    for package in (*packages, *SOFTWARE):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return {**found, "torch": str(torch.__version__)}  # With the build it is of.
+
+
+def environment(device: str = "", device_name: str = "") -> dict[str, str | int]:
+    """What a figure depends on: versions, processor, device, date. Imports torch."""
+    from backends import host
+
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
@@ -112,5 +115,5 @@ def environment(device: str = "", device_name: str = "") -> dict[str, str | int]
         "load_average": f"{os.getloadavg()[0]:.1f}",
         "device": device,
         "device_name": device_name,
-        **versions,
+        **versions("anychip"),
     }

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from app.config import Settings, split
-from app.precision.probes import probes
+from app.precision.gate import compile_options
+from app.precision.probes import Calibration, probes
 from app.tools.arguments import CommandError
 from app.worker.load import load_plugins
-from backends import Choice, choose, simulated
+from backends import Choice, CompileOptions, choose, simulated
 from backends.null import backend as null
-from models import ARCHITECTURES, Model, open_model, parse_spec
+from models import ARCHITECTURES, Model, PixelModel, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
 _CALLABLE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
@@ -53,7 +55,7 @@ class NamedNetwork:
 
 
 class _Called(nn.Module):
-    """Anybody's module, with the `cast` that devices ask for: inputs of floating point follow the weights."""
+    """A module of the operator's, with the `cast` that devices ask for: inputs of floating point follow the weights."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -93,6 +95,23 @@ def open_named(text: str, settings: Settings) -> Model:
     return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
 
 
+def sample_model(name: str) -> PixelModel:
+    """A model with the weights that come with anychip."""
+    model = open_model(parse_spec(f"{name}:sample"), Path(), allow_download=False)
+    assert isinstance(model, PixelModel)
+    return model
+
+
+def load_options(
+    model: Model, settings: Settings, choice: Choice, precision: str, items: npt.NDArray[np.uint8]
+) -> CompileOptions:
+    """How `anychip serve` loads a network: through the gate, int8 calibrated. Raises CalibrationError."""
+    int8 = precision == "int8" and isinstance(model, PixelModel)
+    calibration = Calibration(model, settings.calibrate) if int8 else None  # type: ignore[arg-type]
+    given = items if choice.backend.facts.computes else None
+    return compile_options(model, given, calibration, settings.cache_dir.expanduser())
+
+
 def open_device(settings: Settings) -> tuple[Choice, str]:
     """The devices that the settings mean, and the first of them. Raises BackendError."""
     if settings.null:
@@ -108,8 +127,6 @@ def _in_pytorch(model: Model) -> Any:
     """The network; an ONNX file of tensors as PyTorch computes it, where ONNX Runtime is its reference otherwise."""
     network = model.network()
     if getattr(network, "form", "pixels") == "onnx":
-        from pathlib import Path
-
         from models.exports.networks import Graph
         from models.onnx.graph import load_onnx
 
@@ -141,7 +158,7 @@ def _of_callable(module_name: str, attribute: str, shapes: Sequence[str]) -> Nam
         for part in attribute.split("."):
             found = getattr(found, part)
         made = found if isinstance(found, nn.Module) else found()
-    except Exception as error:  # It is anybody's code.
+    except Exception as error:  # It is the operator's own code.
         raise CommandError(f"{module_name}:{attribute} cannot be called: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)

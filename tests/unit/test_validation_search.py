@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.tools.charts import Chart, page
 from app.tools.validation.difference import difference
-from app.tools.validation.search import first_wrong
+from app.tools.validation.whole import first_wrong
 
 
 @given(st.integers(1, 300), st.data())

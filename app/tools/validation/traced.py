@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """As people find it in their model."""
+        """Where the layer is in the model, and its operator."""
         return f"{self.path} ({self.operator})" if self.path else f"{self.name} ({self.operator})"
 
 
@@ -133,7 +133,7 @@ class TracedNetwork:
                     warnings.simplefilter("ignore")
                     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
                     return cast(GraphModule, unchecked_module(program.run_decompositions({})))
-            except Exception as error:  # Tracing runs anybody's code.
+            except Exception as error:  # Tracing runs code of the model's author.
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         raise LayerTracingError(f"PyTorch cannot trace it: {reason}")
 
@@ -167,7 +167,7 @@ class PrefixNetwork(nn.Module):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; what the graph makes itself is made there, too."""
+        """Move the module; what the graph makes itself is made there, too."""
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
         if device is not None:
             self.core = moved(self.core, device)

@@ -7,7 +7,6 @@ end the process that does.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -16,12 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.config import split
 from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.report import versions
 from app.tools.verify.report import Finding, Part, Status, VerifyReport
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ SAMPLED = ("resnet50", "yolov8n")
 _DETAILS = ("driver", "driver_version", "runtime", "cuda", "cann", "hip", "arch", "capability", "compute_capability")
 _LEAST_S = 5.0
 _FAIR_S = 120.0
-"""Whoever had less of the budget left has not failed when it ends."""
+"""A part that had less of the budget left is skipped, and has not failed, when the budget ends."""
 _TOOK_TOO_LONG = 124
 
 
@@ -65,8 +67,8 @@ def run(parsed: argparse.Namespace) -> int:
         return _part(parsed)
     if parsed.seconds <= 0 or parsed.budget_s <= 0:
         raise CommandError("--seconds and --budget-s must be more than 0")
-    parts = [name for name in parsed.parts.split(",") if name]
-    strangers = [name for name in parsed.models.split(",") if name not in SAMPLED]
+    parts = split(parsed.parts)
+    strangers = [name for name in split(parsed.models) if name not in SAMPLED]
     if strangers:
         raise CommandError(f"there are no sample weights of {strangers[0]!r}; there are of {' and '.join(SAMPLED)}")
     unknown = [name for name in parts if name not in PARTS]
@@ -98,23 +100,14 @@ class _NoDeviceError(Exception):
 
 def _about(wanted: str, seconds: float) -> VerifyReport:
     """A report without parts, on the first of the devices that were chosen."""
-    import torch
-
     from backends import BackendUnavailableError, choose
-    from backends.vendors.table import SOFTWARE
 
     try:
         choice = choose(wanted)
     except BackendUnavailableError as error:
         raise _NoDeviceError(str(error)) from error
     device = next(each for each in choice.backend.devices() if each.id == choice.devices[0])
-    about = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("anychip", "numpy", *SOFTWARE):
-        try:
-            about[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    about["torch"] = torch.__version__  # With the build it is of.
+    about = {"python": platform.python_version(), "machine": platform.machine(), **versions("anychip", "numpy")}
     about |= {name: device.details[name] for name in _DETAILS if name in device.details}
     about["memory"] = f"{device.memory_bytes / 2**30:.0f} GiB"
     about["measurement"] = f"{seconds:g} s"
@@ -133,13 +126,9 @@ def _doctor(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[F
         yield Finding("doctor", "FAIL", _ended(code, printed))
         return
     for check in checks:
-        # A warning stops nobody from serving.
+        # A device with a warning serves.
         status: Status = {"FAIL": "FAIL", "SKIP": "SKIP"}.get(check["status"], "PASS")  # type: ignore[assignment]
         yield Finding(check["name"], status, " ".join((check["detail"], check["remedy"])).strip())
-
-
-def _contract(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
-    yield from _in_child(parsed, device, "contract", end_s)
 
 
 def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
@@ -147,40 +136,26 @@ def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[
     from backends import choose
 
     backend = choose(device).backend
-    engines = _listed(parsed.engines)
+    engines = split(parsed.engines)
     for case in cases(backend, _sweep(parsed, device, Path()), engines):
         if engines and case.engine not in engines:
             continue
-        if parsed.precisions and case.precision not in _listed(parsed.precisions):
+        if parsed.precisions and case.precision not in split(parsed.precisions):
             continue
         if not backend.facts.computes:
             yield Finding(case.name, "SKIP", "this device computes nothing")
         elif end_s - time.monotonic() < _LEAST_S:
             yield Finding(case.name, "SKIP", "no time was left for it (--budget-s)")
         else:
-            yield from _in_child(parsed, device, case.name, end_s)
+            yield from _in_child(parsed, device, end_s, what=case.name)
 
 
 def _service(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
     # What is left of the time, but not nothing: whether requests are lost is what people want to know.
-    yield from _in_child(parsed, device, "service", max(end_s, time.monotonic() + parsed.budget_s / 2))
+    yield from _in_child(parsed, device, max(end_s, time.monotonic() + parsed.budget_s / 2), what="service")
 
 
-def _decoding(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
-    yield from _in_child(parsed, device, "decoding", end_s)
-
-
-PARTS = {
-    "doctor": _doctor,
-    "contract": _contract,
-    "decoding": _decoding,
-    "service": _service,
-    "engines": _engines,
-}
-"""The service before the engines, which take all the time there is."""
-
-
-def _in_child(parsed: argparse.Namespace, device: str, what: str, end_s: float) -> Iterator[Finding]:
+def _in_child(parsed: argparse.Namespace, device: str, end_s: float, *, what: str) -> Iterator[Finding]:
     """The findings that a child prints, a line each; and one more where it does not end well."""
     command = ["verify", "--part", device, what, "--models", parsed.models, "--sizes", parsed.sizes]
     command += ["--seconds", str(parsed.seconds), *_shared(parsed)]
@@ -193,6 +168,16 @@ def _in_child(parsed: argparse.Namespace, device: str, what: str, end_s: float) 
         yield Finding(what, "SKIP", f"the {given_s:.0f} s that were left did not suffice for it (--budget-s)")
     elif code:
         yield Finding(what, "FAIL", _ended(code, printed))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, str, float], Iterator[Finding]]] = {
+    "doctor": _doctor,
+    "contract": partial(_in_child, what="contract"),
+    "decoding": partial(_in_child, what="decoding"),
+    "service": _service,
+    "engines": _engines,
+}
+"""The service before the engines, which take all the time there is."""
 
 
 _MARK = "anychip-finding "
@@ -209,7 +194,7 @@ def _part(parsed: argparse.Namespace) -> int:
 def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Finding]:
     from backends import choose
 
-    models = tuple(parsed.models.split(","))
+    models = split(parsed.models)
     choice = choose(device)
     if what == "contract":
         from app.tools.verify.contract import Subject, run_checks
@@ -232,15 +217,11 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
             yield run_case(next(case for case in everything if case.name == what))
 
 
-def _listed(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
-
-
 def _sweep(parsed: argparse.Namespace, device: str, cache_dir: Path) -> Sweep:
     from app.tools.verify.engines import Sweep
 
     sizes = tuple(int(size) for size in parsed.sizes.split(","))
-    return Sweep(device, tuple(parsed.models.split(",")), sizes, parsed.seconds, cache_dir)
+    return Sweep(device, split(parsed.models), sizes, parsed.seconds, cache_dir)
 
 
 def _shared(parsed: argparse.Namespace) -> list[str]:
@@ -264,7 +245,7 @@ def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
     try:
         printed, _ = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
         return process.returncode, printed
-    except BaseException as error:  # Also whoever is interrupted or terminated leaves nothing behind.
+    except BaseException as error:  # Interrupted or terminated, too, it leaves nothing behind.
         os.killpg(process.pid, signal.SIGKILL)
         printed, _ = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import isnan
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from app.tools.subjects import sample_model
 from app.tools.verify.report import Finding
 from backends import Backend, BackendError, BackendUnavailableError
 from backends.contract.backend import Array, Network, Pixels
-from models import PixelModel, open_model, parse_spec
 
 MB = 2**20
 _BATCHES = 10
@@ -202,8 +201,7 @@ def sample_weights_answer(architecture: str, subject: Subject) -> None:
     """The sample images get the CPU's answers, to the rounding of float32."""
     from app.precision.probes import probes
 
-    model = open_model(parse_spec(f"{architecture}:sample"), Path(), allow_download=False)
-    assert isinstance(model, PixelModel)
+    model = sample_model(architecture)
     pixels = probes(model)
     executable, _ = subject.backend.load(model.network(), subject.device, "eager", "fp32", (len(pixels),))
     ours = [output.copy() for output in executable.run(pixels)]

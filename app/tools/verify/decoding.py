@@ -6,15 +6,15 @@ Owns: the measurement. What a service does with files of requests is app.worker.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from app.precision.probes import decoded_by_host, probe_files
 from app.tools.benchmark.device_sweep import repeated_s
+from app.tools.subjects import sample_model
 from app.tools.verify.report import Figure, Finding
 from app.worker.device_decoding import DeviceDecoding
 from backends import BackendError
 from backends.contract.backend import Backend
-from models import PixelModel, open_model, parse_spec
+from models import PixelModel
 
 LISTS = (1, 8, 32)
 """Images that are decoded at once."""
@@ -23,13 +23,12 @@ LISTS = (1, 8, 32)
 def run_decoding(backend: Backend, device: str, models: tuple[str, ...], seconds: float) -> Iterator[Finding]:
     """A finding a model; where the backend decodes nothing, that."""
     for name in models:
-        model = open_model(parse_spec(f"{name}:sample"), Path(), allow_download=False)
-        assert isinstance(model, PixelModel)
+        model = sample_model(name)
         yield _finding(backend, device, model, seconds)
 
 
 def _finding(backend: Backend, device: str, model: PixelModel, seconds: float) -> Finding:
-    """Answers that are others are a failure: whoever asks for `--decode device` would be refused.
+    """Answers that differ are a failure: `--decode device` would be refused.
 
     `images_per_s_1` and so on: decoded, placed and on the host again; `images_per_s_host`: by this process.
     """

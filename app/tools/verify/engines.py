@@ -16,10 +16,10 @@ from app.precision.gate import compile_options
 from app.precision.probes import calibration, probes
 from app.tools.benchmark.device_sweep import repeated_s, throughput
 from app.tools.benchmark.load import percentile
+from app.tools.subjects import sample_model
 from app.tools.verify.report import Figure, Finding
 from backends import EngineRefusedError, Executable, OutOfDeviceMemoryError, choose
 from backends.contract.backend import Backend, Pixels
-from models import PixelModel, open_model, parse_spec
 
 MB = 2**20
 SOAK_BATCHES = 500
@@ -51,15 +51,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As the report calls it."""
+        """The report's name for it."""
         return f"{self.model} {self.engine} {self.precision}"
 
 
 def run_case(case: Case) -> Finding:
     """Load through the gate, measure, run 500 batches. A refusal is an answer; wrong answers and leaks are failures."""
     sweep, sizes = case.sweep, tuple(sorted(case.sweep.sizes))
-    model = open_model(parse_spec(f"{case.model}:sample"), Path(), allow_download=False)
-    assert isinstance(model, PixelModel)
+    model = sample_model(case.model)
     choice = choose(sweep.device)
     images = calibration(model, "") if case.precision == "int8" else None
     items = probes(model)

@@ -103,7 +103,7 @@ def _loaded(load: Clients, seconds: float) -> Finding:
 
 
 def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
-    """The worker that serves is killed under load: nobody's request is lost, and another worker comes and answers.
+    """The worker that serves is killed under load: no request is lost, and another worker comes and answers.
 
     The oldest one serves: another that is there may be compiling beside it. So a new process is no sign that the
     service has recovered; that it has counted a restart is one.
@@ -118,7 +118,7 @@ def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients)
 
 
 def _handed_over(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
-    """The model is loaded again under load: new workers take over, nobody's request is lost."""
+    """The model is loaded again under load: new workers take over, no request is lost."""
     before = _workers(process)
     with load.running() as statuses:
         answer = client.post(f"/v2/repository/models/{load.model}/load")
@@ -173,7 +173,7 @@ def _restarts(client: httpx.Client) -> int:
 
 
 def _until_answers(statuses: Counter[str]) -> None:
-    """Until somebody has been answered once more, whatever the answer; for want of it the finding fails by itself."""
+    """Until one more answer has come, whatever it is; without one the finding fails by itself."""
     before = statuses.total()
     _until(lambda: statuses.total() > before)
 
