@@ -6,21 +6,11 @@ neither must they, until a network is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import NoReturn
 
-from backends.contract.backend import (
-    DEFAULTS,
-    Backend,
-    CompileOptions,
-    Device,
-    LoadedNetwork,
-    Memory,
-    Network,
-    Probe,
-    Telemetry,
-)
+from backends.contract.backend import Backend, Probe
 from backends.contract.errors import BackendUnavailableError, first_line
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
@@ -59,29 +49,7 @@ class _Unusable(Backend):
     def probe(self) -> Probe:
         return Probe(False, self._reason)
 
-    def devices(self) -> list[Device]:
-        self._refuse()
-
-    def load(
-        self,
-        network: Network,
-        device: str,
-        engine: str,
-        precision: str,
-        batch_sizes: Sequence[int],
-        *,
-        options: CompileOptions = DEFAULTS,
-    ) -> LoadedNetwork:
-        self._refuse()
-
-    def memory(self, device: str) -> Memory:
-        self._refuse()
-
-    def release_cache(self, device: str) -> int:
-        self._refuse()
-
-    def telemetry(self, device: str) -> Telemetry:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise BackendUnavailableError(self._reason)
+
+    devices = load = memory = release_cache = telemetry = _refuse

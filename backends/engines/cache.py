@@ -3,8 +3,8 @@
 Owns: names, authenticity and size of the entries, and which folders compilers may keep things in. Must not know what is
 in them.
 
-What is loaded from here is machine code and pickles, so whoever could put something here would run it. Entries are
-therefore signed (HMAC-SHA256) with a key that only this user can read, and folders that others may write to are not
+What is loaded from here is machine code and pickles, and it is run. Entries are therefore
+signed (HMAC-SHA256) with a key that only this user can read, and folders that others may write to are not
 used for what compilers keep by themselves.
 """
 
@@ -58,7 +58,7 @@ class EngineCache:
         except (OSError, ValueError, KeyError, TypeError):
             whole = False
         if not whole:
-            log.warning("a compiled network in the cache is damaged or somebody else's, and made again: %s", entry.name)
+            log.warning("a compiled network in the cache is damaged or another user's, and made again: %s", entry.name)
             shutil.rmtree(entry, ignore_errors=True)
             return None
         with contextlib.suppress(OSError):  # A read-only cache serves, too.
@@ -96,7 +96,7 @@ class EngineCache:
         return entry
 
     def _not_kept(self, error: Exception) -> None:
-        """Say so, once for this folder: whoever finds it full once finds it full for every network."""
+        """Say so, once for this folder: a full disk is full for every network."""
         if self._folder not in _said:
             _said.add(self._folder)
             log.warning("what is compiled cannot be kept in %s, and is made again next time: %s", self._folder, error)
@@ -142,7 +142,7 @@ def _digests(entry: Path) -> dict[str, str]:
 
 
 def private_folder(path: Path) -> Path | None:
-    """A folder that nobody else may write to, made if need be; None where there is none and others may.
+    """A folder that no other user may write to, made if need be; None where there is none and others may.
 
     For compilers that keep what they make in their own way, and load it without asking who made it.
     """
@@ -159,7 +159,7 @@ def private_folder(path: Path) -> Path | None:
 
 
 def _host_key(folder: Path) -> bytes:
-    """Of this user on this host: made when it is first needed, and anew where somebody else could have put it there.
+    """Of this user on this host: made when it is first needed, and anew where another user could have put it there.
 
     Of several processes that begin at once, all get the same key. Raises OSError.
     """

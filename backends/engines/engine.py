@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -264,15 +264,26 @@ def compile_first(
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
 
 
-def unpacking(network: TensorNetwork) -> tuple[tuple[str, Callable[[Pixels], Array]], ...]:
-    """Each input's name, and what takes it out of items [n, item_bytes]: a view [n, *shape]."""
+def unpacking(network: Network) -> tuple[tuple[str, Callable[[Pixels], Array]], ...]:
+    """Each input's name, and what takes it out of a batch; that of a network over images has no name, and is the batch.
+
+    Of a TensorNetwork a view [n, *shape] of items [n, item_bytes]; without n where its graph has no axis for it.
+    """
+    if form_of(network) == "pixels":
+        return (("", lambda images: images),)
+    packed = cast(TensorNetwork, network)
 
     def taking(tensor: PackedTensor, start: int, stop: int) -> Callable[[Pixels], Array]:
         dtype, shape = tensor.dtype, tensor.shape
-        return lambda items: items[:, start:stop].view(dtype).reshape(len(items), *shape)
+        return lambda items: items[:, start:stop].view(dtype).reshape((len(items), *shape) if packed.batched else shape)
 
-    pairs = zip(network.inputs, network.places, strict=True)
+    pairs = zip(packed.inputs, packed.places, strict=True)
     return tuple((tensor.name, taking(tensor, *place)) for tensor, place in pairs)
+
+
+def is_batched(network: Network) -> bool:
+    """Whether the network's graph takes and answers tensors with an axis for the batch."""
+    return form_of(network) == "pixels" or cast(TensorNetwork, network).batched
 
 
 def _copied(network: Network) -> Network:

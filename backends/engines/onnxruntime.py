@@ -22,7 +22,16 @@ from torch import nn
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines.compiled import imported
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine, calibration_of, is_kept, kept_or_made, unpacking
+from backends.engines.engine import (
+    DTYPES,
+    CheckedExecutable,
+    Engine,
+    calibration_of,
+    is_batched,
+    is_kept,
+    kept_or_made,
+    unpacking,
+)
 from backends.vendors.table import Facts
 
 # What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
@@ -96,7 +105,7 @@ class OnnxRuntimeEngine(Engine):
         if not provider.startswith(("CPU", "OpenVINO")):
             _refuse_work_of_the_cpu(runtime, exported, settings, choice, batch_sizes[0])
         if packed is not None:
-            return _PackedExecutable(device, batch_sizes, packed, session)
+            return _OnnxRuntimeExecutable(device, batch_sizes, packed, session)
         if any(isinstance(output.shape[0], int) for output in session.get_outputs()):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
@@ -120,36 +129,22 @@ class _OnnxRuntimeExecutable(CheckedExecutable):
     def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network, session: Any) -> None:
         super().__init__(device, batch_sizes, network.input_shape)
         self._session = session
-        self._input = session.get_inputs()[0].name
-
-    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        return self._run_session({self._input: pixels})
-
-    def _run_session(self, given: dict[str, Array]) -> tuple[Array, ...]:
-        try:
-            return tuple(self._session.run(None, given))
-        except Exception as error:
-            # What `translated_errors` reads; the text says what kind it is.
-            raise RuntimeError(str(error)) from error
-
-    def _release(self) -> None:
-        self._session = None
-
-
-class _PackedExecutable(_OnnxRuntimeExecutable):
-    """A file's own graph, its inputs taken out of the items' bytes."""
-
-    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: TensorNetwork, session: Any) -> None:
-        super().__init__(device, batch_sizes, network, session)
-        self._inputs, self._batched = unpacking(network), network.batched
+        first = session.get_inputs()[0].name
+        self._inputs = [(name or first, take) for name, take in unpacking(network)]
+        self._batched = is_batched(network)
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
         # The session wants what lies in one piece: of several inputs none does, when the batch is more than one.
-        given = {name: np.ascontiguousarray(take(pixels)) for name, take in self._inputs}
-        if self._batched:
-            return self._run_session(given)
-        outputs = self._run_session({name: array.reshape(array.shape[1:]) for name, array in given.items()})
-        return tuple(np.asarray(output)[None] for output in outputs)
+        given = {name: np.asarray(take(pixels), order="C") for name, take in self._inputs}
+        try:
+            outputs = self._session.run(None, given)
+        except Exception as error:
+            # What `translated_errors` reads; the text says what kind it is.
+            raise RuntimeError(str(error)) from error
+        return tuple(outputs if self._batched else (np.asarray(output)[None] for output in outputs))
+
+    def _release(self) -> None:
+        self._session = None
 
 
 def _runtime() -> Any:
@@ -175,7 +170,7 @@ def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) ->
 
 
 def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, choice: Any, size: int) -> None:
-    """Refuse a network of which the provider leaves the work to the CPU, as it does without a word (onnxruntime#22229).
+    """Refuse a network whose work the provider leaves to the CPU, which it does not say by itself (onnxruntime#22229).
 
     What computes shapes belongs on the CPU. A batch of zeros is run under ONNX Runtime's profiler, which says of each
     operator where it ran. Raises EngineRefusedError.

@@ -15,8 +15,6 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +26,6 @@ from backends.contract.backend import (
     CompileOptions,
     Executable,
     Network,
-    PackedTensor,
     Pixels,
     TensorNetwork,
     built,
@@ -36,7 +33,15 @@ from backends.contract.backend import (
 )
 from backends.contract.errors import EngineRefusedError, first_line, translated_errors
 from backends.engines.compiled import imported
-from backends.engines.engine import CheckedExecutable, Engine, calibration_of, is_kept, kept_or_made, unpacking
+from backends.engines.engine import (
+    CheckedExecutable,
+    Engine,
+    calibration_of,
+    is_batched,
+    is_kept,
+    kept_or_made,
+    unpacking,
+)
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
@@ -60,7 +65,6 @@ class OpenVINOEngine(Engine):
         if precision == "bf16" and "BF16" not in able:
             raise EngineRefusedError("OpenVINO has no bf16 kernels for this CPU")
         hint = _HINTS[precision] if "BF16" in able else "f32"
-        packed = None if form_of(network) == "pixels" else cast(TensorNetwork, network)
         model = _model(core, network, precision, options)
         stream_counts = {size: min(size, self._threads) for size in batch_sizes}
         with translated_errors(device):
@@ -76,9 +80,8 @@ class OpenVINOEngine(Engine):
                 )
                 for streams in sorted(set(stream_counts.values()))
             }
-            kind = _OpenVINOExecutable if packed is None else partial(_PackedExecutable, packed)
             by_size = {size: compiled[streams] for size, streams in stream_counts.items()}
-            return kind(device, network.input_shape, by_size)
+            return _OpenVINOExecutable(device, network, by_size)
 
     def version(self, precision: str) -> str:
         """OpenVINO's."""
@@ -97,24 +100,26 @@ class _OpenVINOExecutable(CheckedExecutable):
     def __init__(
         self,
         device: str,
-        input_shape: tuple[int, ...],
+        network: Network,
         compiled: dict[int, Any],  # batch size -> compiled network, shared by sizes of as many streams
     ) -> None:
         from openvino import Tensor
 
-        super().__init__(device, tuple(compiled), input_shape)
+        super().__init__(device, tuple(compiled), network.input_shape)
+        self._inputs = [take for _, take in unpacking(network)]
+        axes = int(is_batched(network))
         self._tensor = Tensor
         ports = compiled[self.batch_sizes[0]].outputs
         # Requests write side by side into these, so that no output is copied.
         self._outputs: tuple[Array, ...] = tuple(
-            np.empty((self.batch_sizes[-1], *self._item_shape(port)), port.element_type.to_dtype()) for port in ports
+            np.empty((self.batch_sizes[-1], *list(port.shape)[axes:]), port.element_type.to_dtype()) for port in ports
         )
         self._requests: dict[int, list[Any]] = {}
         shared: dict[int, list[Any]] = {}
-        for size, network in compiled.items():
-            requests = shared.setdefault(id(network), [])
+        for size, compiled_for in compiled.items():
+            requests = shared.setdefault(id(compiled_for), [])
             for row in range(len(requests), size):
-                request = network.create_infer_request()
+                request = compiled_for.create_infer_request()
                 for index, (output, port) in enumerate(zip(self._outputs, ports, strict=True)):
                     target = output[row : row + 1].reshape(list(port.shape))
                     request.set_output_tensor(index, Tensor(target, shared_memory=True))
@@ -126,41 +131,17 @@ class _OpenVINOExecutable(CheckedExecutable):
         started: list[Any] = []
         try:
             for row, request in enumerate(requests):
-                self._feed(request, pixels[row : row + 1])
+                for index, take in enumerate(self._inputs):
+                    request.set_input_tensor(index, self._tensor(take(pixels[row : row + 1]), shared_memory=True))
                 request.start_async()
                 started.append(request)
         finally:
             _wait(started)
         return tuple(output[: len(pixels)] for output in self._outputs)
 
-    def _item_shape(self, port: Any) -> list[int]:
-        return list(port.shape)[1:]
-
-    def _feed(self, request: Any, item: Pixels) -> None:
-        request.set_input_tensor(self._tensor(item, shared_memory=True))
-
     def _release(self) -> None:
         self._requests = {}
         self._outputs = ()
-
-
-class _PackedExecutable(_OpenVINOExecutable):
-    """Of several inputs, each where it lies in the item's bytes."""
-
-    def __init__(
-        self, network: TensorNetwork, device: str, input_shape: tuple[int, ...], compiled: dict[int, Any]
-    ) -> None:
-        self._unpacking, self._batched = unpacking(network), network.batched
-        super().__init__(device, input_shape, compiled)
-
-    def _item_shape(self, port: Any) -> list[int]:
-        return list(port.shape)[1 if self._batched else 0 :]
-
-    def _feed(self, request: Any, item: Pixels) -> None:
-        for index, (_, take) in enumerate(self._unpacking):
-            tensor = take(item)
-            tensor = tensor if self._batched else tensor.reshape(tensor.shape[1:])
-            request.set_input_tensor(index, self._tensor(tensor, shared_memory=True))
 
 
 def _wait(requests: list[Any]) -> None:
@@ -180,13 +161,11 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
     import openvino
 
     calibration = calibration_of(options) if precision == "int8" else None
-    form = form_of(network)
-    if form == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
+    if form_of(network) == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
         return _read_onnx(core, cast(TensorNetwork, network))
 
     def make() -> Any:
-        given = built(network)
-        model = _convert(given) if form == "pixels" else _convert_packed(cast(TensorNetwork, given))
+        model = _converted(built(network))
         return model if calibration is None else _quantised(model, calibration())
 
     def save(model: Any, folder: Path) -> None:
@@ -243,41 +222,14 @@ def _read_onnx(core: Any, network: TensorNetwork) -> Any:
     """The file's network for one item. Raises EngineRefusedError."""
     try:
         model = core.read_model(network.file)
-        model.reshape({tensor.name: _port_shape(network, tensor) for tensor in network.inputs})
+        model.reshape({name: list(array.shape) for name, array in _one_item(network)})
     except Exception as error:
         raise EngineRefusedError(f"OpenVINO cannot read the network: {first_line(error)}") from error
     return _of_one_item(model, network)
 
 
-def _convert_packed(network: TensorNetwork) -> Any:
-    """A module of PyTorch's over several tensors, for one item. Raises EngineRefusedError."""
-    arrays = [np.zeros(_port_shape(network, tensor), tensor.dtype) for tensor in network.inputs]
-    return _of_one_item(_converted(network.core, arrays), network)
-
-
-def _port_shape(network: TensorNetwork, tensor: PackedTensor) -> list[int]:
-    return [1, *tensor.shape] if network.batched else list(tensor.shape)
-
-
-def _of_one_item(model: Any, network: TensorNetwork) -> Any:
-    if any(port.partial_shape.is_dynamic for port in model.outputs):
-        raise EngineRefusedError("how long its outputs are shows only when it has run")
-    if network.batched and any(list(port.shape)[:1] != [1] for port in model.outputs):
-        raise EngineRefusedError(f"it answers one item with {[list(port.shape) for port in model.outputs]}")
-    return model
-
-
-def _convert(network: Network) -> Any:
-    """The network for one image as an OpenVINO model. Raises EngineRefusedError."""
-    model = _converted(network, [np.zeros((1, *network.input_shape), np.uint8)])
-    batches = [port.partial_shape[0] for port in model.outputs]
-    if any(batch != 1 for batch in batches):
-        raise EngineRefusedError(f"the network answers one image with batches of {batches}")
-    return model
-
-
-def _converted(module: Any, inputs: Sequence[Array]) -> Any:
-    """An OpenVINO model of what the module does with inputs of these shapes and types. Raises EngineRefusedError.
+def _converted(network: Network) -> Any:
+    """What a module of PyTorch's does with one item, as an OpenVINO model. Raises EngineRefusedError.
 
     Through the frontend, not `openvino.convert_model`: that reports every use of it to Google Analytics unless a file
     in the home directory says no (openvino_telemetry).
@@ -286,6 +238,8 @@ def _converted(module: Any, inputs: Sequence[Array]) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
+    inputs = [array for _, array in _one_item(network)]
+    module: Any = network if form_of(network) == "pixels" else cast(TensorNetwork, network).core
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
@@ -296,6 +250,20 @@ def _converted(module: Any, inputs: Sequence[Array]) -> Any:
             port.get_node().set_element_type(Type(array.dtype))
             port.get_node().set_partial_shape(PartialShape(list(array.shape)))
         model.validate_nodes_and_infer_types()
-        return model
     except Exception as error:
         raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
+    return _of_one_item(model, network)
+
+
+def _one_item(network: Network) -> list[tuple[str, Array]]:
+    """Zeros for each input, by its name."""
+    item = np.zeros((1, *network.input_shape), np.uint8)
+    return [(name, np.asarray(take(item), order="C")) for name, take in unpacking(network)]
+
+
+def _of_one_item(model: Any, network: Network) -> Any:
+    if any(port.partial_shape.is_dynamic for port in model.outputs):
+        raise EngineRefusedError("how long its outputs are shows only when it has run")
+    if is_batched(network) and any(list(port.shape)[:1] != [1] for port in model.outputs):
+        raise EngineRefusedError(f"it answers one item with {[list(port.shape) for port in model.outputs]}")
+    return model

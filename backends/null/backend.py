@@ -116,20 +116,19 @@ class NullBackend(Backend):
         text = os.environ.get(_VARIABLE, "")
         try:
             behaviour = parse(text)
-            reads_pixels, ballast_bytes = behaviour.reads_pixels, behaviour.probes_mb << 20
-            quick = behaviour.import_ms == 0  # With a package that takes its time its workers are spawned, as vendors'.
         except BackendUnavailableError:
-            reads_pixels, ballast_bytes, quick = True, 0, True
+            behaviour = Behaviour()
         return Facts(
             vendor="null",
-            late_environment=quick,
+            # With a package that takes its time to import its workers are spawned, as vendors' are.
+            late_environment=behaviour.import_ms == 0,
             device_type="null",
             engines=(_NullEngine.name,),
             precisions=_NullEngine.precisions,
             environment={_VARIABLE: text} if text else {},
             computes=False,
-            reads_pixels=reads_pixels,
-            ballast_bytes=ballast_bytes,
+            reads_pixels=behaviour.reads_pixels,
+            ballast_bytes=behaviour.probes_mb << 20,
         )
 
     def probe(self) -> Probe:

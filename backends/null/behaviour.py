@@ -13,6 +13,7 @@ import numpy as np
 
 from backends.contract.backend import Pixels
 from backends.contract.errors import BackendUnavailableError
+from backends.knobs import knob, knobs, value_of
 
 FaultKind = Literal["fail", "crash", "hang", "freeze", "oom", "nan"]
 
@@ -22,23 +23,6 @@ _TRIGGER = re.compile(r"(?P<sign>[*>]?)(?P<number>[1-9][0-9]{0,8})|#(?P<colour>[
 _HOUR_MS = 3_600_000
 _TIB_MB = 1 << 20
 _GIB_MB = 1 << 10
-
-# Setting -> whether it is a whole number, its least and its greatest value.
-_SETTINGS = {
-    "devices": (True, 1, 64),
-    "delay_ms": (False, 0, _HOUR_MS),
-    "image_delay_ms": (False, 0, _HOUR_MS),
-    "load_ms": (False, 0, _HOUR_MS),
-    "memory_mb": (True, 1, _TIB_MB),
-    "leak_mb": (True, 0, _TIB_MB),
-    "cache_mb": (True, 0, _TIB_MB),
-    "power_w": (False, 0, 100_000),
-    "sick": (True, 0, 1),
-    "depth": (True, 1, 2),
-    "probes_mb": (True, 0, _GIB_MB),
-    "output_mb": (True, 0, _GIB_MB),
-    "import_ms": (False, 0, _HOUR_MS),
-}
 
 
 @dataclass(frozen=True)
@@ -82,19 +66,19 @@ class Behaviour:
     answer; `import_ms`: time a worker imports.
     """
 
-    devices: int = 1
-    delay_ms: float = 0.0
-    image_delay_ms: float = 0.0
-    load_ms: float = 0.0
-    memory_mb: int = 1024
-    leak_mb: int = 0
-    cache_mb: int = 0
-    power_w: float = 0.0
-    sick: int = 0
-    depth: int = 1
-    probes_mb: int = 0
-    output_mb: int = 0
-    import_ms: float = 0.0
+    devices: int = knob(1, 1, 64)
+    delay_ms: float = knob(0.0, 0, _HOUR_MS)
+    image_delay_ms: float = knob(0.0, 0, _HOUR_MS)
+    load_ms: float = knob(0.0, 0, _HOUR_MS)
+    memory_mb: int = knob(1024, 1, _TIB_MB)
+    leak_mb: int = knob(0, 0, _TIB_MB)
+    cache_mb: int = knob(0, 0, _TIB_MB)
+    power_w: float = knob(0.0, 0, 100_000)
+    sick: int = knob(0, 0, 1)
+    depth: int = knob(1, 1, 2)
+    probes_mb: int = knob(0, 0, _GIB_MB)
+    output_mb: int = knob(0, 0, _GIB_MB)
+    import_ms: float = knob(0.0, 0, _HOUR_MS)
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -105,7 +89,7 @@ class Behaviour:
 
 def parse(text: str) -> Behaviour:
     """`delay_ms=5,crash=*100` to a behaviour. Raises BackendUnavailableError, naming the part that makes no sense."""
-    settings: dict[str, Any] = {}
+    known, settings = knobs(Behaviour), dict[str, Any]()
     faults: list[Fault] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")
@@ -114,10 +98,10 @@ def parse(text: str) -> Behaviour:
                 faults.append(Fault(key, _trigger(value)))
             elif key in settings:
                 raise ValueError("it is given twice")
-            elif key in _SETTINGS:
-                settings[key] = _number(value, *_SETTINGS[key])
+            elif key in known:
+                settings[key] = value_of(known[key], value)
             else:
-                raise ValueError(f"it knows {', '.join((*_SETTINGS, *_KINDS))}")
+                raise ValueError(f"it knows {', '.join((*known, *_KINDS))}")
         except ValueError as error:
             raise BackendUnavailableError(
                 f"The null device does not understand {part!r}: {error} (docs/null.md)."
@@ -133,10 +117,3 @@ def _trigger(text: str) -> Trigger:
         red, green, blue = bytes.fromhex(found["colour"])
         return Trigger("#", colour=(red, green, blue))
     return Trigger(cast(Literal["", "*", ">"], found["sign"]), int(found["number"]))
-
-
-def _number(text: str, whole: bool, least: int, most: int) -> float:
-    found = re.fullmatch(r"[0-9]+" if whole else r"[0-9]+(\.[0-9]*)?", text)
-    if not found or not least <= float(text) <= most:
-        raise ValueError(f"it takes a {'whole ' if whole else ''}number from {least} to {most}")
-    return int(text) if whole else float(text)

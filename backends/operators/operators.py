@@ -14,7 +14,7 @@ import inspect
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.library import Library
+from torch.utils import _pytree as pytree
 
 from backends.contract.errors import BackendError, first_line
 from backends.operators.replacements import REPLACEMENTS
@@ -156,7 +157,7 @@ def _kernel(name: str, overload: Any, function: Callable[..., Tensor] | None) ->
     if any(each.alias_info is not None and not each.alias_info.is_write for each in returns):
         return None
     _kinds[name] = "cpu"
-    return _on_cpu(name, overload, [each.name for each in written])
+    return _on_cpu(name, overload)
 
 
 def _replacement(name: str, function: Callable[..., Tensor], written: Any) -> Callable[..., Any]:
@@ -170,44 +171,44 @@ def _replacement(name: str, function: Callable[..., Tensor], written: Any) -> Ca
     return kernel
 
 
-def _on_cpu(name: str, overload: Any, written: Sequence[str]) -> Callable[..., Any]:
-    names = [each.name for each in overload._schema.arguments]
-
+def _on_cpu(name: str, overload: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         _runs[name] += 1
-        copies: dict[int, tuple[Tensor, Tensor]] = {}  # A tensor given twice is one tensor on the CPU, too.
-        devices: list[torch.device] = []
-
-        def there(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return [there(each) for each in value]
-            device = value.device if isinstance(value, Tensor) else value
-            if not isinstance(device, torch.device) or device.type == "cpu":
-                return value
-            devices.append(device)
-            if not isinstance(value, Tensor):
-                return torch.device("cpu")
-            return copies.setdefault(id(value), (value, value.cpu()))[1]
-
-        def back(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)(back(each) for each in value)
-            if not isinstance(value, Tensor):
-                return value
-            # What was written in place comes back as the tensor that was given.
-            given = next((original for original, copy in copies.values() if copy is value), None)
-            return value.to(devices[0]) if given is None else given
-
-        result = overload(*there(args), **{key: there(value) for key, value in kwargs.items()})
-        every = {**dict(zip(names, args, strict=False)), **kwargs}
-        for argument in written:
-            value = every[argument]
-            for tensor in value if isinstance(value, list | tuple) else [value]:
-                if id(tensor) in copies:
-                    _fill(tensor, copies[id(tensor)][1])
-        return back(result)
+        return computed_on_cpu(overload, args, kwargs)
 
     return kernel
+
+
+def computed_on_cpu(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator returns, computed on the CPU from copies; tensors that it writes are written to."""
+    copies: dict[int, tuple[Tensor, Tensor]] = {}  # A tensor given twice is one tensor on the CPU, too.
+    devices: list[torch.device] = []
+
+    def there(value: Any) -> Any:
+        device = value.device if isinstance(value, Tensor) else value
+        if not isinstance(device, torch.device) or device.type == "cpu":
+            return value
+        devices.append(device)
+        if not isinstance(value, Tensor):
+            return torch.device("cpu")
+        return copies.setdefault(id(value), (value, value.cpu()))[1]
+
+    def back(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        # What was written in place comes back as the tensor that was given.
+        given = next((original for original, copy in copies.values() if copy is value), None)
+        return given if given is not None else value.to(devices[0]) if devices else value
+
+    result = overload(*pytree.tree_map(there, list(args)), **pytree.tree_map(there, dict(kwargs)))
+    schema = overload._schema.arguments
+    given = {**dict(zip((each.name for each in schema), args, strict=False)), **kwargs}
+    for argument in schema:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for tensor in pytree.tree_leaves(given[argument.name]):
+                if id(tensor) in copies:
+                    _fill(tensor, copies[id(tensor)][1])
+    return pytree.tree_map(back, result)
 
 
 def _fill(target: Tensor, result: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backends.contract.backend import Backend
 from backends.contract.errors import BackendError, first_line
 from backends.engines.eager import placed
-from backends.operators.operators import Operators, fixed_shapes
+from backends.operators.operators import Operators, computed_on_cpu, fixed_shapes
 from backends.vendors.torch_device import torch_device
 
 How = Literal["native", "replaced", "vendor-cpu", "cpu", "refused", "failed"]
@@ -196,33 +196,6 @@ def is_composite(operator: str) -> bool:
 def speak_of_fallbacks(surroundings: Mapping[str, str]) -> None:
     """Set the vendors' switches so that their fallbacks are seen; what the surroundings say wins. Before any import."""
     os.environ.update({name: value for name, value in SPOKEN_FALLBACKS.items() if name not in surroundings})
-
-
-def computed_on_cpu(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator returns, computed on the CPU from copies; tensors that it writes are written to."""
-    copies: dict[int, tuple[Tensor, Tensor]] = {}
-    devices: list[torch.device] = []
-
-    def there(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            devices.append(value.device)
-            return copies.setdefault(id(value), (value, value.cpu()))[1]
-        return torch.device("cpu") if isinstance(value, torch.device) else value
-
-    target = next((value for value in kwargs.values() if isinstance(value, torch.device)), None)
-    result = function(*pytree.tree_map(there, list(args)), **pytree.tree_map(there, dict(kwargs)))
-    back_to = target or next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
-    originals = {id(copy): original for original, copy in copies.values()}
-    for argument, value in zip(function._schema.arguments, args, strict=False):
-        if isinstance(value, Tensor) and argument.alias_info is not None and argument.alias_info.is_write:
-            value.copy_(copies[id(value)][1])
-
-    def back(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return originals[id(value)] if id(value) in originals else value.to(back_to)
-
-    return pytree.tree_map(back, result)
 
 
 def _refused_or_failed(call: Any) -> tuple[How, Any]:

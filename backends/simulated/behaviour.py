@@ -6,24 +6,16 @@ Owns: the grammar of `ANYCHIP_SIMULATE` (docs/simulation.md). Must not do anythi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from backends.contract.errors import BackendUnavailableError
+from backends.knobs import knob, knobs, value_of
 from backends.simulated.recorded import RECORDED
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 
 _MAX_DEVICES = 8  # as csrc/device.cpp has them
 _MAX_NUMBER = 1 << 20
-# The least and the most that a setting takes.
-_RANGES = {
-    "memory_mb": (1, _MAX_NUMBER),
-    **dict.fromkeys(("cache_mb", "leak_mb", "copy_delay_ms", "oom", "lose", "others_mb"), (0, _MAX_NUMBER)),
-    "graphs": (0, 1),
-    "decode": (0, 1),
-    "decode_off": (0, 255),
-    "decode_error": (0, _MAX_NUMBER),
-    "sick": (0, _MAX_DEVICES - 1),
-}
 
 
 @dataclass(frozen=True)
@@ -40,20 +32,20 @@ class Simulation:
     """
 
     device_type: str
-    devices: int = 1
-    memory_mb: int = 16_384
-    cache_mb: int = 0
-    leak_mb: int = 0
-    copy_delay_ms: int = 0
-    oom: int = 0
-    lose: int = 0
-    others_mb: int = 0
-    graphs: int = 0
-    sick: int = -1
+    devices: int = knob(1, 1, _MAX_DEVICES)
+    memory_mb: int = knob(16_384, 1, _MAX_NUMBER)
+    cache_mb: int = knob(0, 0, _MAX_NUMBER)
+    leak_mb: int = knob(0, 0, _MAX_NUMBER)
+    copy_delay_ms: int = knob(0, 0, _MAX_NUMBER)
+    oom: int = knob(0, 0, _MAX_NUMBER)
+    lose: int = knob(0, 0, _MAX_NUMBER)
+    others_mb: int = knob(0, 0, _MAX_NUMBER)
+    graphs: int = knob(0, 0, 1)
+    sick: int = knob(-1, 0, _MAX_DEVICES - 1)
+    decode: int = knob(0, 0, 1)
+    decode_off: int = knob(1, 0, 255)
+    decode_error: int = knob(0, 0, _MAX_NUMBER)
     fault: str = ""
-    decode: int = 0
-    decode_off: int = 1
-    decode_error: int = 0
     lacks: tuple[str, ...] = ()
 
 
@@ -69,36 +61,29 @@ def row_of(device_type: str) -> Facts:
 
 def parse(text: str) -> Simulation:
     """`npu:2,memory_mb=1024,cache_mb=8,lacks=aten::silu`. Raises BackendUnavailableError with one sentence."""
-    first, *rest = (part.strip() for part in text.split(",") if part.strip())
+    first, *parts = (part.strip() for part in text.split(",") if part.strip())
     device_type, colon, count = first.partition(":")
     if device_type not in device_types():
         raise _wrong(text, f"{device_type!r} is none of {', '.join(device_types())}")
-    numbers: dict[str, int] = {}
-    if colon:
-        numbers["devices"] = _number(text, "devices", count, 1, _MAX_DEVICES)
-    lacks: list[str] = []
-    fault = ""
-    for part in rest:
+    known, settings, lacks = knobs(Simulation), dict[str, Any](), list[str]()
+    for part in (f"devices={count}", *parts) if colon else parts:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name == "lacks" and "::" in value:
             lacks.append(value)
         elif name == "fault" and value in RECORDED:
-            fault = value
-        elif equals and name in _RANGES:
-            numbers[name] = _number(text, name, value, *_RANGES[name])
+            settings["fault"] = value
+        elif equals and name in known:
+            try:
+                settings[name] = value_of(known[name], value)
+            except ValueError as error:
+                raise _wrong(text, f"of {part!r}, {error}") from None
         else:
             raise _wrong(
                 text,
-                f"{part!r} is no setting: there are {', '.join(_RANGES)} (numbers), fault ({', '.join(RECORDED)}) "
+                f"{part!r} is no setting: there are {', '.join(known)} (numbers), fault ({', '.join(RECORDED)}) "
                 "and lacks (an operator, such as aten::silu)",
             )
-    return Simulation(device_type, lacks=tuple(lacks), fault=fault, **numbers)
-
-
-def _number(text: str, name: str, value: str, least: int, most: int) -> int:
-    if not (value.isascii() and value.isdigit() and least <= int(value) <= most):
-        raise _wrong(text, f"{name} must be a whole number from {least} to {most}, not {value!r}")
-    return int(value)
+    return Simulation(device_type, lacks=tuple(lacks), **settings)
 
 
 def _wrong(text: str, reason: str) -> BackendUnavailableError:

@@ -58,14 +58,6 @@ def install(device_type: str) -> ModuleType:
     return loaded
 
 
-def stat(what: str, device: int = 0) -> int:
-    """`allocated`, `reserved`, `peak_allocated`, `peak_reserved`, `capacity`, `leaked` in bytes; `ooms`, `retries`.
-
-    Device -1 is pinned host memory.
-    """
-    return int(torch.ops.simdev.stat(device, what))
-
-
 def count(what: str) -> int:
     """How often since `reset`: `kernels`, `h2d`, `d2h`, `d2d`, `async_copy`, `synchronize`, or an operator's name."""
     return int(torch.ops.simdev.counter(what))
@@ -96,16 +88,6 @@ def deny(operator: str, denied: bool = True) -> None:
 def set_copy_delay(delay_ms: float) -> None:
     """How long an asynchronous copy takes: it brings a missing synchronisation to light."""
     torch.ops.simdev.copy_delay(round(delay_ms * 1000))
-
-
-def reset() -> None:
-    """No faults and no delays, counters at zero, caches empty."""
-    torch.ops.simdev.fault(-1, False, False, "")
-    set_copy_delay(0)
-    for index in range(torch.ops.simdev.device_count()):
-        torch.ops.simdev.empty_cache(index)
-        torch.ops.simdev.reset_peak(index)
-    torch.ops.simdev.reset_counters()
 
 
 class _Batches:

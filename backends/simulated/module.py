@@ -6,15 +6,21 @@ absent here too (torch.npu has no OutOfMemoryError), so that code which relies o
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.accelerator._utils import _get_device_index
 
 from backends.simulated import behaviour
 
 AnyDevice: TypeAlias = "torch.device | str | int | None"
+
+
+def _index(device: AnyDevice) -> int:
+    return int(_get_device_index(device, optional=True))
 
 
 _quirks: list[torch.library.Library] = []  # What is registered lasts as long as its library.
@@ -48,35 +54,17 @@ def make(device_type: str) -> Any:
     """`torch.<device_type>`, not yet registered."""
     made: Any = ModuleType(f"torch.{device_type}")
     _add_devices(made, device_type)
-    _add_memory(made, device_type)
+    _add_memory(made)
     _add_streams(made, device_type)
-    if device_type == "musa":  # The public torch_musa does not offer these.
-        del made.StreamContext, made.is_bf16_supported
-    for value in vars(made).values():
-        if isinstance(value, type):
-            value.__module__, value.__qualname__ = made.__name__, value.__name__
+    if device_type == "musa":  # The public torch_musa does not offer this one.
+        del made.is_bf16_supported
     return made
-
-
-def _index(device_type: str, device: AnyDevice) -> int:
-    """The device's number, as torch._utils._get_device_index(optional=True) has it."""
-    if device is None or (isinstance(device, int) and device < 0):
-        return torch.accelerator.current_device_index()
-    if isinstance(device, int):
-        return device
-    device = torch.device(device)
-    if device.type != device_type:
-        raise ValueError(f"Expected a {device_type} device, but got: {device}")
-    return torch.accelerator.current_device_index() if device.index is None else device.index
 
 
 def _add_devices(made: Any, device_type: str) -> None:
     sample = behaviour.row_of(device_type).sample
     assert sample is not None
     state = SimpleNamespace(initialized=False)
-
-    def index(given: AnyDevice) -> int:
-        return _index(device_type, given)
 
     def init() -> None:  # PyTorch calls _lazy_init() before it touches the device.
         torch.ops.simdev.init()  # It raises in a forked child.
@@ -92,15 +80,12 @@ def _add_devices(made: Any, device_type: str) -> None:
         init()
         return torch.accelerator.current_device_index()
 
-    def set_device(device: AnyDevice) -> None:
-        torch.accelerator.set_device_index(index(device))
-
     def synchronize(device: AnyDevice = None) -> None:
         init()
-        torch.accelerator.synchronize(index(device))
+        torch.accelerator.synchronize(device)
 
     def get_device_properties(device: AnyDevice = None) -> SimpleNamespace:
-        number = index(device)
+        number = _index(device)
         if not 0 <= number < device_count():
             raise AssertionError("Invalid device id")
         properties = SimpleNamespace(
@@ -110,29 +95,12 @@ def _add_devices(made: Any, device_type: str) -> None:
             properties.major, properties.minor = sample.capability
         return properties
 
-    class device:  # noqa: N801 - The vendors' name.
-        def __init__(self, device: AnyDevice) -> None:
-            self.idx = index(device)
-            self.prev_idx = -1
-
-        def __enter__(self) -> None:
-            self.prev_idx = torch.accelerator.current_device_index()
-            torch.accelerator.set_device_index(self.idx)
-
-        def __exit__(self, *_: object) -> None:
-            torch.accelerator.set_device_index(self.prev_idx)
-
     made.init = made._lazy_init = init
     made.is_initialized = lambda: state.initialized and not in_bad_fork()
     made._is_in_bad_fork = in_bad_fork
     made.device_count, made.is_available = device_count, lambda: device_count() > 0
-    made.current_device, made.set_device, made.synchronize, made.device = (
-        current_device,
-        set_device,
-        synchronize,
-        device,
-    )
-    made.get_device_properties = get_device_properties
+    made.current_device, made.set_device = current_device, torch.accelerator.set_device_index
+    made.synchronize, made.get_device_properties = synchronize, get_device_properties
     made.get_device_name = lambda device=None: get_device_properties(device).name
     made.get_device_capability = lambda device=None: sample.capability  # torch.npu's answers None.
     made.is_bf16_supported = lambda *_, **__: True
@@ -140,66 +108,27 @@ def _add_devices(made: Any, device_type: str) -> None:
     made.manual_seed = made.manual_seed_all = lambda seed: None
 
 
-def _add_memory(made: Any, device_type: str) -> None:
+def _add_memory(made: Any) -> None:
     def read(what: str) -> Any:
-        return lambda device=None: int(torch.ops.simdev.stat(_index(device_type, device), what))
+        return lambda device=None: int(torch.ops.simdev.stat(_index(device), what))
 
     def empty_cache() -> None:
         if made.is_initialized():
             for number in range(made.device_count()):
                 torch.ops.simdev.empty_cache(number)
 
-    def mem_get_info(device: AnyDevice = None) -> tuple[int, int]:
-        return torch.accelerator.get_memory_info(_index(device_type, device))
-
-    made.empty_cache, made.mem_get_info = empty_cache, mem_get_info
-    made.memory_stats = lambda device=None: torch.accelerator.memory_stats(_index(device_type, device))
-    made.memory_allocated, made.max_memory_allocated = read("allocated"), read("peak_allocated")
-    made.memory_reserved, made.max_memory_reserved = read("reserved"), read("peak_reserved")
-    made.reset_peak_memory_stats = lambda device=None: torch.ops.simdev.reset_peak(_index(device_type, device))
+    made.empty_cache, made.mem_get_info = empty_cache, torch.accelerator.get_memory_info
+    made.memory_allocated, made.memory_reserved = read("allocated"), read("reserved")
+    made.max_memory_allocated = read("peak_allocated")
 
 
 def _add_streams(made: Any, device_type: str) -> None:
-    class Stream(torch.Stream):
-        def __new__(cls, device: AnyDevice = None, priority: int = 0, **known: Any) -> Any:
-            if known:
-                return super().__new__(cls, **known)
-            return super().__new__(cls, torch.device(device_type, _index(device_type, device)), priority=priority)
+    def stream_of(device: AnyDevice = None, priority: int = 0) -> torch.Stream:
+        return torch.Stream(torch.device(device_type, _index(device)), priority=priority)
 
-    class Event:  # A plain torch.Event: its elapsed_time() takes no subclass.
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
-            device = torch.device(device_type)
-            return torch.Event(device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+    def event_of(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
+        device = torch.device(device_type)
+        return torch.Event(device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
 
-    def current_stream(device: AnyDevice = None) -> Stream:
-        stream = torch.accelerator.current_stream(_index(device_type, device))
-        made_stream: Stream = Stream(
-            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-        )
-        return made_stream
-
-    def default_stream(device: AnyDevice = None) -> Stream:
-        number, kind = _index(device_type, device), torch._C._autograd.DeviceType.PrivateUse1
-        made_stream: Stream = Stream(stream_id=0, device_index=number, device_type=kind.value)
-        return made_stream
-
-    def set_stream(stream: torch.Stream | None) -> None:
-        if stream is not None:
-            torch.accelerator.set_stream(stream)
-
-    class StreamContext:
-        def __init__(self, stream: Stream | None) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            if self.stream is not None:
-                self.before = current_stream(), current_stream(self.stream.device)
-                set_stream(self.stream)
-
-        def __exit__(self, *_: object) -> None:
-            if self.stream is not None:
-                set_stream(self.before[1])
-                set_stream(self.before[0])
-
-    made.Stream, made.Event, made.StreamContext, made.stream = Stream, Event, StreamContext, StreamContext
-    made.current_stream, made.default_stream, made.set_stream = current_stream, default_stream, set_stream
+    made.Stream, made.Event, made.current_stream = stream_of, event_of, torch.accelerator.current_stream
+    made.stream = lambda stream: nullcontext() if stream is None else stream  # A stream is its own context.

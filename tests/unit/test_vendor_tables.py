@@ -1,0 +1,55 @@
+"""What the pages say of vendors is what their rows say: names, engines, the order of `auto`, what can be simulated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from backends.engines import ENGINES
+from backends.vendors import table as vendors
+
+ROOT = Path(__file__).parents[2]
+ROWS = {row.name: row for row in vendors.known()}
+
+
+def table_of(page: str, heading: str) -> dict[str, list[str]]:
+    """The first table of a page that begins with a row of `--device` and has `heading`: its other cells by device."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    [start, *_] = [each.start() for each in re.finditer(r"^\| `--device` \|.*$", text, re.M) if heading in each[0]]
+    lines = text[start:].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {name: rest for first, *rest in cells for name in re.findall(r"`(\w+)`", first)}
+
+
+def engines_in(cell: str) -> tuple[str, ...]:
+    return tuple(name for name in re.findall(r"`(\w+)`", cell) if name in ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "by_name", "simulated"),
+    [("README.md", "engines", "; by name ", "simulated"), ("README.zh-CN.md", "引擎", "\uff1b按名称指定 ", "模拟设备")],
+)
+def test_the_readme_has_every_vendors_engines(page: str, heading: str, by_name: str, simulated: str) -> None:
+    found = table_of(page, heading)
+    assert set(found) == {*ROWS, "null"}
+    for name, row in ROWS.items():
+        _, engines, verified = found[name]
+        preferred, _, named = re.split("[;\uff1b] ?int8", engines)[0].partition(by_name)
+        assert (engines_in(preferred), engines_in(named)) == (row.engines, row.by_name), name
+        assert (simulated in verified) == (row.sample is not None), name
+
+
+def test_the_readme_has_the_order_of_auto() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    [order] = re.findall(r"in this order: ([^.]*)\.", text)
+    assert order.split(", ") == [row.title for row in (*vendors.ACCELERATORS, vendors.CPU)]
+
+
+@pytest.mark.parametrize(("page", "yes"), [("docs/hardware.md", "yes"), ("docs/hardware.zh-CN.md", "是")])
+def test_the_table_of_proofs_has_every_vendor(page: str, yes: str) -> None:
+    found = table_of(page, "real" if yes == "yes" else "")
+    assert set(found) == set(ROWS)
+    for name, row in ROWS.items():
+        assert (found[name][2] == yes) == (row.sample is not None), name
