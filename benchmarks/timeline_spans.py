@@ -48,18 +48,18 @@ def main() -> int:
 
 def _watch_worker() -> None:
     from app.worker.loop import Worker
-    from backends.engines.engine import CheckedExecutable
+    from backends.contract.backend import Executable
     from backends.engines.streamed import StreamedExecutable
 
     Worker._gathered = _timed("gather", Worker._gathered)  # type: ignore[method-assign]
-    run = CheckedExecutable.run
+    run = Executable.run
 
-    def timed_run(executable: CheckedExecutable, pixels: Any) -> Any:
+    def timed_run(executable: Executable, pixels: Any) -> Any:
         if isinstance(executable, StreamedExecutable):
             return run(executable, pixels)
         return _timed("compute", run)(executable, pixels)
 
-    CheckedExecutable.run = timed_run  # type: ignore[method-assign]
+    Executable.run = timed_run  # type: ignore[method-assign]
     begin = StreamedExecutable._begin
 
     def timed_begin(executable: StreamedExecutable, pixels: Any) -> Any:

@@ -6,6 +6,7 @@ images, models or HTTP: a network is an nn.Module with an input shape.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from backends.contract.errors import BackendError, BackendUnavailableError, translated_errors
 from backends.vendors.table import Facts
 
 if TYPE_CHECKING:
@@ -167,37 +169,71 @@ class Started:
 class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes. It only runs; a LoadReport says what it is.
 
-    Owned by one thread. `batch_sizes`: those it takes, ascending.
+    It checks its input and speaks the contract's errors; an engine adds `_execute`. Owned by one thread.
+    `batch_sizes`: those it takes, ascending.
     `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
     `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers, in seconds.
     """
 
-    batch_sizes: tuple[int, ...]
     depth: int = 1
-    fastest_s: Mapping[int, float]
 
-    @abstractmethod
+    def __init__(self, device: str, batch_sizes: tuple[int, ...], input_shape: tuple[int, ...]) -> None:
+        self.batch_sizes = batch_sizes
+        self.fastest_s: dict[int, float] = {}
+        self._device = device
+        self._input_shape = input_shape
+        self._closed = False
+
     def buffer(self, rows: int) -> Pixels:
         """Zeros uint8 [rows, *input_shape] of its own, in memory from which the device copies fastest."""
+        return np.zeros((rows, *self._input_shape), dtype=np.uint8)
 
-    @abstractmethod
     def start(self, pixels: Pixels) -> Started:
         """Begin what `run` does. Batches are waited for in the order of their beginning; till then `pixels` stay as is.
 
         Raises what `run` raises, now or when it is waited for.
         """
+        outputs = self.run(pixels)
+        return Started(lambda: outputs)
 
-    @abstractmethod
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """uint8 [n, *input_shape] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
 
         The returned arrays are valid until the next `run`. Raises ValueError for other pixels, OutOfDeviceMemoryError,
         DeviceLostError, BackendError.
         """
+        self._check(pixels)
+        started_s = time.perf_counter()
+        with translated_errors(self._device):
+            # Engines share this memory with their runtimes, which take writable memory only.
+            outputs = self._execute(np.require(pixels, requirements="W"))
+        taken_s = time.perf_counter() - started_s
+        self.fastest_s[len(pixels)] = min(taken_s, self.fastest_s.get(len(pixels), taken_s))
+        return outputs
 
-    @abstractmethod
+    def _check(self, pixels: Pixels) -> None:
+        if self._closed:
+            raise BackendError(f"The executable on {self._device} is closed.")
+        if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
+            raise ValueError(f"Pixels must be C-contiguous uint8, not {pixels.dtype} of strides {pixels.strides}.")
+        if pixels.shape[1:] != self._input_shape:
+            raise ValueError(f"Pixels must be [n, *{self._input_shape}], not {pixels.shape}.")
+        if len(pixels) not in self.batch_sizes:
+            raise ValueError(f"A batch of {len(pixels)} is not among the sizes {self.batch_sizes}.")
+
     def close(self) -> None:
         """Give back what the executable holds. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    @abstractmethod
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        """Run one batch that has been checked."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Drop everything that holds memory; called once."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +320,6 @@ class Backend(ABC):
     def devices(self) -> list[Device]:
         """The devices this process may use. Raises BackendUnavailableError."""
 
-    @abstractmethod
     def load(
         self,
         network: Network,
@@ -302,6 +337,25 @@ class Backend(ABC):
         last of them a finer precision: the report says what it became. Raises BackendUnavailableError (no such
         device), EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
         """
+        known = {each.id: each for each in self.devices()}
+        if device not in known:
+            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
+        preferred = known[device].auto_precision
+        precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
+        return self._load(network, device, engine, precisions, batch_sizes, options=options)
+
+    def _load(
+        self,
+        network: Network,
+        device: str,
+        engine: str,
+        precisions: tuple[str, ...],
+        batch_sizes: Sequence[int],
+        *,
+        options: CompileOptions,
+    ) -> LoadedNetwork:
+        """`load` on a device that is there. `precisions`: the one that is wanted, and those to step up to."""
+        raise NotImplementedError
 
     @abstractmethod
     def memory(self, device: str) -> Memory:

@@ -16,7 +16,7 @@ from torch import nn
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.contract.errors import translated_errors
 from backends.engines.compiled import Call
-from backends.engines.engine import DTYPES, CheckedExecutable, Engine
+from backends.engines.engine import DTYPES, Engine
 from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
 
@@ -35,7 +35,6 @@ class EagerEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         with translated_errors(device):
             module = placed(network, device, precision, self._facts.channels_last, batch_sizes[-1])
             if self._facts.fused_layers:
@@ -87,7 +86,7 @@ def torch_executable(device: str, input_shape: tuple[int, ...], by_size: Mapping
     return kind(device, input_shape, by_size)
 
 
-class _HostExecutable(CheckedExecutable):
+class _HostExecutable(Executable):
     def __init__(self, device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> None:
         super().__init__(device, tuple(sorted(by_size)), input_shape)
         self._by_size = by_size

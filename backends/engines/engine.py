@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-import numpy as np
 import torch
 
 from backends.contract.backend import (
@@ -31,7 +29,6 @@ from backends.contract.backend import (
     Network,
     PackedTensor,
     Pixels,
-    Started,
     TensorNetwork,
     built,
     form_of,
@@ -42,7 +39,6 @@ from backends.contract.errors import (
     EngineRefusedError,
     OutOfDeviceMemoryError,
     WrongAnswersError,
-    translated_errors,
 )
 from backends.engines.cache import EngineCache
 from backends.engines.compiled import is_installed
@@ -102,64 +98,6 @@ class Engine(ABC):
     def version(self, precision: str) -> str:
         """The compiler's version; empty where it is part of PyTorch. Asked of an engine that has compiled."""
         return ""
-
-
-class CheckedExecutable(Executable):
-    """An executable that checks its input and speaks the contract's errors; an engine adds `_execute`."""
-
-    def __init__(
-        self,
-        device: str,
-        batch_sizes: tuple[int, ...],
-        input_shape: tuple[int, ...],
-    ) -> None:
-        self.batch_sizes = batch_sizes
-        self.fastest_s: dict[int, float] = {}
-        self._device = device
-        self._input_shape = input_shape
-        self._closed = False
-
-    def buffer(self, rows: int) -> Pixels:
-        return np.zeros((rows, *self._input_shape), dtype=np.uint8)
-
-    def start(self, pixels: Pixels) -> Started:
-        """The batch is done when this returns."""
-        outputs = self.run(pixels)
-        return Started(lambda: outputs)
-
-    def run(self, pixels: Pixels) -> tuple[Array, ...]:
-        """Raises ValueError for pixels of another type, layout, shape or batch size."""
-        self._check(pixels)
-        started_s = time.perf_counter()
-        with translated_errors(self._device):
-            # Engines share this memory with their runtimes, which take writable memory only.
-            outputs = self._execute(np.require(pixels, requirements="W"))
-        taken_s = time.perf_counter() - started_s
-        self.fastest_s[len(pixels)] = min(taken_s, self.fastest_s.get(len(pixels), taken_s))
-        return outputs
-
-    def _check(self, pixels: Pixels) -> None:
-        if self._closed:
-            raise BackendError(f"The executable on {self._device} is closed.")
-        if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
-            raise ValueError(f"Pixels must be C-contiguous uint8, not {pixels.dtype} of strides {pixels.strides}.")
-        if pixels.shape[1:] != self._input_shape:
-            raise ValueError(f"Pixels must be [n, *{self._input_shape}], not {pixels.shape}.")
-        if len(pixels) not in self.batch_sizes:
-            raise ValueError(f"A batch of {len(pixels)} is not among the sizes {self.batch_sizes}.")
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._release()
-
-    @abstractmethod
-    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        """Run one batch that has been checked."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Drop everything that holds memory; called once."""
 
 
 def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:

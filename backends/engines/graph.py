@@ -50,7 +50,6 @@ class GraphEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         device_type = torch.device(device).type
         module = torch.get_device_module(device_type)
         kind = getattr(module, self._facts.graph_class, None)

@@ -48,7 +48,6 @@ class InductorEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         if reason := _refusal(device.partition(":")[0]):
             raise EngineRefusedError(reason)
         in_int8 = precision == "int8"

@@ -27,7 +27,6 @@ class MIGraphXEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         imported(self.package, "build it from github.com/ROCm/torch_migraphx, or take AMD's image")
         with compiling("MIGraphX", device):
             placed(network, device, precision, channels_last=False).requires_grad_(False)

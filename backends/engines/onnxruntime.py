@@ -24,7 +24,6 @@ from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines.compiled import imported
 from backends.engines.engine import (
     DTYPES,
-    CheckedExecutable,
     Engine,
     calibration_of,
     is_batched,
@@ -76,7 +75,6 @@ class OnnxRuntimeEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts `network` in place."""
         runtime = _runtime()
         provider = _provider(runtime, torch.device(device).type)
         packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
@@ -125,7 +123,7 @@ class OnnxRuntimeEngine(Engine):
         return is_kept(options, described)
 
 
-class _OnnxRuntimeExecutable(CheckedExecutable):
+class _OnnxRuntimeExecutable(Executable):
     def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network, session: Any) -> None:
         super().__init__(device, batch_sizes, network.input_shape)
         self._session = session

@@ -34,7 +34,6 @@ from backends.contract.backend import (
 from backends.contract.errors import EngineRefusedError, first_line, translated_errors
 from backends.engines.compiled import imported
 from backends.engines.engine import (
-    CheckedExecutable,
     Engine,
     calibration_of,
     is_batched,
@@ -58,7 +57,6 @@ class OpenVINOEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """`network` is only read."""
         openvino = imported("openvino", "pip install 'anychip[cpu]'")
         core = openvino.Core()
         able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -96,7 +94,7 @@ class OpenVINOEngine(Engine):
         return is_kept(options, _parts(network, precision, options))
 
 
-class _OpenVINOExecutable(CheckedExecutable):
+class _OpenVINOExecutable(Executable):
     def __init__(
         self,
         device: str,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.contract.backend import Array, Pixels, Started
+from backends.contract.backend import Array, Executable, Pixels, Started
 from backends.contract.errors import (
     BackendError,
     DeviceLostError,
@@ -30,12 +30,11 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.engines.compiled import Call
-from backends.engines.engine import CheckedExecutable
 
 log = logging.getLogger(__name__)
 
 
-class StreamedExecutable(CheckedExecutable):
+class StreamedExecutable(Executable):
     """A network on the current device of its type, ready for each batch size.
 
     At most two batches are under way, in the order they were begun.

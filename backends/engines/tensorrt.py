@@ -52,7 +52,6 @@ class TensorRTEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         torch_tensorrt = imported(self.package, "pip install 'anychip[cuda]'")
         in_int8 = precision == "int8"
         exporting: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -40,7 +40,6 @@ class TorchairEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         # torch_npu, which makes it findable, is imported before any engine is asked.
         torchair = imported(self.package, "this torch_npu was built without it")
         with compiling("torchair", device):

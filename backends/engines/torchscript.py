@@ -33,7 +33,6 @@ class TorchScriptEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Casts and moves `network` in place."""
         if not hasattr(getattr(torch, "jit", None), "trace"):
             raise EngineRefusedError(f"PyTorch {torch.__version__} has no TorchScript any more")
         with translated_errors(device):

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from backends.contract.backend import (
-    DEFAULTS,
     Array,
     Backend,
     CompileOptions,
@@ -48,7 +47,7 @@ from backends.contract.errors import (
     OutOfDeviceMemoryError,
     translated_errors,
 )
-from backends.engines.engine import CheckedExecutable, Engine, compile_first
+from backends.engines.engine import Engine, compile_first
 from backends.null.behaviour import Behaviour, FaultKind, parse
 from backends.vendors.table import Facts
 
@@ -147,23 +146,22 @@ class NullBackend(Backend):
             for index in range(behaviour.devices)
         ]
 
-    def load(
+    def _load(
         self,
         network: Network,
         device: str,
         engine: str,
-        precision: str,
+        precisions: tuple[str, ...],
         batch_sizes: Sequence[int],
         *,
-        options: CompileOptions = DEFAULTS,
+        options: CompileOptions,
     ) -> LoadedNetwork:
         """After `load_ms`. What is configured now holds for the executable's life."""
         behaviour, state = _configured(), self._state(device)
         if engine not in ("auto", _NullEngine.name):
             raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")
         time.sleep(behaviour.load_ms / 1e3)
-        chosen = "fp32" if precision == "auto" else precision
-        return compile_first([_NullEngine(behaviour, state)], network, device, (chosen,), batch_sizes, options=options)
+        return compile_first([_NullEngine(behaviour, state)], network, device, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
         """What has leaked here is allocated, what is cached only reserved. Raises BackendUnavailableError."""
@@ -260,7 +258,7 @@ def _widened(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> t
     return (*shape[:-1], max(shape[-1] if shape else 1, size_bytes // max(1, others * dtype.itemsize)))
 
 
-class _NullExecutable(CheckedExecutable):
+class _NullExecutable(Executable):
     """Every answer is made beforehand: a run without delay and faults costs its checks alone, a few microseconds."""
 
     def __init__(

@@ -18,7 +18,6 @@ import torch
 
 from backends import host
 from backends.contract.backend import (
-    DEFAULTS,
     Backend,
     CompileOptions,
     Device,
@@ -27,9 +26,7 @@ from backends.contract.backend import (
     Network,
     Probe,
     Telemetry,
-    precisions_from,
 )
-from backends.contract.errors import BackendUnavailableError
 from backends.engines import compile_first, engines_of
 from backends.vendors import table as vendors
 
@@ -74,26 +71,22 @@ class CpuBackend(Backend):
             )
         ]
 
-    def load(
+    def _load(
         self,
         network: Network,
         device: str,
         engine: str,
-        precision: str,
+        precisions: tuple[str, ...],
         batch_sizes: Sequence[int],
         *,
-        options: CompileOptions = DEFAULTS,
+        options: CompileOptions,
     ) -> LoadedNetwork:
         """Sets the number of threads that PyTorch uses in this process."""
-        if device not in ("cpu", _DEVICE):
-            raise BackendUnavailableError(f"There is no device {device!r}; the CPU is {_DEVICE}.")
-        engines = engines_of(self.facts, engine, network, self._threads)
-        preferred = self.devices()[0].auto_precision
-        if precision == "bf16" and preferred != "bf16":
+        if precisions[0] == "bf16" and self.devices()[0].auto_precision != "bf16":
             # Measured with ResNet50 on such a CPU: seven times slower than float32.
             log.warning("this CPU has no units for bf16, which then runs several times slower than fp32")
         torch.set_num_threads(self._threads)
-        precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
+        engines = engines_of(self.facts, engine, network, self._threads)
         return compile_first(engines, network, _DEVICE, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:

@@ -24,7 +24,6 @@ from torch import nn
 
 from backends import detect, host
 from backends.contract.backend import (
-    DEFAULTS,
     Backend,
     CompileOptions,
     Device,
@@ -34,7 +33,6 @@ from backends.contract.backend import (
     Probe,
     Telemetry,
     built,
-    precisions_from,
 )
 from backends.contract.errors import (
     BackendError,
@@ -95,22 +93,18 @@ class TorchBackend(Backend):
             if not one.get("error")
         ]
 
-    def load(
+    def _load(
         self,
         network: Network,
         device: str,
         engine: str,
-        precision: str,
+        precisions: tuple[str, ...],
         batch_sizes: Sequence[int],
         *,
-        options: CompileOptions = DEFAULTS,
+        options: CompileOptions,
     ) -> LoadedNetwork:
         """Imports the vendor's package into this process."""
-        known = [one.id for one in self.devices()]
-        if device not in known:
-            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
         engines = engines_of(self.facts, engine, network, host.core_count())
-        precision = self._auto_precision if precision == "auto" else precision
         target = self._torch_id(device)
         module = self._module()
         load_operator_libraries()
@@ -119,12 +113,11 @@ class TorchBackend(Backend):
             self._configure(module)
         # Older chips of a vendor lack it: 910A, 310P, MLU370 and before.
         knows_bf16 = getattr(module, "is_bf16_supported", None)
-        if precision == "bf16" and knows_bf16 is not None and not knows_bf16():
+        if precisions[0] == "bf16" and knows_bf16 is not None and not knows_bf16():
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         if self.facts.fixed_shapes:
             fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
-        precisions = precisions_from(precision, self._auto_precision)
         try:
             loaded = compile_first(
                 engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed

@@ -25,7 +25,7 @@ from app.serving.prediction import predict
 from app.serving.service import Service
 from app.serving.terms import Terms
 from backends import EngineRefusedError, LoadReport, WrongAnswersError
-from backends.engines.engine import CheckedExecutable
+from backends.contract.backend import Executable
 from backends.vendors.cpu import CpuBackend
 from models import (
     DATATYPES,
@@ -371,7 +371,7 @@ def test_what_cannot_be_computed_in_a_precision_is_served_in_float32(models):
 # The gate
 
 
-class WrongExecutable(CheckedExecutable):
+class WrongExecutable(Executable):
     def __init__(self, model, distort):
         super().__init__("cpu:0", (1, 4), model.input_shape)
         self._network, self._distort = model.network(), distort

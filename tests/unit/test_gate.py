@@ -17,9 +17,9 @@ from app.precision.gate import Gate, weights_key
 from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration, CalibrationError, probes
 from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, LoadReport, WrongAnswersError
-from backends.contract.backend import precisions_from
+from backends.contract.backend import Executable, precisions_from
 from backends.engines import EagerEngine, compile_first
-from backends.engines.engine import CheckedExecutable, Engine
+from backends.engines.engine import Engine
 from models import open_model, parse_spec
 from tests.support.rows import row
 
@@ -118,7 +118,7 @@ class RightEngine(WrongEngine):
         super().__init__(lambda outputs, size: outputs, ("fp32",))
 
 
-class WrongExecutable(CheckedExecutable):
+class WrongExecutable(Executable):
     def __init__(self, truth, distort, batch_sizes, input_shape):
         super().__init__("cpu:0", batch_sizes, input_shape)
         self.truth, self.distort = truth, distort

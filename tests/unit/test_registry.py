@@ -68,17 +68,17 @@ class Answering(Executable):
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
-    def buffer(self, rows: int) -> Any:
-        raise NotImplementedError
-
-    def start(self, pixels: Any) -> Any:
-        raise NotImplementedError
-
     def run(self, pixels: Any) -> tuple[Any, ...]:
         return (np.array(self._answer),)
 
     def close(self) -> None:
         pass
+
+    def _execute(self, pixels: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        raise NotImplementedError
 
 
 CPU = CpuBackend()
