@@ -60,10 +60,9 @@ class Handovers:
     async def stop(self) -> None:
         """End every task, and begin no other. Idempotent."""
         self._stopped = True
-        background = [*self._relieved.values(), *self._tasks]
-        for task in background:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run(self, hand_over: Coroutine[Any, Any, None]) -> None:
         """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
@@ -138,26 +137,24 @@ class Handovers:
 
     def relieve(self, worker: WorkerProcess, trigger: str) -> None:
         """Replace a worker that leaks, as soon as that is allowed."""
-        replica = self._of(worker)
-        if self._stopped or replica is None or replica in self._relieved:
-            return
-        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
-        task = asyncio.create_task(self._relieve(replica, worker, trigger), name=f"relieve {worker.id}")
-        self._relieved[replica] = task
-        task.add_done_callback(lambda _: self._relieved.pop(replica, None))
+        self._begin(self._relieved, worker, lambda replica: self._relieve(replica, worker, trigger))
 
     def compile(self, worker: WorkerProcess) -> None:
         """Replace a worker that serves with what was ready in seconds by one that takes its time."""
-        replica = self._of(worker)
-        if self._stopped or replica is None or replica in self._compiling:
-            return
-        task = self._task(self._compile(replica, worker), f"compile for {worker.id}")
-        self._compiling[replica] = task
-        task.add_done_callback(lambda done: self._forget(replica, done))
+        self._begin(self._compiling, worker, lambda replica: self._compile(replica, worker))
 
-    def _forget(self, replica: Replica, task: asyncio.Task[None]) -> None:
-        if self._compiling.get(replica) is task:
-            del self._compiling[replica]
+    def _begin(
+        self,
+        tasks: dict[Replica, asyncio.Task[None]],
+        worker: WorkerProcess,
+        work: Callable[[Replica], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Begin work for the replica of a worker, unless one of these tasks is at it."""
+        replica = next((each for each in self._replicas if each.current is worker), None)
+        if self._stopped or replica is None or replica in tasks:
+            return
+        task = tasks[replica] = self._task(work(replica), f"hand-over from {worker.id}")
+        task.add_done_callback(lambda done: tasks.pop(replica) if tasks.get(replica) is done else None)
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task that `stop` ends."""
@@ -171,11 +168,9 @@ class Handovers:
         if not task.cancelled() and task.exception() is not None:
             log.debug("%s: %s", task.get_name(), task.exception())  # Its caller hears it, too.
 
-    def _of(self, worker: WorkerProcess) -> Replica | None:
-        return next((each for each in self._replicas if each.current is worker), None)
-
     async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
         """Replace a leaking worker once no other worker is missing."""
+        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
         while replica.current is worker:
             async with self._lock:
                 ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)

@@ -47,15 +47,8 @@ class _UnderWay:
     undecoded: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """A batch's results, not sent yet. `fitted`, `prepare_s`, `undecoded`: as in Done."""
-
-    results: list[Result]
-    infer_s: float
-    fitted: int = 0
-    prepare_s: float = 0.0
-    undecoded: tuple[int, ...] = ()
+_Answer = tuple[Done | Failed, tuple[int, ...]]
+"""What is said of a batch, and the descriptors that go with it."""
 
 
 class Worker:
@@ -89,35 +82,41 @@ class Worker:
             message = self._link.receive(STATS_INTERVAL_S if under_way is None else under_way.expected_s)
             following = self._start(message) if isinstance(message, Run) else None
             if under_way is not None:
-                self._answer(under_way.run, self._finish(under_way))
+                self._answer(self._finish(under_way))
             under_way = following
             match message:
                 case Run() if following is None:
-                    self._answer(message, self._run(message))
+                    self._answer(self._run(message))
                 case Release():
                     self._link.send(self._memory.release(message))
                 case Stop():
                     return
 
-    def _answer(self, run: Run, answer: _Computed | Failed) -> None:
-        if isinstance(answer, _Computed):
-            self._send_results(run, answer)
-        else:
-            self._link.send(answer)
+    def _answer(self, answer: _Answer) -> None:
+        message, descriptors = answer
+        self._link.send(message, descriptors)
         self._memory.after_batch(self._link.send)
 
-    def _send_results(self, run: Run, computed: _Computed) -> None:
+    def _done(
+        self,
+        run: Run,
+        results: list[Result],
+        infer_s: float,
+        undecoded: tuple[int, ...],
+        *,
+        fitted: int = 0,
+        prepare_s: float = 0.0,
+    ) -> _Answer:
+        """Write the results of a batch beside its inputs; fields as in Done."""
+        for row in undecoded:
+            results[row] = None
         places = [self._arena.result(run.model, slot) for slot in run.slots]
-        for row in computed.undecoded:
-            computed.results[row] = None
         try:
-            layouts, overflow_bytes, descriptor = write_results(computed.results, places)
+            layouts, overflow_bytes, descriptor = write_results(results, places)
         except (ResultError, OSError, ValueError) as error:
-            self._link.send(_failed(run, error))
-            return
-        figures = computed.infer_s, computed.fitted, overflow_bytes, computed.prepare_s, computed.undecoded
-        done = Done(run.batch_id, layouts, *figures)
-        self._link.send(done, (descriptor,) if overflow_bytes else ())
+            return _failed(run, error)
+        done = Done(run.batch_id, layouts, infer_s, fitted, overflow_bytes, prepare_s, undecoded)
+        return done, (descriptor,) if overflow_bytes else ()
 
     def _start(self, run: Run) -> _UnderWay | None:
         """Give the batch to the device and come back before it is done; None where that cannot be, or has failed.
@@ -141,7 +140,7 @@ class Worker:
         expected_s, prepare_s = 0.9 * loaded.latency_s[run.batch_size], time.perf_counter() - received_s
         return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
 
-    def _finish(self, under_way: _UnderWay) -> _Computed | Failed:
+    def _finish(self, under_way: _UnderWay) -> _Answer:
         """Raises DeviceLostError."""
         run = under_way.run
         try:
@@ -151,7 +150,7 @@ class Worker:
             infer_s = now_s - max(under_way.started_s, self._done_s)
             self._done_s = now_s
             results = self._reduced(run, outputs, run.asked(), run.batch_size)
-            return _Computed(results, infer_s, prepare_s=under_way.prepare_s, undecoded=under_way.undecoded)
+            return self._done(run, results, infer_s, under_way.undecoded, prepare_s=under_way.prepare_s)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError:
@@ -179,7 +178,7 @@ class Worker:
             [(row, self._arena.slot(run.model, run.slots[row])) for row in files], buffer
         )
 
-    def _run(self, run: Run) -> _Computed | Failed:
+    def _run(self, run: Run) -> _Answer:
         """Run a batch with nothing else under way. Raises DeviceLostError."""
         try:
             pixels, undecoded = self._gathered(run)
@@ -187,7 +186,7 @@ class Worker:
             results, fitted = self._results(run, pixels)
             self._done_s = time.perf_counter()
             fitted = 0 if fitted == run.batch_size else fitted
-            return _Computed(results, self._done_s - started_s, fitted, undecoded=undecoded)
+            return self._done(run, results, self._done_s - started_s, undecoded, fitted=fitted)
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError as error:
@@ -244,9 +243,9 @@ class Worker:
                 return None
 
 
-def _failed(run: Run, error: Exception) -> Failed:
+def _failed(run: Run, error: Exception) -> _Answer:
     log.error("batch %d failed", run.batch_id, exc_info=error)
-    return Failed(run.batch_id, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+    return Failed(run.batch_id, f"{type(error).__name__}: {error}"[:_MAX_REASON]), ()
 
 
 def _finite(outputs: Sequence[npt.NDArray[Any]]) -> bool:

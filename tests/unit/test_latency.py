@@ -23,7 +23,7 @@ def test_padding_is_paid_only_where_it_costs_less_than_a_second_batch(seconds, w
 
 
 @pytest.mark.parametrize("seconds", [{}, {0: 0.1}, {-1: 0.1}, {1: -0.1}])
-def test_a_ladder_without_sizes_or_with_impossible_ones_is_refused(seconds):
+def test_latencies_without_sizes_or_with_impossible_ones_is_refused(seconds):
     with pytest.raises(ValueError, match="batch latencies"):
         BatchLatencies(seconds)
 
@@ -91,7 +91,7 @@ def test_after_out_of_memory_no_larger_batch_is_used_and_the_rate_follows():
     assert ladder.rate == pytest.approx(2 / 0.010)
 
 
-def test_the_ceiling_comes_back_one_rung_at_a_time():
+def test_the_ceiling_comes_back_one_size_at_a_time():
     ladder = BatchLatencies(FLAT)
     ladder.limit(1, 0.0)
     assert [ladder.ceiling(now) for now in (29.9, 30.0, 59.9, 60.0, 89.9, 90.0, 1e6)] == [1, 2, 2, 4, 4, 8, 8]
@@ -118,7 +118,7 @@ def test_the_smallest_size_always_stays():
 
 @settings(deadline=None, derandomize=True)
 @given(ladders, st.integers(1, 200), st.none() | st.integers(0, 64))
-def test_the_best_size_is_on_the_ladder_and_under_the_ceiling_and_wastes_no_rung(seconds, waiting, limit):
+def test_the_best_size_is_among_the_sizes_and_under_the_ceiling_and_wastes_no_size(seconds, waiting, limit):
     ladder = BatchLatencies(seconds)
     if limit is not None:
         ladder.limit(limit, 0.0)
@@ -126,17 +126,17 @@ def test_the_best_size_is_on_the_ladder_and_under_the_ceiling_and_wastes_no_rung
     assert size in seconds
     assert size <= ceiling
     assert ceiling <= max(limit or 0, min(seconds)) or limit is None
-    usable = [rung for rung in seconds if rung <= ceiling]
-    assert size <= min((rung for rung in usable if rung >= waiting), default=ceiling)
+    usable = [each for each in seconds if each <= ceiling]
+    assert size <= min((each for each in usable if each >= waiting), default=ceiling)
 
 
 @settings(deadline=None, derandomize=True)
 @given(ladders, st.integers(1, 200))
 def test_no_neighbouring_size_answers_more_items_a_second(seconds, waiting):
     size = BatchLatencies(seconds).best_size(waiting, 0.0)
-    above = min((rung for rung in seconds if rung >= waiting), default=max(seconds))
-    below = max((rung for rung in seconds if rung <= waiting), default=above)
-    rate = {rung: min(rung, waiting) / seconds[rung] for rung in (above, below)}
+    above = min((each for each in seconds if each >= waiting), default=max(seconds))
+    below = max((each for each in seconds if each <= waiting), default=above)
+    rate = {each: min(each, waiting) / seconds[each] for each in (above, below)}
     assert rate[size] == max(rate.values())
 
 
