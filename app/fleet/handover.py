@@ -179,7 +179,7 @@ class Handovers:
                 if allowed and replica.current is worker and all(each.state == "ready" for each in others):
                     try:
                         # As this worker: with compiled engines, where it has them.
-                        load = replace(worker.plan.load, models=replica.plan.load.models)
+                        load = worker.plan.load.with_models(replica.plan.load.models)
                         successor = await replica.prepare(self._with_sizes(replace(worker.plan, load=load)))
                         drain = replica.take_over(successor, replica.plan, self._settings.drain_s)
                         await asyncio.shield(drain)
@@ -233,8 +233,7 @@ class Handovers:
         if worker is None or worker.ready is None:
             return {}
         load = worker.plan.load
-        searched = [index for index, how in enumerate(load.tuned) if how is not None and how.grows]
-        loaded = {index: worker.ready.loaded[index] for index in searched}
+        loaded = {index: worker.ready.loaded[index] for index, plan in enumerate(load.plans) if plan.grows}
         found = {index: tuple(each.latency_s) for index, each in loaded.items() if each is not None}
         self._sizes.setdefault(load.device.name, {}).update(found)
         return found
@@ -242,11 +241,11 @@ class Handovers:
     def _with_sizes(self, plan: WorkerPlan) -> WorkerPlan:
         """The plan with the batch sizes that were found meanwhile on such a device: they are not searched again."""
         found = self._sizes.get(plan.load.device.name, {})
-        tuned = tuple(
-            replace(how, batch_sizes=found[index], grows=False) if how is not None and index in found else how
-            for index, how in enumerate(plan.load.tuned)
+        plans = tuple(
+            replace(each, batch_sizes=found[index], grows=False) if index in found else each
+            for index, each in enumerate(plan.load.plans)
         )
-        return replace(plan, load=replace(plan.load, tuned=tuned))
+        return replace(plan, load=replace(plan.load, plans=plans))
 
 
 def _shutting_down() -> ServiceError:

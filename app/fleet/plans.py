@@ -14,7 +14,7 @@ from app.fleet.process import WorkerPlan
 from app.fleet.profiles import Profile, of_model
 from app.precision.probes import calibration, probes
 from app.worker.guard import LeakLimits
-from app.worker.messages import Load, Tuned
+from app.worker.messages import Load, ModelPlan
 from backends import Choice
 from models import Model, NormalisedModel
 from models.exports.exported import bare_environment
@@ -28,9 +28,9 @@ def worker_devices(settings: Settings, choice: Choice) -> list[str]:
     return [device for device in choice.devices for _ in range(settings.workers_per_device)]
 
 
-def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model) -> Tuned:
+def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model) -> ModelPlan:
     """What a model is served with. The form of a model that takes floats is as its images' are, and never grows."""
-    how = Tuned(**of_model(settings, profiles.get(model.name)))
+    how = ModelPlan(model, **of_model(settings, profiles.get(model.name)))
     return replace(how, grows=False) if isinstance(model, NormalisedModel) else how
 
 
@@ -62,23 +62,25 @@ def worker_plans(
     """
     facts = choice.backend.facts
     cache_dir = settings.cache_dir.expanduser()
-    tried = tuple(probes(model) for model in models) if facts.computes else ()
-    tuned = tuple(how_served(settings, profiles, model) for model in models)
-    calibrations = tuple(
-        calibration(model, settings.calibrate) if how.precision == "int8" else None
-        for model, how in zip(models, tuned, strict=True)
-    )
+    served = [
+        replace(
+            how,
+            probes=probes(model) if facts.computes else None,
+            calibration=calibration(model, settings.calibrate) if how.precision == "int8" else None,
+        )
+        for model in models
+        for how in [how_served(settings, profiles, model)]
+    ]
 
     def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
         # Of the others a worker gets nothing: what runs in a program may look at all that is there.
-        own = [index in serves for index in range(len(models))]
         bare = facts.device_type == "cpu" and models[serves[0]].is_program
         load = Load(
-            models=tuple(model if is_own else None for model, is_own in zip(models, own, strict=True)),
+            plans=tuple(
+                each if index in serves else replace(each, model=None, probes=None, calibration=None)
+                for index, each in enumerate(served)
+            ),
             device=choice.device(device),
-            engine=settings.engine,
-            precision=settings.precision,
-            batch_sizes=settings.ladder,
             guard=replace(
                 _GUARD,
                 policy=settings.guard_policy,
@@ -86,12 +88,9 @@ def worker_plans(
                 resident_bytes=settings.guard_resident_mb << 20,
             ),
             plugins=split(settings.plugins),
-            probes=tuple(items if is_own else items[:0] for items, is_own in zip(tried, own, strict=bool(tried))),
-            calibrations=tuple(each if is_own else None for each, is_own in zip(calibrations, own, strict=True)),
             cache_dir=None if bare else cache_dir,
             quick=True,
             ballast=bytes(facts.ballast_bytes),
-            tuned=tuned,
             decode=settings.decode,
         )
         return WorkerPlan(

@@ -90,8 +90,8 @@ class WorkerPlan:
 
     def with_models(self, models: Sequence[Model | None]) -> WorkerPlan:
         """The same for other models, of which it takes its own."""
-        own = tuple(model if self.has(index) else None for index, model in enumerate(models))
-        return replace(self, load=replace(self.load, models=own))
+        own = [model if self.has(index) else None for index, model in enumerate(models)]
+        return replace(self, load=self.load.with_models(own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class WorkerProcess:
 
     def model(self, index: int) -> Model:
         """A model as this worker serves it; after a hand-over another may serve other weights and labels."""
-        model = self.plan.load.models[index]
+        model = self.plan.load.plans[index].model
         assert model is not None
         return model
 

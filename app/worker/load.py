@@ -22,7 +22,7 @@ import numpy.typing as npt
 from app.precision.gate import compile_options
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.worker.growth import grown, pays
-from app.worker.messages import Load, Loaded, Ready, Report, Tuned, WhoDecodes
+from app.worker.messages import Load, Loaded, ModelPlan, Ready, Report, WhoDecodes
 from backends import (
     Backend,
     BackendError,
@@ -111,10 +111,10 @@ def load_device(load: Load) -> LoadedDevice:
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
-    for index, model in enumerate(load.models):
-        if model is not None:
-            models[index] = loaded = _loaded(load, index, model, backend)
-            loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
+    for index, plan in enumerate(load.plans):
+        if plan.model is not None:
+            models[index] = loaded = _loaded(load, plan, plan.model, backend)
+            loaded.decoding, loaded.who_decodes = agreed(decoder, plan.model, loaded.executable, load.decode)
     reports = tuple(models[index].said() if index in models else None for index in range(len(load.models)))
     staged = any(each.staged for each in models.values())
     ready = Ready(load.device.id, load.device.name, reports, staged)
@@ -137,20 +137,13 @@ def _confine(load: Load) -> None:
     confine_program([*python_files(), *own], [Path(os.devnull)], memory_bytes=None)
 
 
-def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerModel:
+def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
     began_s = time.monotonic()
-    options = compile_options(
-        model,
-        load.probes[index] if load.probes else None,
-        load.calibrations[index] if load.calibrations else None,
-        load.cache_dir,
-        quick=load.quick,
-    )
+    options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick)
     model.check_weights()
-    how = (load.tuned[index] if load.tuned else None) or load
-    sizes = model.batch_sizes(how.batch_sizes)
+    sizes = model.batch_sizes(plan.batch_sizes)
 
-    def made(sizes: tuple[int, ...], engine: str = how.engine, precision: str = how.precision) -> LoadedNetwork:
+    def made(sizes: tuple[int, ...], engine: str = plan.engine, precision: str = plan.precision) -> LoadedNetwork:
         if model.batch_sizes(sizes) != sizes:
             raise EngineRefusedError(f"the network takes no batches of {sizes[-1]}")
         build = model.network if backend.facts.computes else model.network_of_shapes
@@ -159,7 +152,7 @@ def _loaded(load: Load, index: int, model: Model, backend: Backend) -> WorkerMod
 
     executable, report = made(sizes)
     latencies: Mapping[int, float] = _measured(executable)
-    may_grow = isinstance(how, Tuned) and how.grows and pays(latencies)
+    may_grow = plan.grows and pays(latencies)
     if may_grow and not load.quick:
         executable, report, latencies = _grown(load, backend, made, LoadedNetwork(executable, report), latencies)
     # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.

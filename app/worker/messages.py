@@ -12,7 +12,8 @@ by a file it loads, can send wrong answers and cannot make the server run anythi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -30,42 +31,50 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
-    """How one model is to be served. `grows`: with larger batches than these, too, where they pay (workers.growth)."""
+class ModelPlan:
+    """One model (None: it is not to be loaded), and how it is to be served.
 
+    `grows`: with larger batches than these, too, where they pay (workers.growth). `probes`: items for the gate, uint8
+    [n, *input_shape]; None: there is no gate. `calibration`: where int8 is wanted and the model has images.
+    """
+
+    model: Model | None
     engine: str
     precision: str
     batch_sizes: tuple[int, ...]
     grows: bool = False
+    probes: npt.NDArray[np.uint8] | None = field(default=None, compare=False)
+    calibration: Calibration | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to serve and how. Model i (None: it is not to be loaded) reads pool i of the arena.
+    """What to serve and how. The model of plan i reads pool i of the arena.
 
     `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
-    anything is loaded, and shared libraries to load after the vendor's package. `probes`: each model's items for the
-    gate, uint8 [n, *input_shape]; none: there is no gate. `calibrations`: each model's, where
-    int8 is wanted and the model has images. `cache_dir`: for what is compiled. `quick`: serve with what is ready in
-    seconds; Ready says whether that left something out. `ballast`: makes it as large as a real one (docs/null.md).
-    `tuned`: each model's own engine, precision and batch sizes; None or none at all: the common ones. `decode`: who
-    decodes images: `auto`: the device where it can and answers alike.
+    anything is loaded, and shared libraries to load after the vendor's package. `cache_dir`: for what is compiled.
+    `quick`: serve with what is ready in seconds; Ready says whether that left something out. `ballast`: makes it as
+    large as a real one (docs/null.md). `decode`: who decodes images: `auto`: the device where it can and answers alike.
     """
 
-    models: tuple[Model | None, ...]
+    plans: tuple[ModelPlan, ...]
     device: Device
-    engine: str
-    precision: str
-    batch_sizes: tuple[int, ...]
     guard: LeakLimits = field(default_factory=LeakLimits)
     plugins: tuple[str, ...] = ()
-    probes: tuple[npt.NDArray[np.uint8], ...] = ()
-    calibrations: tuple[Calibration | None, ...] = ()
     cache_dir: Path | None = None
     quick: bool = False
     ballast: bytes = b""
-    tuned: tuple[Tuned | None, ...] = ()
     decode: Literal["host", "device", "auto"] = "host"
+
+    @property
+    def models(self) -> tuple[Model | None, ...]:
+        """By their numbers."""
+        return tuple(plan.model for plan in self.plans)
+
+    def with_models(self, models: Sequence[Model | None]) -> Load:
+        """The same for other models."""
+        plans = tuple(replace(plan, model=model) for plan, model in zip(self.plans, models, strict=True))
+        return replace(self, plans=plans)
 
 
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):

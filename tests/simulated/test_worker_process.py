@@ -25,7 +25,7 @@ from app.fleet.replica import Events, Replica
 from app.processes.arena import Arena
 from app.processes.channel import MAX_WAITING_BYTES
 from app.processes.fork_server import Child
-from app.worker.messages import Failed, Load, Release, Released, Run, Stats
+from app.worker.messages import Failed, Load, ModelPlan, Release, Released, Run, Stats
 from backends import Device
 from models import Options, open_model, parse_spec
 from tests.support.stall import running_loop
@@ -52,9 +52,8 @@ class Watched:
             died=lambda replica, kind: self.said.append(kind),
             broken=lambda replica, reason: self.said.append("broken"),
         )
-        load = Load(
-            (MODEL,), Device("null:0", "none", 1 << 30, "fp32"), "auto", "auto", (1, 2), ballast=bytes(11 << 20)
-        )
+        model = ModelPlan(MODEL, "auto", "auto", (1, 2))
+        load = Load((model,), Device("null:0", "none", 1 << 30, "fp32"), ballast=bytes(11 << 20))
         self.plan = WorkerPlan(load, {"ANYCHIP_NULL": null}, **plan)
         gc.freeze()  # As the server does it once it is loaded: to look through all of torch takes 150 ms.
         self._measuring = running_loop()

@@ -14,7 +14,7 @@ from app.fleet.handover import Handovers
 from app.fleet.process import WorkerPlan, WorkerStartError
 from app.fleet.replica import Events, Replica
 from app.observability.metrics import Metrics
-from app.worker.messages import Load, Tuned
+from app.worker.messages import Load, ModelPlan
 from backends import Device
 
 
@@ -84,7 +84,7 @@ class Serving:
             broken=lambda replica, reason: None,
         )
         device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
-        plan = WorkerPlan(Load(models=("old",), device=device, engine="null", precision="fp32", batch_sizes=(1,)))
+        plan = WorkerPlan(Load((ModelPlan("old", "null", "fp32", (1,)),), device))
         self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
         self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics(enabled=False))
 
@@ -299,31 +299,33 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
     async with Serving() as serving:
         serving.handovers._keep_sizes = kept.__setitem__
         for replica in serving.replicas:
-            load = replace(replica.plan.load, quick=True, tuned=(Tuned("null", "fp32", (1, 2), grows=True),))
+            load = replace(replica.plan.load, quick=True, plans=(ModelPlan("old", "null", "fp32", (1, 2), grows=True),))
             replica.plan = replace(replica.plan, load=load)
         first, second = serving.replicas
         serving.handovers.compile(first.current)
         [compiling] = serving.handovers._tasks
         await turns()
         searching = made[-1]
-        assert searching.plan.load.tuned[0].grows
+        assert searching.plan.load.plans[0].grows
         searching.succeed()
         searching.ready.loaded = (SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),)
         await turns()
         next(worker for worker in made if worker.device == first.device).drained.set()
         await asyncio.wait_for(compiling, 10)
-        found = Tuned("null", "fp32", (1, 2, 4))
+        found = ModelPlan("old", "null", "fp32", (1, 2, 4))
         assert kept == {"null": {0: (1, 2, 4)}}
-        assert first.plan.load.tuned == (found,), "a start after a crash has them, too"
+        assert first.plan.load.plans == (found,), "a start after a crash has them, too"
         serving.handovers.compile(second.current)
         await turns(30)
         assert made[-1].device == second.device
-        assert made[-1].plan.load.tuned == (found,)
+        assert made[-1].plan.load.plans == (found,)
 
 
 async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_others(made):
     async with Serving() as serving:
         ours, theirs = serving.replicas
+        for each in (ours, theirs):
+            each.plan = replace(each.plan, load=replace(each.plan.load, plans=2 * each.plan.load.plans))
         ours.plan = replace(ours.plan, serves=(0,)).with_models(("old", "evil"))
         theirs.plan = replace(theirs.plan, serves=(1,)).with_models(("old", "evil"))
         theirs.state = "broken"

@@ -15,7 +15,7 @@ from torchvision.models import resnet50
 from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.worker.load import load_device
-from app.worker.messages import Load, Stats
+from app.worker.messages import Load, ModelPlan, Stats
 from backends import BackendError, Device, LoadedNetwork, register_operator_libraries
 from backends.operators import operators
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
@@ -247,7 +247,7 @@ def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
 
     monkeypatch.setattr(CpuBackend, "load", lacking)
     model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
-    loaded = load_device(Load((model,), Device("cpu:0", "a CPU", 1 << 30, "fp32"), "eager", "fp32", (1,)))
+    loaded = load_device(Load((ModelPlan(model, "eager", "fp32", (1,)),), Device("cpu:0", "a CPU", 1 << 30, "fp32")))
     loaded.close()
     assert loaded.ready.loaded[0].report.operators == {
         "aten::sin": "cpu",

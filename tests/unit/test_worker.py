@@ -17,7 +17,20 @@ from app.processes.arena import Arena
 from app.processes.channel import Channel, socket_pair
 from app.worker.loop import Worker
 from app.worker.main import run
-from app.worker.messages import Beat, Done, Ended, Failed, Load, Ready, Run, Stats, Stop, from_worker, to_worker
+from app.worker.messages import (
+    Beat,
+    Done,
+    Ended,
+    Failed,
+    Load,
+    ModelPlan,
+    Ready,
+    Run,
+    Stats,
+    Stop,
+    from_worker,
+    to_worker,
+)
 from app.worker.results import map_overflow, read_results
 from backends import Device, OutOfDeviceMemoryError
 from models import Options, open_model, parse_spec
@@ -36,7 +49,8 @@ class Talk:
         self.channel = Channel(ours)
         self.said = []
         theirs_arena = Arena.opened(self.arena.pools, *self.arena.descriptors())
-        load = Load(self.models, Device(device, "a device", 1 << 30, "fp32"), engine, precision, batch_sizes)
+        plans = tuple(ModelPlan(model, engine, precision, batch_sizes) for model in self.models)
+        load = Load(plans, Device(device, "a device", 1 << 30, "fp32"))
         self.thread = threading.Thread(target=run, args=(Channel(theirs), theirs_arena, load))
         self.thread.start()
 
