@@ -86,11 +86,11 @@ def read_wheel(path: Path) -> dict[str, list[str]]:
 
 def networks() -> Iterator[tuple[str, list[str]]]:
     """Every architecture of the catalogue with the operators it is made of; of YOLO the sizes are alike."""
-    from models.tasks import classification, detection, instance_detection
+    from models import classifiers
+    from models.yolo import model as yolo
 
-    of_yolo = (*detection.ARCHITECTURES, *instance_detection.ARCHITECTURES)
-    detectors = [name for name in of_yolo if name.partition("-")[0].endswith("n")]
-    for name in (*classification.ARCHITECTURES, *detectors):
+    detectors = [name for name in yolo.ARCHITECTURES if name.partition("-")[0].endswith("n")]
+    for name in (*classifiers.ARCHITECTURES, *detectors):
         print(name, file=sys.stderr)
         yield name, operators_of(name)
 
@@ -101,17 +101,16 @@ def operators_of(architecture: str) -> list[str]:
     Classifiers are made of tensors that have shapes and no values, so that nothing is computed.
     """
     from backends.operators.record import names_of
-    from models import PixelModel, open_model, parse_spec
-    from models.tasks import classification
+    from models import PixelModel, classifiers, open_model, parse_spec
 
     model = open_model(parse_spec(f"{architecture}:random"), Path())
     assert isinstance(model, PixelModel)
-    if architecture in classification.ARCHITECTURES:
-        assert isinstance(model, classification.Classifier)
-        core = classification._skeleton(architecture, len(model.labels), auxiliary=False).eval().to("meta")
+    if architecture in classifiers.ARCHITECTURES:
+        assert isinstance(model, classifiers.Classifier)
+        core = classifiers._skeleton(architecture, len(model.labels), auxiliary=False).eval().to("meta")
         with torch.device("meta"):
-            classification._fuse(core)
-            network: torch.nn.Module = classification.ClassificationNetwork(
+            classifiers._fuse(core)
+            network: torch.nn.Module = classifiers.ClassificationNetwork(
                 core, model.input_shape, model.mean, model.std
             ).eval()
             pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)

@@ -12,11 +12,10 @@ from models.contract.model import (
     Model,
     Options,
     OutputSpec,
-    PixelModel,
     PixelNetwork,
     Placement,
-    Task,
 )
+from models.contract.pixel_model import PixelModel
 from models.contract.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
 from models.exports.exported import ExportedModel
 from models.tasks.normalised import NormalisedModel
@@ -38,7 +37,6 @@ __all__ = [
     "PixelModel",
     "PixelNetwork",
     "Placement",
-    "Task",
     "TensorModel",
     "TensorOptions",
     "TensorSpec",

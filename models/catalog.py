@@ -15,21 +15,18 @@ from pathlib import Path
 
 from torch import Tensor
 
+from models import classifiers
 from models import publishers as weights
 from models.contract.digest import sha256_of
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
-from models.tasks import classification, detection, instance_detection
 from models.weights.checkpoint import SUFFIXES, read_header
+from models.yolo import model as yolo
 
 log = logging.getLogger(__name__)
 
-ARCHITECTURES: tuple[str, ...] = (
-    *classification.ARCHITECTURES,
-    *detection.ARCHITECTURES,
-    *instance_detection.ARCHITECTURES,
-)
+ARCHITECTURES: tuple[str, ...] = (*classifiers.ARCHITECTURES, *yolo.ARCHITECTURES)
 
 _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
@@ -71,13 +68,8 @@ class _Family:
     model: Callable[[str, str, Sequence[str], str, str | None], Model]
 
 
-def _detector(name: str, architecture: str, labels: Sequence[str], weights: str, weights_file: str | None) -> Model:
-    return detection.Detector(name, architecture, tuple(labels), weights, weights_file)
-
-
-_CLASSIFIERS = _Family(classification.class_count, classification.default_labels, classification.Classifier.of)
-_DETECTORS = _Family(detection.class_count, detection.default_labels, _detector)
-_INSTANCES = _Family(instance_detection.class_count, instance_detection.default_labels, instance_detection.model)
+_CLASSIFIERS = _Family(classifiers.class_count, classifiers.default_labels, classifiers.Classifier.of)
+_YOLO = _Family(yolo.class_count, yolo.default_labels, yolo.YOLO.of)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
@@ -191,12 +183,10 @@ def _family(architecture: str) -> _Family:
     kind = next((kind for ending, kind in _UNREAD.items() if architecture.rstrip("/").endswith(ending)), None)
     if kind is not None:
         raise UnknownModelError(f"{architecture} is {kind}, which is not read: export the network as .onnx instead.")
-    if architecture in classification.ARCHITECTURES:
+    if architecture in classifiers.ARCHITECTURES:
         return _CLASSIFIERS
-    if architecture in detection.ARCHITECTURES:
-        return _DETECTORS
-    if architecture in instance_detection.ARCHITECTURES:
-        return _INSTANCES
+    if architecture in yolo.ARCHITECTURES:
+        return _YOLO
     near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")

@@ -23,9 +23,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from models import classifiers
 from models.contract.digest import sha256_of
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
-from models.tasks import classification, detection
 from models.vision import torchvision
 from models.weights import model_archive
 from models.weights.checkpoint import labels_beside, read
@@ -44,6 +44,8 @@ _YOLOV8_FILES = {  # bytes, SHA-256
     "yolov8l": (87_792_836, "64c9115303f6a25575f82200d1b22ec409fa6bd7d08d0313884fc20d919478cd"),
     "yolov8x": (136_890_692, "3df4ada6b4dad6d657868f2fdf7faecfb34dcfccf3a25c4b82079064718524c8"),
 }
+PUBLISHED = (*classifiers.ARCHITECTURES, *_YOLOV8_FILES)
+"""Architectures whose weights can be downloaded."""
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 
@@ -71,7 +73,7 @@ def official_source(architecture: str, mirror: str | None = None) -> WeightsSour
     if architecture in _YOLOV8_FILES:
         size_bytes, sha256 = _YOLOV8_FILES[architecture]
         source = WeightsSource(architecture, f"{YOLOV8_RELEASE}/{architecture}.pt", sha256, size_bytes)
-    elif architecture in classification.ARCHITECTURES:
+    elif architecture in classifiers.ARCHITECTURES:
         url = torchvision.models.get_model_weights(architecture).DEFAULT.url
         # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
         source = WeightsSource(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
@@ -137,8 +139,7 @@ class CachedFile:
 
 def cached_files(cache_directory: Path) -> list[CachedFile]:
     """Published weights that the cache holds, by architecture."""
-    architectures = (*classification.ARCHITECTURES, *detection.PUBLISHED)
-    paths = ((name, cache_directory / official_source(name).file_name) for name in architectures)
+    paths = ((name, cache_directory / official_source(name).file_name) for name in PUBLISHED)
     return [CachedFile(name, path, path.stat().st_size) for name, path in paths if path.is_file()]
 
 

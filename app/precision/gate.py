@@ -5,7 +5,7 @@
     int8: images it was not calibrated on ─► loss of accuracy against float32 ─► within the limit, or refused
 
 Owns: running the reference and the executable, keeping the reference's outputs from start to start, and the limit of
-int8's loss. `app.precision.measures` compares. Must not know engines or devices: it sees an executable's outputs.
+int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's outputs.
 """
 
 from __future__ import annotations
@@ -22,23 +22,17 @@ import numpy.typing as npt
 import torch
 
 import models
-from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration
 from backends import DEFAULTS, CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
-from models import Model, Options, PixelModel, TensorModel, WeightsError
+from models import Model, PixelModel, TensorModel, WeightsError
 from models.exports.files import files_of
-from models.tasks.accuracy import as_boxes, map50, top1
+from models.exports.images import ExportedImages
 
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 
-# Measure and limit of int8's loss on held-out images, as fractions of top-1 or mAP50.
-LOSS_LIMITS = {
-    "classify": ("top1_loss", 0.01),
-    **dict.fromkeys(("detect", "segment", "pose", "obb"), ("map50_loss", 0.02)),
-}
 _BLOCK = 1 << 20
 
 
@@ -61,7 +55,7 @@ class Gate:
 
         Raises WrongAnswersError where an error is over its limit, and BackendError of the executable itself.
         """
-        limits = LIMITS[self._model.task].get(report.precision)
+        limits = self._model.limits.get(report.precision)
         if limits is None:
             raise WrongAnswersError(f"what {report.precision} does to a task of its own kind cannot be judged")
         worst = dict.fromkeys(limits, 0.0)
@@ -69,7 +63,7 @@ class Gate:
             outputs = outputs_of(executable.run, self._probes, size)
             if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
-            measured = measures(self._model, self._expected, outputs)
+            measured = self._model.errors(self._expected, outputs)
             what = f"its answers to batches of {size} are not the network's"
             _refuse_over(limits, measured, what, f" in {report.precision}")
             worst = {name: max(error, measured[name]) for name, error in worst.items()}
@@ -84,7 +78,11 @@ class Gate:
         return self._kept(lambda: self._reference(self._probes), **parts)
 
     def _checked_loss(self, executable: Executable, report: LoadReport, calibration: Calibration) -> dict[str, float]:
-        name, limit = LOSS_LIMITS[self._model.task]
+        assert isinstance(self._model, PixelModel)
+        accuracy = self._model.accuracy
+        if accuracy is None:
+            return {}
+        name, limit = f"{accuracy.name}_loss", accuracy.loss_limit
         parts = {
             "loss": name,
             "of": calibration.key,
@@ -96,10 +94,10 @@ class Gate:
         if not len(accuracies):
             return {}
         before, after = accuracies.tolist()
-        log.info("%s: %s is %.4f in float32, %.4f in int8", self._model.name, name.partition("_")[0], before, after)
+        log.info("%s: %s is %.4f in float32, %.4f in int8", self._model.name, accuracy.name, before, after)
         if before - after > limit:
             raise WrongAnswersError(
-                f"int8 loses {100 * (before - after):.1f} points of {name.partition('_')[0]} on images it was not "
+                f"int8 loses {100 * (before - after):.1f} points of {accuracy.name} on images it was not "
                 f"calibrated on, and {100 * limit:g} are allowed"
             )
         return {name: before - after}
@@ -113,9 +111,9 @@ class Gate:
         if held_out is None:
             return np.empty(0)
         assert isinstance(model, PixelModel)
-        detects = self._model.finds == "objects"
-        # Precision is an average over all thresholds.
-        options = Options(score_threshold=0.001) if detects else Options()
+        accuracy = model.accuracy
+        assert accuracy is not None
+        options = accuracy.options
         rows = range(len(held_out.pixels))
 
         def answers(outputs: Sequence[Array]) -> list[dict[str, Any]]:
@@ -126,14 +124,8 @@ class Gate:
 
         expected = answers(self._reference(held_out.pixels))
         given = answers(outputs_of(executable.run, held_out.pixels, executable.batch_sizes[-1]))
-        truth: Sequence[Any] = held_out.truth
-        if not truth and detects:
-            sure = Options().score_threshold
-            truth = [as_boxes([one for one in each["detections"] if one["score"] >= sure]) for each in expected]
-        elif not truth:
-            truth = [each["classes"][0]["class_id"] for each in expected]
-        accuracy = map50 if detects else top1
-        accuracies: Array = np.nan_to_num(np.array([accuracy(truth, expected), accuracy(truth, given)]))
+        truth: Sequence[Any] = held_out.truth or [accuracy.truth(each) for each in expected]
+        accuracies: Array = np.nan_to_num(np.array([accuracy.of(truth, each) for each in (expected, given)]))
         return accuracies
 
     def _reference(self, items: Pixels) -> tuple[Array, ...]:
@@ -185,8 +177,8 @@ def errors_of_decoding(model: PixelModel, executable: Executable, host: Pixels, 
     """
     size = executable.batch_sizes[-1]
     expected, given = (outputs_of(executable.run, pixels, size) for pixels in (host, device))
-    found = measures(model, expected, given)
-    limits = LIMITS[model.task]
+    found = model.errors(expected, given)
+    limits = model.limits
     _refuse_over(limits.get("int8", limits["bf16"]), found, "the answers to images that the device decodes are others")
     return found
 
@@ -237,10 +229,10 @@ def weights_key(model: Model) -> str:
     stated: list[object] = []
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
         stated += [model.inputs, model.results, model.batched]
-    export = getattr(model, "export", None)
-    if export is not None:  # Mean, deviation and layout become part of the network.
-        stated.append(export)
-    if model.architecture in ("onnx", "xml") or export is not None:
+    is_exported = isinstance(model, ExportedImages)
+    if isinstance(model, ExportedImages):  # Mean, deviation and layout become part of the network.
+        stated += [model.export, model.normalisation]
+    if model.architecture in ("onnx", "xml") or is_exported:
         stated.append(_readers())
     if stated or len(digests) > 1:
         digests = [hashlib.sha256(repr((digests, stated)).encode()).hexdigest()]

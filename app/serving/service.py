@@ -204,7 +204,8 @@ def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, T
     for name in tilings:
         if name not in models:
             raise ModelError(f"--tiles names {name!r}, and there is {', '.join(models)}.")
-        if models[name].model.finds != "objects":
+        model = models[name].model
+        if not isinstance(model, PixelModel) or not model.adapter.tiled:
             raise ModelError(f"--tiles names {name}, which finds no objects: tiles are of no use for it.")
     return tilings
 

@@ -18,7 +18,7 @@ from app.serving.prediction import Answer, computed
 from app.serving.regions import RegionFills
 from app.serving.service import Service
 from app.serving.terms import Terms
-from models import MaskForm, Options
+from models import MaskForm, Options, PixelModel
 from models.tasks.tiles import Tiling, merged
 
 TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")
@@ -38,7 +38,7 @@ async def predict_tiled(
     larger than a tile. Raises ServiceError.
     """
     model, most = served.model, service.settings.max_images
-    if model.finds != "objects":
+    if not isinstance(model, PixelModel) or not model.adapter.tiled:
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in TILED_MASKS:
         raise invalid_request("with tiles, masks are answered as polygons")
@@ -59,7 +59,7 @@ async def predict_tiled(
     predictions = []
     for (width, height), places in zip(sizes, regions, strict=True):
         parts = [(next(left), region.x, region.y) for region in places]
-        predictions.append(await service.offload(merged, parts, width, height, options))
+        predictions.append(await service.offload(merged, model.adapter, parts, width, height, options))
     return Answer(predictions, answer.computed_by)
 
 

@@ -153,14 +153,14 @@ def _accuracy(model: Model, parsed: argparse.Namespace) -> Callable[[Executable]
 
     if not parsed.labels and not parsed.coco:
         return None
-    if not isinstance(model, PixelModel) or (parsed.labels and model.finds != "classes"):
+    if not isinstance(model, PixelModel) or model.finds != ("classes" if parsed.labels else "objects"):
         raise CommandError("--labels are for image classifiers, --coco for detectors")
     found: Sequence[Labelled]
     if parsed.labels:
         found = labels.by_folder(parsed.labels, model.labels)
     else:
         found = labels.of_coco(parsed.coco, parsed.images, model.labels)
-    return lambda executable: labels.accuracy(model, executable, found, lambda _: None)
+    return lambda executable: labels.measured_accuracy(model, executable, found, lambda _: None)
 
 
 def _calibration(model: Model, settings: Settings, precisions: Sequence[str]) -> Any:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from models.contract.model import Options, PixelModel
+from models.classifiers import Classifier
+from models.contract.model import Options
+from models.contract.pixel_model import PixelModel
 from models.sample.generator import KINDS, classification_image, detection_image
-from models.tasks import accuracy
-from models.tasks.accuracy import Boxes
-from models.tasks.classification import Classifier
-from models.tasks.detection import Detector
+from models.tasks.accuracy import Boxes, MeanAveragePrecision, Top1
+from models.yolo.model import YOLO
 
 CLASSIFIER_SIZE = 224
 DETECTOR_SIZE = 640
@@ -32,9 +32,9 @@ def classifier(weights_file: Path | None = None) -> Classifier:
     return Classifier.of("resnet50", "resnet50", KINDS, *_origin(weights_file))
 
 
-def detector(weights_file: Path | None = None, size: int = DETECTOR_SIZE) -> Detector:
+def detector(weights_file: Path | None = None, size: int = DETECTOR_SIZE) -> YOLO:
     """The sample detector from its weights file; without one, for its preprocessing only. `size`: the input's side."""
-    return Detector("yolov8n", "yolov8n", KINDS, *_origin(weights_file), input_shape=(size, size, 3))
+    return YOLO.of("yolov8n", "yolov8n", KINDS, *_origin(weights_file), size=(size, size))
 
 
 def _origin(weights_file: Path | None) -> tuple[str, str | None]:
@@ -107,17 +107,17 @@ def top1(model: Classifier, seed: int, count: int) -> float:
         rgb, class_id = classification_image(seed, index, photo_size(index))
         truth.append(class_id)
         answers.append(served.predict(rgb))
-    return accuracy.top1(truth, answers)
+    return Top1().of(truth, answers)
 
 
-def map50(model: Detector, seed: int, count: int) -> float:
+def map50(model: YOLO, seed: int, count: int) -> float:
     """Of the first `count` images of `seed`."""
-    served, truth, answers = Served(model, Options(score_threshold=0.001)), [], []
+    served, truth, answers = Served(model, MeanAveragePrecision.options), [], []
     for index in range(count):
         rgb, boxes, classes = detection_image(seed, index, photo_size(index))
         truth.append(Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32)))
         answers.append(served.predict(rgb))
-    return accuracy.map50(truth, answers)
+    return MeanAveragePrecision().of(truth, answers)
 
 
 class Served:

@@ -1,18 +1,13 @@
-"""What a network is to the rest of anychip.
+"""What a network is to the rest of anychip, and the words in which requests and answers are said.
 
-Owns: the contract every model family fulfils, and the errors of this package. Must not know HTTP, devices or engines.
-
-    bytes ─► (app decodes) ─► PixelModel.preprocess ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
-                                    └─ Placement ──────────────────────────────────┐
-           predictions ◄─ PixelModel.postprocess (server) ◄─ Model.reduce (worker) ◄─┘
-
-Networks that take and give tensors are models.contract.tensors' business: a Model without images.
+Owns: the contract every model fulfils. Must not know HTTP, devices or engines. A Model of images is a PixelModel
+(models.contract.pixel_model), one of tensors a TensorModel (models.contract.tensors).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,9 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from models.contract.geometry import Geometry
-
-Task = Literal["classify", "detect", "segment", "pose", "obb", "infer"]
 Finds = Literal["classes", "objects", "other"]
 """What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows."""
 MaskForm = Literal["polygon", "rle", "png", "none"]
@@ -157,13 +149,18 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def task(self) -> Task:
-        """What the model answers with."""
+    def task(self) -> str:
+        """What the model answers with: `infer` for tensors, else the name of the task."""
 
     @property
     def finds(self) -> Finds:
         """What the entries of its answers have."""
         return "other"
+
+    @property
+    @abstractmethod
+    def limits(self) -> Mapping[str, Mapping[str, float]]:
+        """The largest error of each of `measures`, by precision; one that is missing is not served."""
 
     @property
     @abstractmethod
@@ -197,75 +194,22 @@ class Model(ABC):
         """
         return [self.reduce(outputs, index, each) for index, each in enumerate(options)]
 
+    def errors(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        """Errors by name of outputs, each [n, ...], against the reference's outputs for the same items: 0 is perfect.
+
+        Infinite where shapes differ.
+        """
+        if [output.shape for output in outputs] != [output.shape for output in expected]:
+            return dict.fromkeys(self.limits["fp32"], float("inf"))
+        return self.measures(expected, outputs)
+
+    @abstractmethod
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        """The errors of outputs of the same shapes."""
+
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
         """Those of a ladder of batch sizes that the network can be made ready for; never none."""
         return tuple(ladder)
-
-
-@dataclass(frozen=True)
-class PixelModel(Model):
-    """An image model, with its geometry: one item is uint8 [height, width, 3]."""
-
-    input_shape: tuple[int, int, int]
-
-    @abstractmethod
-    def network(self) -> PixelNetwork:
-        """The network on the CPU, with BatchNorm fused where that pays."""
-
-    @abstractmethod
-    def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """The smallest (width, height) an image of this displayed size may be decoded to at reduced scale.
-
-        Only a decoder that can scale while decoding (JPEG) uses it. (width, height) itself forbids scaling.
-        """
-
-    @abstractmethod
-    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Place an image in the network's input.
-
-        `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
-        `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
-        work releases the interpreter lock.
-        """
-
-    def placement(self, width: int, height: int) -> Placement:
-        """What `preprocess` returns for an image of this displayed size."""
-        return Placement(width, height)
-
-    def geometry(self, width: int, height: int) -> Geometry | None:
-        """What `preprocess` does to an image of this displayed size that is decoded in full, where a device can do it
-        as well; None: it cannot.
-        """
-        return None
-
-    @abstractmethod
-    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """In the server: what `reduce` returned -> one entry of "predictions" (docs/api.md). A pure function."""
-
-    def postprocess_all(
-        self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
-    ) -> list[dict[str, Any]]:
-        """The same of several images, where that takes less time than one after the other."""
-        return [self.postprocess(*each, options) for each in zip(outputs, placements, strict=True)]
-
-    @property
-    def image_model(self) -> PixelModel:
-        """The image model that postprocesses these outputs."""
-        return self
-
-    @property
-    @abstractmethod
-    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and standard deviation of each RGB channel, for pixels in 0..1."""
-
-    @property
-    @abstractmethod
-    def answers(self) -> tuple[OutputSpec, ...]:
-        """What `tensors` returns, of a batch: the batch's dimension is in front."""
-
-    @abstractmethod
-    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """In the server: what `reduce` returned -> the answer as tensors of one image, by the names of `answers`."""
 
 
 def softmax(logits: Array) -> Array:

@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from models.contract.model import Array, Model, Task
+from models.contract.measures import TENSOR_LIMITS, Limits, of_tensors
+from models.contract.model import Array, Model
 
 # Names of the Open Inference Protocol. Not BYTES: strings are no tensors of a device; nor BF16: NumPy has no such type.
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -99,9 +100,14 @@ class TensorModel(Model):
     batch_range: tuple[int, int]
 
     @property
-    def task(self) -> Task:
+    def task(self) -> str:
         """`infer`."""
         return "infer"
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of any tensors."""
+        return TENSOR_LIMITS
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -207,6 +213,10 @@ class TensorModel(Model):
             cut = tuple(slice(lengths.get(name) if name else None) for name in spec.named)
             reduced.append(np.array(row[cut], dtype=spec.dtype, order="C"))
         return tuple(reduced)
+
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        """The errors of any tensors."""
+        return of_tensors(expected, outputs)
 
     def collect(self, results: Sequence[Sequence[Array]], options: TensorOptions) -> dict[str, Array]:
         """What `reduce` returned for each item of a request -> the answer's arrays, in the order asked for."""

@@ -31,7 +31,7 @@ def _tried(file: str, form: str, declared: dict[str, Any]) -> Any:
     if images is not None:
         from models.exports import image_trial as exported_image_trial
 
-        found = exported_image_trial.tried(Path(file), form, images["sidecar"], images["labels"])
+        found = exported_image_trial.tried(Path(file), form, **images)
         if found is not None:
             return found
     from models.exports import trial as exported_trial

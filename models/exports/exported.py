@@ -17,14 +17,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.contract.model import Array, Model
-from models.contract.task_adapter import AdaptedFile, made
+from models.contract.resize import Centre, Resize, Whole
+from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 from models.exports.metadata import Sidecar, read_sidecar
 from models.weights.checkpoint import labels_beside
@@ -135,7 +136,11 @@ def open_exported(name: str, file: Path) -> Model:
     if is_tensors:
         images: dict[str, Any] | None = None
     else:
-        images = {"sidecar": None if sidecar is None else sidecar.model_dump(), "labels": labels_beside(file)}
+        images = {
+            "sidecar": None if sidecar is None else sidecar.model_dump(),
+            "labels": labels_beside(file),
+            "takes": None if sidecar is None or sidecar.task is None else task_class(sidecar.task).takes,
+        }
     asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
     found = _tried(file, asked)
     if "how" in found:
@@ -158,38 +163,37 @@ def open_exported(name: str, file: Path) -> Model:
 
 
 def _image_model(name: str, file: Path, found: Mapping[str, Any], sidecar: Sidecar | None) -> Model:
-    from models.exports.adapted_images import AdaptedModel
-    from models.exports.images import Export, ExportedClassifier, ExportedDetector
+    from models.exports.images import Export, ExportedImages
     from models.exports.layouts import Interpretation
 
-    height, width = found["size"]
+    height, width = size = found["size"][0], found["size"][1]
     how = Interpretation(**{**found["how"], "strides": tuple(found["how"]["strides"])})
-    keypoints = found["keypoints"]
-    export = Export(
-        how,
-        (height, width),
-        (found["batch"][0], found["batch"][1]),
-        found["freed"],
-        found["resize"],
-        (found["mean"][0], found["mean"][1], found["mean"][2]),
-        (found["std"][0], found["std"][1], found["std"][2]),
-        None if keypoints is None else (keypoints[0], keypoints[1]),
-        found["exporter"],
-        found["licence"],
+    resize: Resize = Whole(size, found["resize"])
+    if how.takes == "classes":
+        resize = Centre(size, min(size), by="pillow" if found["exporter"].startswith("ultralytics") else "torch")
+    options = {} if sidecar is None else sidecar.options or {}
+    known = AdaptedFile(
+        resize,
+        tuple(found["labels"]),
+        tuple(tuple(shape) for shape in found["shapes"]),
+        json.dumps(options if found["keypoints"] is None else {**options, "keypoints": found["keypoints"]}),
+        suppressed=how.suppressed,
+        strides=() if how.layout == "yolov5" else how.strides,  # It has three anchors in a place.
     )
-    about = (name, file.suffix[1:], tuple(found["labels"]), file.name, str(file.absolute()), (height, width, 3))
-    if sidecar is not None and sidecar.adapter is not None:
-        shapes = tuple(tuple(shape) for shape in found["shapes"])
-        known = AdaptedFile((height, width), tuple(found["labels"]), shapes, json.dumps(sidecar.options or {}))
-        made(sidecar.adapter, known)  # A file that is none of its task stops the start.
-        return AdaptedModel(*about, export=export, adapter=sidecar.adapter, file=known)
-    if how.task == "classify":
-        by: Literal["pillow", "torch"] = "pillow" if export.exporter.startswith("ultralytics") else "torch"
-        statistics = export.mean, export.std
-        return ExportedClassifier(
-            *about, min(height, width), "bilinear", True, *statistics, resize_by=by, export=export
-        )
-    return ExportedDetector(*about, export=export)
+    made(found["task"], known)  # A file that is none of its task stops the start.
+    return ExportedImages(
+        name,
+        file.suffix[1:],
+        known.labels,
+        file.name,
+        str(file.absolute()),
+        (height, width, 3),
+        found["task"],
+        known,
+        tuple(found["mean"]),
+        tuple(found["std"]),
+        export=Export(how, tuple(found["batch"]), found["freed"], found["exporter"], found["licence"]),
+    )
 
 
 def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:

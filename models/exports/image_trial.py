@@ -1,6 +1,6 @@
 """Tries a file as a network of images: what it is, its size, its layout and whether it takes batches.
 
-    metadata + sidecar ─► Description ─► runs of one and of two images ─► what models.exports.images.Export holds
+    metadata + sidecar ─► Description ─► runs of one and of two images ─► what ExportedImages holds
 
 Owns: these runs. In a process of its own (models.exports.child): must not be imported by the server.
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from models.contract.errors import WeightsError
+from models.contract.task_adapter import Takes
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
 from models.exports.metadata import Description, Sidecar, description, script_metadata, yaml_metadata
@@ -36,9 +37,9 @@ Run = Callable[[Tensor], list[Tensor]]
 
 
 def tried(
-    file: Path, form: str, sidecar: Mapping[str, Any] | None, labels: Sequence[str] | None
+    file: Path, form: str, sidecar: Mapping[str, Any] | None, labels: Sequence[str] | None, takes: Takes | None
 ) -> dict[str, Any] | None:
-    """Fields of Export, and the labels, as JSON takes them; None for a file that is no network of images.
+    """Fields of ExportedImages and its Export, as JSON takes them; None for a file that is no network of images.
 
     Raises WeightsError.
     """
@@ -60,14 +61,14 @@ def tried(
     elif detector is not None:
         onnx, metadata = detector, {"task": "detect", **metadata}
     try:
-        about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels)
+        about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels, takes)
         if about is None and form == "openvino":
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
             return None
         if is_detr and about.layout is None:
             about = about.model_copy(update={"layout": "detr"})
-        if detector is not None and about.task != "adapted":
+        if detector is not None and about.takes != "outputs":
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
         return _tried(file, about, onnx)
     except (ValueError, WeightsError) as error:
@@ -85,7 +86,7 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
     is_single = about.layout == "torchvision"  # One image, without the axis of a batch.
-    whole = is_single or about.task in ("classify", "adapted") or all(side % 32 == 0 for side in size)
+    whole = is_single or about.takes in ("classes", "outputs") or all(side % 32 == 0 for side in size)
     if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
     core, tail = load_parts(str(file), file.suffix[1:], False)
@@ -115,6 +116,7 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
     labels = about.labels or tuple(f"class {number}" for number in range(how.classes))
     return {
+        "task": about.task,
         "how": asdict(how),
         "size": size,
         "batch": batch,
@@ -147,10 +149,8 @@ def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | No
 
 
 def _is_imagenet(about: Description) -> bool:
-    """Classifiers other than Ultralytics', and RF-DETR, are trained with ImageNet's mean and deviation, unless somebody
-    says so.
-    """
-    is_classifier = about.task == "classify" and not about.exporter.startswith("ultralytics")
+    """Classifiers other than Ultralytics', and RF-DETR, are trained with ImageNet's mean and deviation."""
+    is_classifier = about.takes == "classes" and not about.exporter.startswith("ultralytics")
     return is_classifier or about.layout == "rfdetr"
 
 

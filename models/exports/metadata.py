@@ -13,17 +13,17 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.contract.errors import WeightsError
-from models.contract.task_adapter import adapter_names
+from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.tasks.coco import COCO_CLASSES
 
-ImageTask = Literal["classify", "detect", "segment", "pose", "obb", "adapted"]
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox", "torchvision", "classes", "adapted"]
-TASKS: tuple[ImageTask, ...] = ("classify", "detect", "segment", "pose", "obb")
+Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox", "torchvision", "classes"]
+ResizeHow = Literal["letterbox", "stretch", "top-left"]
+TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 
 
@@ -32,29 +32,27 @@ class Sidecar(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: str | None = Field(default=None, description="One of TASKS, tensors, or one that another package brings")
+    task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
     size: int | tuple[int, int] | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     scores: Literal["logits", "probabilities"] | None = None
-    keypoints: tuple[int, int] | None = Field(default=None)
-    resize: Literal["letterbox", "stretch", "top-left"] | None = None
+    keypoints: tuple[int, int] | None = None
+    resize: ResizeHow | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
-
-    @property
-    def adapter(self) -> str | None:
-        """The task, where it is one that another package brings."""
-        return None if self.task in (None, "tensors", *TASKS) else self.task
 
 
 class Description(BaseModel):
-    """What is known of a network of images before it is tried. `size`: height and width."""
+    """What is known of a network of images before it is tried. `takes`: what its task takes of its outputs; `size`:
+    height and width.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    task: ImageTask
+    task: str
+    takes: Takes
     layout: Layout | None = None
     labels: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
@@ -62,7 +60,7 @@ class Description(BaseModel):
     std: tuple[float, float, float] | None = None
     scores: Literal["logits", "probabilities"] | None = None
     keypoints: tuple[int, int] | None = None
-    resize: Literal["letterbox", "stretch", "top-left"] | None = None
+    resize: ResizeHow | None = None
     end_to_end: bool = False
     exporter: str = ""
     licence: str = ""
@@ -81,9 +79,9 @@ def read_sidecar(file: Path) -> Sidecar | None:
         return None  # Labels, or of another purpose.
     try:
         sidecar = Sidecar.model_validate(content)
-        if sidecar.adapter is not None and sidecar.adapter not in adapter_names():
-            known = ", ".join((*TASKS, "tensors", *adapter_names()))
-            raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.adapter!r}, but {known}.")
+        if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
+            known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
+            raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
         return sidecar
     except ValidationError as error:
         first = error.errors()[0]
@@ -131,11 +129,12 @@ def yaml_metadata(file: Path) -> dict[str, Any]:
 
 
 def description(
-    metadata: Mapping[str, Any], sidecar: Sidecar | None, labels: Sequence[str] | None
+    metadata: Mapping[str, Any], sidecar: Sidecar | None, labels: Sequence[str] | None, takes: Takes | None = None
 ) -> Description | None:
     """What is known of the network; None where neither says that it is of a task that is known.
 
-    `labels`: from a file beside it. Raises ValueError, with a sentence, for what makes no sense.
+    `labels`: from a file beside it. `takes`: of the sidecar's task, whose class may be another package's. Raises
+    ValueError, with a sentence, for what makes no sense.
     """
     values = {key: _literal(value) for key, value in metadata.items()}
     task = values.get("task")
@@ -144,20 +143,21 @@ def description(
         task = sidecar.task
     elif yolov5:
         task = "detect"
-    if sidecar is not None and sidecar.adapter is not None:
-        task = "adapted"
-    elif task not in TASKS:
-        return None
+    if takes is None:
+        if task not in TASKS:
+            return None
+        takes = task_class(task).takes
     found = Description(
-        task=cast(ImageTask, task),
+        task=str(task),
+        takes=takes,
         labels=tuple(labels) if labels else _names(values.get("names")),
         size=_size(values.get("imgsz")),
         keypoints=_size(values.get("kpt_shape")),
-        layout=_layout(values, task, yolov5),
+        layout=_layout(values, takes, yolov5),
         end_to_end=_is_end_to_end(values),
         exporter=_exporter(values, yolov5),
         licence=str(values.get("license", ""))[:200],
-        scores="logits" if yolov5 else "probabilities" if task == "classify" and "task" in values else None,
+        scores="logits" if yolov5 else "probabilities" if takes == "classes" and "task" in values else None,
     )
     if sidecar is None:
         return found
@@ -224,8 +224,8 @@ def _is_end_to_end(values: Mapping[str, Any]) -> bool:
     return values.get("end2end") is True or nms is True
 
 
-def _layout(values: Mapping[str, Any], task: str, yolov5: bool) -> Layout | None:
-    if task == "classify":
+def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool) -> Layout | None:
+    if takes == "classes":
         return "classes"
     if yolov5:
         return "yolov5"

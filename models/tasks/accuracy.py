@@ -1,20 +1,20 @@
 """How right answers are: top-1 and mean average precision.
 
-Owns: the measures, over answers in the form of `Model.postprocess`. Must not know who computed them.
+Owns: the measures, over answers in the form of `PixelModel.postprocess`. Must not know who computed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Answer = Mapping[str, Any]
+from models.contract.measures import Accuracy, Answer
+from models.contract.model import Array, Options
 
 _CORNERS = ("x1", "y1", "x2", "y2")
+_SAME_PLACE = 0.5  # Intersection over union of a detection and its counterpart.
 
 
 class Boxes(NamedTuple):
@@ -25,6 +25,65 @@ class Boxes(NamedTuple):
     scores: Array
 
 
+class Top1(Accuracy):
+    """The share of images whose class comes first in the answer. What is right is a class's number."""
+
+    name = "top1"
+    loss_limit = 0.01
+
+    def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
+        """The share."""
+        return float(np.mean([self.truth(answer) == right for answer, right in zip(answers, truth, strict=True)]))
+
+    def truth(self, answer: Answer) -> Any:
+        """The first class."""
+        return answer["classes"][0]["class_id"]
+
+    def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
+        """`top1`, `top5`: shares of equal first classes and of common first five."""
+        pairs = [
+            [[each["class_id"] for each in answer["classes"]] for answer in pair]
+            for pair in zip(expected, answers, strict=True)
+        ]
+        shared = [len(set(one) & set(other)) / max(1, len(one)) for one, other in pairs]
+        return {"top1": float(np.mean([one[0] == other[0] for one, other in pairs])), "top5": float(np.mean(shared))}
+
+
+class MeanAveragePrecision(Accuracy):
+    """Mean over the classes that are there of the average precision at IoU 0.5; NaN where no object is. What is right
+    is Boxes.
+    """
+
+    name = "map50"
+    loss_limit = 0.02
+    options = Options(score_threshold=0.001)  # Precision is an average over all thresholds.
+
+    def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
+        """The mean."""
+        return mean_average_precision(truth, answers, (0.5,))
+
+    def report(self, truth: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
+        """This, and over COCO's ten IoUs."""
+        return {**super().report(truth, answers), "map50_95": mean_average_precision(truth, answers)}
+
+    def truth(self, answer: Answer) -> Boxes:
+        """The objects over the default threshold."""
+        return as_boxes([one for one in answer["detections"] if one["score"] >= Options().score_threshold])
+
+    def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
+        """`boxes`: the share of detections that the other side has too, of the same class and at the same place;
+        `detections`: their number.
+        """
+        matched = total = 0
+        for one, other in zip(expected, answers, strict=True):
+            mine, theirs = as_boxes(one["detections"]), as_boxes(other["detections"])
+            shared_area = overlaps(mine.boxes, theirs.boxes) * (mine.classes[:, None] == theirs.classes[None])
+            matched += int((shared_area.max(axis=1, initial=0) >= _SAME_PLACE).sum())
+            matched += int((shared_area.max(axis=0, initial=0) >= _SAME_PLACE).sum())
+            total += len(mine.classes) + len(theirs.classes)
+        return {"boxes": matched / total if total else 1.0, "detections": float(total) / 2}
+
+
 def as_boxes(detections: Sequence[Answer]) -> Boxes:
     """The detections of an answer."""
     return Boxes(
@@ -32,17 +91,6 @@ def as_boxes(detections: Sequence[Answer]) -> Boxes:
         np.array([d["class_id"] for d in detections], dtype=np.int64),
         np.array([d["score"] for d in detections], dtype=np.float32),
     )
-
-
-def top1(truth: Sequence[int], answers: Sequence[Answer]) -> float:
-    """The share of images whose class comes first in the answer."""
-    firsts = [answer["classes"][0]["class_id"] for answer in answers]
-    return float(np.mean([first == class_id for first, class_id in zip(firsts, truth, strict=True)]))
-
-
-def map50(truth: Sequence[Boxes], answers: Sequence[Answer]) -> float:
-    """Mean over the classes that are there of the average precision at IoU 0.5; NaN where no object is."""
-    return mean_average_precision(truth, answers, (0.5,))
 
 
 def mean_average_precision(

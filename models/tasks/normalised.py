@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.contract.model import Array, Finds, Model, Options, PixelModel, PixelNetwork, Task
+from models.contract.measures import Limits
+from models.contract.model import Array, Finds, Model, Options, PixelNetwork
+from models.contract.pixel_model import PixelModel
 from models.contract.tensors import TensorSpec, item_bytes, layout
 
 
@@ -89,7 +91,7 @@ class NormalisedModel(Model):
         )
 
     @property
-    def task(self) -> Task:
+    def task(self) -> str:
         """The image model's task."""
         return self.image_model.task
 
@@ -97,6 +99,11 @@ class NormalisedModel(Model):
     def finds(self) -> Finds:
         """What the image model finds."""
         return self.image_model.finds
+
+    @property
+    def limits(self) -> Limits:
+        """The image model's limits."""
+        return self.image_model.limits
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -114,6 +121,10 @@ class NormalisedModel(Model):
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
         """Reduce a batch as the image model does."""
         return self.image_model.reduce_all(outputs, options)
+
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        """The image model's measures."""
+        return self.image_model.measures(expected, outputs)
 
     def items(self, pixels: Array) -> Array:
         """uint8 [n, *image_model.input_shape], as the image network takes it -> uint8 [n, *input_shape]."""

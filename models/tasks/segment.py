@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from models.contract.model import Array, Options, OutputSpec
-from models.tasks.detect import Fit, Found, InstanceTask
+from models.contract.resize import Fit
+from models.tasks.detect import LIMITS_WITH_EXTRAS, Detect, Found
 from models.tasks.instances import MaskGrid, combined, mask_reduction, polygons_of
 from models.tasks.mask_forms import written
 
@@ -20,51 +21,48 @@ _LEAST_POINTS = 200
 _MASK_PIXELS = 64_000_000
 
 
-class Segment(InstanceTask):
+class Segment(Detect):
     """Adds `coefficients` [k, m] and `prototypes` float32 [m, h, w], of which masks are made."""
 
-    name = "segment"
-    outputs = ("coefficients", "prototypes")
-    has_prototypes = True
+    takes = "masks"
+    extras = ("coefficients", "prototypes")
+    limits = LIMITS_WITH_EXTRAS
 
-    @classmethod
-    def columns(cls, keypoints: tuple[int, int] | None, prototypes: Sequence[int]) -> int:
-        """A coefficient for each prototype."""
-        return prototypes[1]
-
-    def reduce(self, others: Sequence[Array], chosen: Array) -> list[Array]:
+    def kept_extras(self, others: Sequence[Array], chosen: Array) -> list[Array]:
         """Prototypes only where there is an instance: they are megabytes."""
-        prototypes = others[-1] if len(chosen) else others[-1][:0]
-        return [*super().reduce(others, chosen), np.array(prototypes, np.float32)]
+        coefficients, prototypes = others
+        return [coefficients[chosen], np.array(prototypes if len(chosen) else prototypes[:0], np.float32)]
 
-    def locate(self, outputs: Sequence[Array], kept: Array, frame: Fit) -> Found:
+    def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
         """Boxes, and what masks are made of."""
-        return {**super().locate(outputs, kept, frame), "coefficients": outputs[3][kept], "prototypes": outputs[4]}
+        return {**super().locate(outputs, kept, fit), "coefficients": outputs[3][kept], "prototypes": outputs[4]}
 
-    def describe(self, found: Found, frame: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
-        """`segments` or `mask`. None where the mask is empty: as the reference does, that is no instance.
+    def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
+        """`segments` or `mask`. None where the mask is empty: that is no instance, here and in the reference.
 
         Of all masks together at most `_MASK_PIXELS` are looked at: the instances after that have none.
         """
         if options.masks == "none":
-            return super().describe(found, frame, options)
+            return super().describe(found, fit, options)
         if options.masks == "polygon":
-            return [None if rings is None else {"segments": rings} for rings in polygons(found, frame)]
+            return [None if rings is None else {"segments": rings} for rings in polygons(found, fit)]
         sides = np.maximum(0, np.ceil(found["boxes"][:, 2:]) - np.ceil(found["boxes"][:, :2]))
         within = int((sides.prod(axis=1).cumsum() <= _MASK_PIXELS).sum())
         first = {name: found[name][:within] for name in ("scores", "coefficients", "boxes")}
-        parts = _within_boxes({**first, "prototypes": found["prototypes"]}, frame, 1.0)
-        size = frame.placement.width, frame.placement.height
+        parts = _within_boxes({**first, "prototypes": found["prototypes"]}, fit, 1.0)
+        size = fit.placement.width, fit.placement.height
         masks = [mask and {"mask": mask} for mask in written(options.masks, parts, *size)]
         return [*masks, *({"mask": None} for _ in found["scores"][within:])]
 
-    def specs(self, size: tuple[int, int]) -> tuple[OutputSpec, ...]:
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
         """`masks`, in a quarter of the input."""
-        return (OutputSpec("masks", "UINT8", (-1, -1, size[0] // 4, size[1] // 4)),)
+        height, width = (side // 4 for side in self.file.size)
+        return *super().answers, OutputSpec("masks", "UINT8", (-1, -1, height, width))
 
-    def tensors(self, found: Found, boxes: Array, size: tuple[int, int]) -> dict[str, Array]:
+    def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
         """uint8 [k, h/4, w/4]: the masks as the network sees them, cut at their boxes."""
-        height, width = (side // 4 for side in size)
+        height, width = (side // 4 for side in self.file.size)
         prototypes = found["prototypes"]
         masks = np.zeros((len(found["scores"]), height, width), np.uint8)
         if len(masks) and prototypes.shape[1:] == (height, width):
@@ -73,22 +71,29 @@ class Segment(InstanceTask):
                 masks[number, y1:y2, x1:x2] = combined(one, prototypes[:, y1:y2, x1:x2])[0] > 0
         return {"masks": masks}
 
+    def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
+        """With its outlines."""
+        moved = super().moved(entry, x, y)
+        if "segments" in moved:  # Masks may not have been asked for.
+            moved["segments"] = [[[px + x, py + y] for px, py in ring] for ring in entry["segments"]]
+        return moved
 
-def grid(prototypes: Array, frame: Fit, factor: float = 1.0) -> MaskGrid:
+
+def grid(prototypes: Array, fit: Fit, factor: float = 1.0) -> MaskGrid:
     """Where prototypes [m, h, w] lie in an image reduced by `factor`."""
-    size = np.array([frame.placement.width, frame.placement.height])
-    (left, top), (right, bottom) = frame.pad, frame.pad + frame.scale * size
+    size = np.array([fit.placement.width, fit.placement.height])
+    (left, top), (right, bottom) = fit.pad, fit.pad + fit.scale * size
     width, height = (max(1, round(side * factor)) for side in size.tolist())
-    ratio = (prototypes.shape[2] / frame.size[1], prototypes.shape[1] / frame.size[0])
+    ratio = (prototypes.shape[2] / fit.size[1], prototypes.shape[1] / fit.size[0])
     return MaskGrid.of(ratio, (float(left), float(top), float(right), float(bottom)), (width, height))
 
 
-def polygons(found: Found, frame: Fit) -> list[list[list[list[float]]] | None]:
+def polygons(found: Found, fit: Fit) -> list[list[list[list[float]]] | None]:
     """Each instance's rings of points in pixels of the image; None where its mask is empty."""
     most = max(_LEAST_POINTS, _POINTS // max(1, len(found["scores"])))
-    factor = mask_reduction(frame.placement.width, frame.placement.height)
+    factor = mask_reduction(fit.placement.width, fit.placement.height)
     outlines: list[list[list[list[float]]] | None] = []
-    for mask, x, y in _within_boxes(found, frame, factor):
+    for mask, x, y in _within_boxes(found, fit, factor):
         rings = polygons_of(mask, x, y, most) if mask.size else None
         if rings is None:
             outlines.append(None)
@@ -98,8 +103,8 @@ def polygons(found: Found, frame: Fit) -> list[list[list[list[float]]] | None]:
     return outlines
 
 
-def _within_boxes(found: Mapping[str, Array], frame: Fit, factor: float) -> Iterator[tuple[Array, int, int]]:
+def _within_boxes(found: Mapping[str, Array], fit: Fit, factor: float) -> Iterator[tuple[Array, int, int]]:
     """Each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
     if len(found["scores"]):
-        masks = grid(found["prototypes"], frame, factor)
+        masks = grid(found["prototypes"], fit, factor)
         yield from masks.masks(found["coefficients"], found["prototypes"], found["boxes"] * factor)

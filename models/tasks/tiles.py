@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from models.contract.model import Array, Options
+from models.contract.task_adapter import TaskAdapter
 
 DEFAULT_OVERLAP = 0.2
 MOST_OVERLAP = 0.9
@@ -65,7 +66,7 @@ def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
 
 
 def merged(
-    parts: Sequence[tuple[Mapping[str, Any], int, int]], width: int, height: int, options: Options
+    task: TaskAdapter, parts: Sequence[tuple[Mapping[str, Any], int, int]], width: int, height: int, options: Options
 ) -> dict[str, Any]:
     """One prediction for an image out of those of its tiles, each with the tile's first pixel (x, y).
 
@@ -73,7 +74,9 @@ def merged(
     `options.iou_threshold`, or, from another tile, when it covers most of them or they most of it.
     """
     found = [
-        (_moved(instance, x, y), number) for number, (part, x, y) in enumerate(parts) for instance in part["detections"]
+        (task.moved(instance, x, y), number)
+        for number, (part, x, y) in enumerate(parts)
+        for instance in part["detections"]
     ]
     found.sort(key=lambda each: -each[0]["score"])
     found = found[:_MOST]
@@ -101,23 +104,3 @@ def _kept(boxes: Array, classes: Array, tiles: Array, options: Options) -> list[
         part = (tiles[rest] != tiles[index]) & (common > _WITHIN * np.minimum(areas[index], areas[rest]))
         stands[rest] &= (classes[rest] != classes[index]) | ~(same | part)
     return kept
-
-
-def _moved(instance: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
-    """An instance of a tile, in pixels of the image."""
-    box = instance["box"]
-    moved = dict(instance)
-    moved["box"] = {
-        "x1": round(box["x1"] + x, 2),
-        "y1": round(box["y1"] + y, 2),
-        "x2": round(box["x2"] + x, 2),
-        "y2": round(box["y2"] + y, 2),
-    }
-    if "segments" in instance:
-        moved["segments"] = [[[px + x, py + y] for px, py in ring] for ring in instance["segments"]]
-    if "keypoints" in instance:
-        moved["keypoints"] = [{**point, "x": point["x"] + x, "y": point["y"] + y} for point in instance["keypoints"]]
-    if "obb" in instance:
-        moved["obb"] = {**instance["obb"], "cx": instance["obb"]["cx"] + x, "cy": instance["obb"]["cy"] + y}
-        moved["corners"] = [[px + x, py + y] for px, py in instance["corners"]]
-    return moved

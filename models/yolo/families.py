@@ -81,11 +81,7 @@ _PARTS = {
     for family in FAMILIES
     for size in SIZES
 }
-PUBLISHED_DETECTORS = tuple(name for name in _PARTS if name.startswith("yolov8") and "-" not in name)
-"""Detectors whose weights can be downloaded here."""
-DETECTORS = tuple(name for name in _PARTS if "-" not in name)
-INSTANCE_ARCHITECTURES = tuple(name for name in _PARTS if "-" in name)
-"""Of the other kinds."""
+NAMES = tuple(_PARTS)
 
 
 def parts_of(architecture: str) -> tuple[Family, Size, Kind]:

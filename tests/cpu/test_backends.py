@@ -38,9 +38,9 @@ from backends import (
 from backends.contract.backend import DEFAULTS
 from backends.contract.errors import translated_errors
 from backends.vendors.cpu import CpuBackend
+from models.classifiers import ClassificationNetwork
 from models.contract.model import PixelNetwork
-from models.tasks.classification import ClassificationNetwork
-from models.tasks.detection import Detector
+from models.yolo.model import YOLO
 from tests.support.networks import Brightness, images
 
 LADDER = (1, 2, 3, 8)
@@ -160,7 +160,7 @@ def classifier() -> ClassificationNetwork:
 
 
 def detector() -> PixelNetwork:
-    return Detector("detector", "yolov8n", tuple("abcdefghij"), "random", None, (128, 96, 3)).network()
+    return YOLO.of("detector", "yolov8n", tuple("abcdefghij"), "random", None, size=(128, 96)).network()
 
 
 def reference(network: nn.Module, pixels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from models.contract.model import Options, Placement
-from models.tasks.detection import DetectionNetwork, Detector, class_count
 from models.weights.checkpoint import read_header
+from models.yolo.model import YOLO, DetectionNetwork, class_count
 from models.yolo.yolov8 import BOX_CHANNELS, YOLOv8
 from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
@@ -29,7 +28,7 @@ SAMPLE = Path(__file__).parents[2] / "models" / "sample" / "yolov8n.safetensors"
 LABELS = tuple(f"class {index}" for index in range(12))
 
 
-RANDOM = Detector("random", "yolov8n", LABELS, "random", None)
+RANDOM = YOLO.of("random", "yolov8n", LABELS, "random", None)
 
 
 needs_photographs = pytest.mark.skipif(
@@ -52,7 +51,7 @@ def matched(detections: list[dict[str, Any]], reference: tuple[Any, Any, Any]) -
 
 
 def outputs_and_placements(
-    detector: Detector, images: list[npt.NDArray[np.uint8]]
+    detector: YOLO, images: list[npt.NDArray[np.uint8]]
 ) -> tuple[list[npt.NDArray[Any]], list[Placement]]:
     placed = [letterboxed(detector, image) for image in images]
     with torch.inference_mode():
@@ -82,7 +81,7 @@ def test_predictions_on_photographs_are_those_of_the_reference(tmp_path: Path) -
     images = [read() for read in PHOTOGRAPHS.values()]
     file = tmp_path / "lively.safetensors"
     write_lively_weights(file, torch.stack([letterboxed(RANDOM, image)[0] for image in images]))
-    detector = Detector("lively", "yolov8n", LABELS, file.name, str(file))
+    detector = YOLO.of("lively", "yolov8n", LABELS, file.name, str(file))
     outputs, placements = outputs_and_placements(detector, images)
     # About 150 candidates in each image, the threshold well between two of them.
     best = np.sort(outputs[1], axis=1)[:, ::-1]
@@ -105,7 +104,7 @@ def test_sample_weights_predict_as_in_the_reference(tmp_path: Path) -> None:
     header = read_header(SAMPLE)
     labels = header.labels
     assert labels is not None
-    detector = Detector("sample", "yolov8n", labels, "sample", str(SAMPLE))
+    detector = YOLO.of("sample", "yolov8n", labels, "sample", str(SAMPLE))
     images = [read() for read in PHOTOGRAPHS.values()]
     expected = reference_yolov8.predictions(tmp_path / "found.npz", SAMPLE, len(labels), images, [0.25] * 4)
     assert class_count("yolov8n", header.state) == len(labels)
@@ -123,7 +122,8 @@ def test_sample_weights_predict_as_in_the_reference(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def small() -> tuple[DetectionNetwork, Tensor, tuple[Tensor, ...]]:
-    network = replace(RANDOM, input_shape=(96, 128, 3)).network()
+    network = YOLO.of("random", "yolov8n", LABELS, "random", None, size=(96, 128)).network()
+    assert isinstance(network, DetectionNetwork)
     pixels = torch.randint(256, (2, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         return network, pixels, network(pixels)
@@ -164,7 +164,7 @@ def test_openvino_answers_the_same(small: Any) -> None:
 
 def test_bfloat16_core_keeps_float32_outputs(small: Any) -> None:
     _, pixels, expected = small
-    network = replace(RANDOM, input_shape=(96, 128, 3)).network().cast(torch.bfloat16)
+    network = YOLO.of("random", "yolov8n", LABELS, "random", None, size=(96, 128)).network().cast(torch.bfloat16)
     with torch.inference_mode():
         distances, scores, _ = network(pixels)
     assert distances.dtype == scores.dtype == torch.float32

@@ -19,7 +19,6 @@ from torch import nn
 from app.config import Settings
 from app.errors import ServiceError
 from app.precision.gate import Gate, compile_options, weights_key
-from app.precision.measures import measures
 from app.serving.inference import infer
 from app.serving.prediction import predict
 from app.serving.service import Service
@@ -413,11 +412,11 @@ def test_a_wrong_executable_does_not_serve(models):
 
 def test_infinity_in_the_same_places_is_right_and_whole_numbers_are_counted(models):
     wanted = (np.array([[1.0, -np.inf, np.nan], [2.0, 3.0, np.inf]], np.float32), np.array([[1], [2]]))
-    assert set(measures(models[".pt2"], wanted, wanted).values()) == {0.0}
+    assert set(models[".pt2"].errors(wanted, wanted).values()) == {0.0}
     other = (wanted[0], np.array([[1], [3]]))
-    assert measures(models[".pt2"], wanted, other)["different"] == 0.5
+    assert models[".pt2"].errors(wanted, other)["different"] == 0.5
     elsewhere = (np.where(np.isinf(wanted[0]), 0, wanted[0]), wanted[1])
-    assert measures(models[".pt2"], wanted, elsewhere)["different"] == 1
+    assert models[".pt2"].errors(wanted, elsewhere)["different"] == 1
 
 
 def test_an_owners_probes_are_used_and_checked(tmp_path):

@@ -21,7 +21,7 @@ from app.tools.image_sources import ImageSource
 from app.tools.offline import LocalPredictor
 from backends.engines.openvino import OpenVINOEngine
 from models import Options, WeightsError, open_model, parse_spec
-from models.exports.images import ExportedDetector
+from models.exports.images import ExportedImages
 from models.exports.layouts import decoded, interpret
 from models.exports.metadata import Description
 from tests.support import small_classifier
@@ -163,7 +163,7 @@ ANCHORS = 8 * 8 + 4 * 4 + 2 * 2
 
 def test_rows_of_rtdetr_name_their_class_and_are_not_suppressed() -> None:
     """As Ultralytics 8.4 exports it, with the names of its classes: centre, size, score, class."""
-    about = Description(task="detect", layout="rtdetr", labels=("a", "b", "c"))
+    about = Description(task="detect", takes="boxes", layout="rtdetr", labels=("a", "b", "c"))
     how = interpret(about, [(1, 300, 6)], (64, 64))
     rows = torch.tensor([[[0.5, 0.5, 0.25, 0.5, 0.9, 2.0], [0.5, 0.5, 0.25, 0.5, 0.8, 0.0]]])
     boxes, scores, classes = decoded(how, [rows], (64, 64))
@@ -279,7 +279,7 @@ class Queries(nn.Module):
 def test_rf_detr_has_a_box_for_each_class_of_a_query_and_no_background(tmp_path: Path) -> None:
     sidecar = {"task": "detect", "layout": "rfdetr", "labels": ["a", "b"]}
     model: Any = open_model(parse_spec(str(written(tmp_path / "best.onnx", Queries(), sidecar))), tmp_path)
-    assert (model.export.resize, model.export.mean[0]) == ("stretch", 0.485)
+    assert (model.file.resize.how, model.mean[0]) == ("stretch", 0.485)
     image, out = torch.zeros((100, 200, 3), dtype=torch.uint8), torch.zeros((64, 64, 3), dtype=torch.uint8)
     placement = model.preprocess(image, out, 200, 100)
     with torch.inference_mode():
@@ -325,7 +325,7 @@ def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, besi
     if beside == {"task": "tensors"}:
         assert [spec.name for spec in model.inputs] == ["images", "orig_target_sizes"]
         return
-    assert (model.task, model.export.resize, model.export.batch[1] > 1) == ("detect", "stretch", True)
+    assert (model.task, model.file.resize.how, model.export.batch[1] > 1) == ("detect", "stretch", True)
     image, out = torch.zeros((100, 200, 3), dtype=torch.uint8), torch.zeros((64, 64, 3), dtype=torch.uint8)
     placement = model.preprocess(image, out, 200, 100)
     with torch.inference_mode():
@@ -385,5 +385,5 @@ def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.interop
 def test_turned_boxes_have_tensors_of_their_own(usual: Path) -> None:
     model = opened(usual, "v8-obb")
-    assert isinstance(model, ExportedDetector)
+    assert isinstance(model, ExportedImages)
     assert [spec.name for spec in model.answers][-2:] == ["turned", "corners"]

@@ -46,7 +46,7 @@ def written(path: Path, beside: dict[str, Any] | None) -> Path:
 )
 def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, labels: list[str]) -> None:
     model: Any = open_model(parse_spec(f"cars={written(tmp_path / 'best.onnx', beside)}"), tmp_path)
-    assert (model.task, model.export.how.layout, model.export.size, model.input_shape) == (
+    assert (model.task, model.export.how.layout, model.file.size, model.input_shape) == (
         "detect", "torchvision", (48, 64), (48, 64, 3)
     )  # fmt: skip
     if beside is not None and beside["labels"] == "coco":

@@ -138,7 +138,7 @@ def test_our_networks_of_each_task_compute_as_theirs(of_tasks: Path, name: str) 
     if kind == "seg":
         torch.testing.assert_close(found[4], expected["outputs"][1], atol=1e-4 * rounding, rtol=1e-3)
     if kind == "pose":
-        assert model.export.keypoints == (17, 3)
+        assert model.adapter.keypoints == (17, 3)
 
 
 def test_a_file_of_another_task_is_refused_in_a_sentence(of_tasks: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
-from models.tasks.classification import Classifier
+from models.classifiers import Classifier
 
 LABELS = tuple("abcdefg")
 

@@ -90,7 +90,7 @@ def by_the_reference_runtime(model: Any, file: Path) -> Any:
     def network(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = (pixels.permute(0, 3, 1, 2).float() / 255).contiguous().numpy()
         found = [torch.from_numpy(np.array(each)) for each in outputs(values)]
-        return decoded(model.export.how, found, model.export.size)
+        return decoded(model.export.how, found, model.file.size)
 
     return network
 
@@ -113,7 +113,7 @@ def resized_by_torchvision(model: Any, encoded: bytes) -> tuple[torch.Tensor, to
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     pixels = decode(encoded, header, model.decode_size(header.width, header.height))
     model.preprocess(pixels, out, header.width, header.height)
-    image = transforms.resize(Image.fromarray(decode(encoded, header).numpy()), [model.resize_size])
+    image = transforms.resize(Image.fromarray(decode(encoded, header).numpy()), [model.file.resize.shorter])
     return out, torch.from_numpy(np.array(transforms.center_crop(image, list(model.input_shape[:2]))))
 
 
@@ -140,8 +140,7 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
             instances += 1
             continue
         found = list(answer["detections"])
-        frame = model.frame(placement)
-        inner = model.found(reduced, model._kept(reduced, Options()), frame)
+        inner, _, frame = model.adapter.found(reduced, placement, Options())
         rows = list(range(len(inner["scores"])))
         if "segments" in (found[0] if found else {}):
             rows = [row for row, rings in enumerate(polygons(inner, frame)) if rings is not None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models import Placement
-from models.tasks.classification import Classifier
+from models.classifiers import Classifier
 from tests.support import escapes
 
 CRASHES, HANGS, SLOW, ESCAPES, FORGES, FLOODS = 13, 17, 19, 23, 29, 61

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.contract.model import Placement
-from models.tasks.detection import INPUT_SHAPE, Detector
+from models.yolo.model import YOLO
 
 
 class Brightness(nn.Module):
@@ -42,7 +42,7 @@ def images(count: int, shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[
     return (blocks + generator.integers(0, 36, (count, *shape))).astype(np.uint8)
 
 
-def letterboxed(detector: Detector, image: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
-    out = torch.full(INPUT_SHAPE, 7, dtype=torch.uint8)
+def letterboxed(detector: YOLO, image: npt.NDArray[np.uint8]) -> tuple[Tensor, Placement]:
+    out = torch.full(detector.input_shape, 7, dtype=torch.uint8)
     height, width = image.shape[:2]
     return out, detector.preprocess(torch.from_numpy(image), out, width, height)

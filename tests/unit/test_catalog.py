@@ -15,10 +15,10 @@ from torchvision import models as torchvision_models
 
 from models import ModelError, ModelSpec, UnknownModelError, WeightsError, WeightsNotFoundError, open_model, parse_spec
 from models import publishers as weights_module
+from models.classifiers import Classifier
 from models.contract.digest import sha256_of
-from models.tasks.classification import Classifier
 from models.tasks.coco import COCO_CLASSES
-from models.tasks.detection import Detector
+from models.yolo.model import YOLO
 from models.yolo.yolov8 import YOLOv8
 
 
@@ -81,7 +81,7 @@ def test_a_name_that_could_not_be_part_of_an_address_is_refused(name: str) -> No
 # Weights and labels
 
 
-@pytest.mark.parametrize(("architecture", "kind", "count"), [("resnet50", Classifier, 1000), ("yolov8n", Detector, 80)])
+@pytest.mark.parametrize(("architecture", "kind", "count"), [("resnet50", Classifier, 1000), ("yolov8n", YOLO, 80)])
 def test_random_weights_need_no_file(tmp_path: Path, architecture: str, kind: type, count: int) -> None:
     model = open_model(ModelSpec("m", architecture, "random"), tmp_path, allow_download=False)
     assert isinstance(model, kind)
@@ -131,7 +131,7 @@ def test_a_detector_file_is_opened(tmp_path: Path, count: int) -> None:
     path = tmp_path / "d.safetensors"
     save_file(YOLOv8("n", count).half().state_dict(), path)
     model = open_model(ModelSpec("d", "yolov8n", str(path)), tmp_path)
-    assert isinstance(model, Detector)
+    assert isinstance(model, YOLO)
     assert model.labels == (COCO_CLASSES if count == 80 else ("class 0", "class 1"))
     assert model.network().input_shape == (640, 640, 3)
 

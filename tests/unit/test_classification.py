@@ -1,4 +1,4 @@
-"""models.tasks.classification: the same pixels and the same logits as torchvision, for every kind of classifier."""
+"""models.classifiers: the same pixels and the same logits as torchvision, for every kind of classifier."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
 from models import open_model, parse_spec
+from models.classifiers import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.model import Options, Placement
-from models.tasks.classification import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
+from models.contract.resize import Centre
 from models.weights.checkpoint import read_header
 from tests.support.classifiers import classifier, preprocessed, saved, torchvision_network
 from tests.support.photographs import PHOTOGRAPHS
@@ -31,6 +32,11 @@ pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ("sklearn", "ultralytics")),
     reason="the photographs come with scikit-learn and ultralytics",
 )
+
+
+def centre(model: Classifier) -> Centre:
+    assert isinstance(model.file.resize, Centre)
+    return model.file.resize
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +73,7 @@ def test_pixels_equal_torchvisions_within_one_level(architecture: str, photograp
     found = preprocessed(model, image)
     on_pillow = reference(model, Image.fromarray(image))
     on_tensor = reference(model, torch.from_numpy(image).permute(2, 0, 1))
-    bicubic = model.interpolation == "bicubic"
+    bicubic = centre(model).interpolation == "bicubic"
     assert largest_difference(found, on_pillow) <= (2 if bicubic else 1)
     # With bicubic interpolation torchvision's own two paths differ by up to 4 levels at a few overshooting pixels: only
     # Pillow clips between its two passes. Published accuracies are measured with Pillow.
@@ -84,7 +90,7 @@ def test_pixels_equal_torchvisions_within_one_level(architecture: str, photograp
 def test_pixels_equal_torchvisions_at_any_size(architecture: str, width: int, height: int) -> None:
     image = np.array(Image.fromarray(PHOTOGRAPHS["china"]()).resize((width, height)))
     model = classifier(architecture)
-    allowed = 2 if model.interpolation == "bicubic" else 1
+    allowed = 2 if centre(model).interpolation == "bicubic" else 1
     assert largest_difference(preprocessed(model, image), reference(model, Image.fromarray(image))) <= allowed
 
 
@@ -133,7 +139,9 @@ def test_a_reduced_strip_lands_where_the_whole_one_does() -> None:
     wide.save(encoded, "JPEG", quality=95)
     reduced = Image.open(encoded)
     reduced.draft("RGB", (4500, 500))
-    model = replace(classifier("resnet50"), resize_size=100, input_shape=(96, 96, 3))
+    model = classifier("resnet50")
+    file = replace(model.file, resize=replace(centre(model), size=(96, 96), shorter=100))
+    model = replace(model, file=file, input_shape=(96, 96, 3))
     assert reduced.size == (4501, 501)
     found = preprocessed(model, np.array(reduced), (1001, 9001))
     assert largest_difference(found, preprocessed(model, np.array(Image.open(encoded)))) <= 3
@@ -148,8 +156,8 @@ def test_every_architecture_can_be_asked_for_its_classes(architecture: str) -> N
     declared = torchvision_models.get_model_weights(architecture).DEFAULT.transforms()
     assert len(model.labels) == 1000
     assert model.input_shape == (declared.crop_size[0], declared.crop_size[0], 3)
-    assert model.resize_size >= declared.crop_size[0]
-    assert model.interpolation in ("bilinear", "bicubic")
+    assert centre(model).shorter >= declared.crop_size[0]
+    assert centre(model).interpolation in ("bilinear", "bicubic")
     assert declared.interpolation in (InterpolationMode.BILINEAR, InterpolationMode.BICUBIC)
     assert (model.mean, model.std) == (tuple(declared.mean), tuple(declared.std))
     assert class_count(architecture, _skeleton(architecture, 5, auxiliary=False).state_dict()) == 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from PIL import Image
 from torchvision.transforms import functional as transforms
 
 from models import PixelModel, open_model, parse_spec
-from models.tasks.classification import Classifier
+from models.contract.resize import Centre
+from models.yolo.model import YOLO
 
 
 def noise(width: int, height: int) -> np.ndarray:
@@ -23,9 +23,9 @@ def noise(width: int, height: int) -> np.ndarray:
 
 
 @cache
-def yolo() -> Classifier:
+def yolo() -> YOLO:
     model = open_model(parse_spec("yolov8n-cls:random"), Path())
-    assert isinstance(model, Classifier)
+    assert isinstance(model, YOLO)
     return model
 
 
@@ -38,9 +38,9 @@ def reference(image: np.ndarray, side: int) -> np.ndarray:
 @given(st.integers(1, 1200), st.integers(1, 1200), st.integers(32, 320))
 def test_every_byte_is_that_of_ultralytics_transforms(width: int, height: int, side: int) -> None:
     assume(max(width, height) <= 64 * min(width, height))  # Other strips are cut before they are resized.
-    image, model = noise(width, height), replace(yolo(), input_shape=(side, side, 3), resize_size=side)
-    out = torch.zeros(model.input_shape, dtype=torch.uint8)
-    model.preprocess(torch.from_numpy(image), out, width, height)
+    image, resize = noise(width, height), Centre((side, side), side, by="pillow")
+    out = torch.zeros((side, side, 3), dtype=torch.uint8)
+    resize.preprocess(torch.from_numpy(image), out, width, height)
     assert np.array_equal(out.numpy(), reference(image, side))
 
 

@@ -56,7 +56,7 @@ def test_any_metadata_is_understood_or_refused_in_a_sentence(
         found = description(metadata, sidecar, None)
         if found is not None:
             how = interpret(found, [[1, *shape] for shape in shapes], found.size or (64, 64))
-            assert how.task == found.task
+            assert how.takes == found.takes
 
     sentence = sentence_of(understood, ValueError)
     assert "\n" not in sentence

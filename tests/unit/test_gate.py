@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from app.precision.gate import Gate, weights_key
-from app.precision.measures import LIMITS, measures
 from app.precision.probes import Calibration, CalibrationError, probes
 from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, LoadReport, WrongAnswersError
 from backends.contract.backend import Executable, precisions_from
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import Engine
 from models import open_model, parse_spec
+from models.contract.measures import TENSOR_LIMITS
+from models.contract.task_adapter import OWN, task_class
 from tests.support.rows import row
 
 LADDER = (1, 2, 4)
@@ -152,7 +153,7 @@ def test_an_engine_with_wrong_outputs_never_serves(request, fixture, distort, pr
     executable, report = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
     assert (report.engine, report.precision) == ("right", "fp32")
     assert "its answers to batches of" in report.refusals["wrong"]
-    assert set(report.measures) == set(LIMITS[model.task]["fp32"])
+    assert set(report.measures) == set(model.limits["fp32"])
     executable.close()
 
 
@@ -170,20 +171,20 @@ def test_answers_that_are_the_same_have_no_error(request, fixture):
     model, images = request.getfixturevalue(fixture)
     with torch.inference_mode():
         outputs = [output.numpy() for output in model.network()(torch.from_numpy(images))]
-    found = measures(model, outputs, outputs)
-    assert set(found) == set(LIMITS[model.task]["bf16"])
+    found = model.errors(outputs, outputs)
+    assert set(found) == set(model.limits["bf16"])
     assert max(found.values()) < 1e-12
 
 
 def test_outputs_of_another_shape_are_as_wrong_as_can_be(classifier):
     model, _ = classifier
-    assert set(measures(model, [np.zeros((2, 8))], [np.zeros((2, 7))]).values()) == {float("inf")}
+    assert set(model.errors([np.zeros((2, 8))], [np.zeros((2, 7))]).values()) == {float("inf")}
 
 
 def test_limits_grow_with_the_coarseness_of_the_precision():
-    for name, task in LIMITS.items():
+    for task in (TENSOR_LIMITS, *(task_class(entry.name).limits for entry in OWN)):
         # Tensors are not calibrated, so that there is no int8 for them.
-        assert set(task) == {"fp32", "fp16", "bf16", "int8"} - ({"int8"} if name == "infer" else set())
+        assert set(task) == {"fp32", "fp16", "bf16", "int8"} - ({"int8"} if task is TENSOR_LIMITS else set())
         for finer, coarser in itertools.pairwise(name for name in ("fp32", "fp16", "bf16", "int8") if name in task):
             assert all(task[finer][name] <= task[coarser][name] for name in task[finer])
 
@@ -334,8 +335,8 @@ def test_an_error_that_is_no_number_is_over_every_limit(monkeypatch, classifier)
     right = RightEngine().compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
     report = LoadReport("right", "fp32")
     gate_of(model, images.tobytes()).check(right, report)
-    unknown = dict.fromkeys(LIMITS["classify"]["fp32"], float("nan"))
-    monkeypatch.setattr("app.precision.gate.measures", lambda *_: unknown)
+    unknown = dict.fromkeys(model.limits["fp32"], float("nan"))
+    monkeypatch.setattr(type(model), "measures", lambda *_: unknown)
     with pytest.raises(WrongAnswersError, match="is nan"):
         gate_of(model, images.tobytes()).check(right, report)
 

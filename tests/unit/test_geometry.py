@@ -11,9 +11,7 @@ import torch
 
 from models import ModelSpec, open_model
 from models.contract.geometry import place
-from models.exports.images import ExportedDetector
-from models.tasks.classification import Classifier
-from models.tasks.detection import Detector
+from models.contract.resize import Whole
 
 SIZES = [(500, 375), (375, 500), (224, 224), (256, 256), (640, 480), (1280, 1280), (1281, 719), (97, 61), (30, 31)]
 SIZES += [(320, 640), (900, 250), (8, 8)]
@@ -28,13 +26,13 @@ def photograph(width, height):
     return (smooth + noise).clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous()
 
 
-def both(model, width, height):
+def both(resize, width, height):
     """Pixels by `preprocess` and by `place`, and the placement."""
     image = photograph(width, height)
-    host, device = (torch.full(model.input_shape, 7, dtype=torch.uint8) for _ in range(2))
-    placement = model.preprocess(image, host, width, height)
-    place(image.permute(2, 0, 1).contiguous(), model.geometry(width, height), device)
-    assert placement == model.placement(width, height)
+    host, device = (torch.full((*resize.size, 3), 7, dtype=torch.uint8) for _ in range(2))
+    placement = resize.preprocess(image, host, width, height)
+    place(image.permute(2, 0, 1).contiguous(), resize.geometry(width, height), device)
+    assert placement == resize.placement(width, height)
     return host.to(torch.int16), device.to(torch.int16)
 
 
@@ -43,25 +41,17 @@ def both(model, width, height):
 def test_a_device_places_an_image_as_a_decoder_does(name, size):
     """The bicubic kernel's second pass makes two levels of one that the first has rounded otherwise."""
     model = open_model(ModelSpec(name, name, "random"), Path("nowhere"))
-    host, device = both(model, *size)
+    host, device = both(model.file.resize, *size)
     difference = (host - device).abs()
-    assert difference.max() <= (2 if getattr(model, "interpolation", "") == "bicubic" else 1)
+    assert difference.max() <= (2 if getattr(model.file.resize, "interpolation", "") == "bicubic" else 1)
     assert difference.float().mean() < 0.35
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch", "top-left"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_so_it_does_for_exported_detectors(resize, size):
-    model = object.__new__(ExportedDetector)
-    object.__setattr__(model, "input_shape", (320, 416, 3))
-    object.__setattr__(model, "export", FakeExport(resize))
-    host, device = both(model, *size)
+    host, device = both(Whole((320, 416), resize), *size)
     assert (host - device).abs().max() <= 1
-
-
-class FakeExport:
-    def __init__(self, resize):
-        self.resize = resize
 
 
 def test_a_shift_of_one_pixel_is_seen():
@@ -78,5 +68,4 @@ def test_a_shift_of_one_pixel_is_seen():
 def test_long_strips_are_left_to_decoders():
     model = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
     assert model.geometry(6000, 100) is None
-    assert isinstance(model, Classifier)
-    assert Detector.geometry(open_model(ModelSpec("yolov8n", "yolov8n", "random"), Path("nowhere")), 6000, 100)
+    assert open_model(ModelSpec("yolov8n", "yolov8n", "random"), Path("nowhere")).geometry(6000, 100)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from app.tools.arguments import CommandError
-from app.tools.validation.labels import Labelled, accuracy, by_folder, of_coco
+from app.tools.validation.labels import Labelled, by_folder, measured_accuracy, of_coco
 from models import open_model, parse_spec
 from models.tasks.accuracy import Boxes, mean_average_precision
 
@@ -94,11 +94,11 @@ def test_top1_counts_what_can_be_read_and_every_batch(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_text("no image")
     labelled.insert(1, Labelled(tmp_path / "broken.png", 0))
     advanced: list[int] = []
-    found = accuracy(model, ByBrightness(), labelled, advanced.append)  # type: ignore[arg-type]
+    found = measured_accuracy(model, ByBrightness(), labelled, advanced.append)  # type: ignore[arg-type]
     assert found == {"top1": 0.75, "images": 4}
     assert sum(advanced) == 4
     with pytest.raises(CommandError, match="none of the labelled images"):
-        accuracy(model, ByBrightness(), [labelled[1]], advanced.append)  # type: ignore[arg-type]
+        measured_accuracy(model, ByBrightness(), [labelled[1]], advanced.append)  # type: ignore[arg-type]
 
 
 def test_mean_average_precision_is_over_ten_overlaps() -> None:

@@ -23,7 +23,7 @@ from backends.operators.replacements import REPLACEMENTS
 from backends.vendors.ascend import AscendBackend
 from backends.vendors.cpu import CpuBackend
 from models import open_model, parse_spec
-from models.tasks.classification import ClassificationNetwork
+from models.classifiers import ClassificationNetwork
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "operators.md"

@@ -15,7 +15,7 @@ from models.onnx.file import Node, OnnxFile, Value
 from models.onnx.operators import OPERATORS, UnsupportedError
 from models.onnx.torchvision_detectors import MOST_DETECTIONS, as_detector, only_float32, untraced
 
-HOW = Interpretation("detect", "torchvision", 0, 0, True)
+HOW = Interpretation("boxes", "torchvision", 0, 0, True)
 
 
 @pytest.mark.parametrize("count", [0, 1, 299, 300, 301, 900])

@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from models import publishers as weights
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.publishers import WeightsSource, download
-from models.tasks import classification, detection
 from models.weights.checkpoint import read
 
 CONTENT = bytes(number * 7 % 251 for number in range(300_000))
@@ -241,7 +240,7 @@ def test_whoever_wants_the_same_file_meanwhile_waits_for_it(server: Server, tmp_
 
 
 def test_every_architecture_has_a_published_file_with_a_checksum() -> None:
-    for architecture in (*classification.ARCHITECTURES, *detection.PUBLISHED):
+    for architecture in weights.PUBLISHED:
         source = weights.official_source(architecture)
         assert source.url.startswith("https://")
         assert re.fullmatch(r"[0-9a-f]{8,64}", source.sha256), source

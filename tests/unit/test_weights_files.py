@@ -12,8 +12,10 @@ import pytest
 
 from app.precision.gate import weights_key
 from models.contract.errors import WeightsError
+from models.contract.resize import Whole
+from models.contract.task_adapter import AdaptedFile
 from models.exports.files import files_of
-from models.exports.images import Export
+from models.exports.images import Export, ExportedImages
 from models.exports.layouts import Interpretation
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
@@ -21,23 +23,18 @@ from tests.support.openvino_files import written as written_openvino
 onnx = pytest.importorskip("onnx")
 
 F, B = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
-EXPORT = Export(
-    Interpretation("detect", "yolov8", 2, 0),
-    (64, 64),
-    (1, 8),
-    False,
-    "letterbox",
-    (0.0, 0.0, 0.0),
-    (1.0, 1.0, 1.0),
-    None,
-    "",
-    "",
-)
+EXPORT = Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8), False, "", "")
 
 
-def key(file: Path, export: Any = None) -> str:
-    model = SimpleNamespace(architecture=file.suffix[1:], labels=["a", "b"], weights_file=str(file), export=export)
+def key(file: Path) -> str:
+    model = SimpleNamespace(architecture=file.suffix[1:], labels=["a", "b"], weights_file=str(file))
     return weights_key(model)  # type: ignore[arg-type]
+
+
+def exported(file: Path) -> ExportedImages:
+    known = AdaptedFile(Whole((64, 64)), ("a", "b"))
+    about = ("x", file.suffix[1:], known.labels, file.name, str(file), (64, 64, 3), "detect", known)
+    return ExportedImages(*about, export=EXPORT)
 
 
 def saved(path: Path, nodes: list[Any], tensors: list[Any]) -> Path:
@@ -148,7 +145,8 @@ def test_what_is_stated_beside_a_file_is_part_of_its_network(tmp_path: Path, suf
         written_openvino(tmp_path, NETWORK)
     else:
         file.write_bytes(b"a program")
-    exports = [EXPORT, replace(EXPORT, mean=(0.5, 0.5, 0.5)), replace(EXPORT, freed=True)]
-    exports.append(replace(EXPORT, how=replace(EXPORT.how, layout="yolov5")))
-    assert len({key(file, export) for export in exports}) == len(exports)
-    assert key(file, EXPORT) == key(file, replace(EXPORT))
+    model = exported(file)
+    models = [model, replace(model, mean=(0.5, 0.5, 0.5)), replace(model, export=replace(EXPORT, freed=True))]
+    models.append(replace(model, export=replace(EXPORT, how=replace(EXPORT.how, layout="yolov5"))))
+    assert len({weights_key(each) for each in models}) == len(models)
+    assert weights_key(model) == weights_key(exported(file))

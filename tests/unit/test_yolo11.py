@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.contract.errors import WeightsError
-from models.tasks import detection, instance_detection
+from models.yolo import model as yolo
 from models.yolo.families import FAMILIES, KINDS, named_in, parts_of
 from models.yolo.yolo11 import YOLO11, size_of
 from models.yolo.yolov8 import SIZES
@@ -39,8 +39,7 @@ def test_family_size_and_kind_are_told_from_the_state_dict() -> None:
             state = family.made(size, kind, 3).state_dict()
         assert family.size_of(state) == size
         assert named_in(state, kind) == name
-        module = instance_detection if kind else detection
-        assert module.class_count(name, state) == 3
+        assert yolo.class_count(name, state) == 3
     assert size_of({"model.0.conv.weight": torch.empty(17, 3, 3, 3)}) is None
     assert size_of({"model.0.conv.weight": torch.empty(())}) is None
     assert size_of({}) is None
@@ -50,7 +49,7 @@ def test_another_familys_file_is_named() -> None:
     with torch.device("meta"):
         state = YOLO11("s", 3).state_dict()
     with pytest.raises(WeightsError, match="of yolo11s, not of yolov8s"):
-        detection.class_count("yolov8s", state)
+        yolo.class_count("yolov8s", state)
 
 
 def test_attention_sees_the_whole_image() -> None:

@@ -19,8 +19,8 @@ from app.decoder.decoder import decode_into
 from app.images.header import ImageError, read_header
 from app.tools.arguments import CommandError
 from backends import Executable
-from models import Options, PixelModel, Placement
-from models.tasks.accuracy import Boxes, map50, mean_average_precision, top1
+from models import PixelModel, Placement
+from models.tasks.accuracy import Boxes
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
@@ -80,29 +80,26 @@ def of_coco(file: Path, folder: Path, labels: Sequence[str]) -> list[Labelled]:
     return found
 
 
-def accuracy(
+def measured_accuracy(
     model: PixelModel, executable: Executable, images: Sequence[Labelled], advance: Callable[[int], object]
 ) -> dict[str, float]:
     """Top-1, or mAP at IoU 0.5 and over 0.5 to 0.95 as COCO has it. `advance`: hears how many images are done.
 
     Images that cannot be read are left out of it. Raises BackendError.
     """
-    detects = model.finds == "objects"
-    options = Options(score_threshold=0.001) if detects else Options()
+    accuracy = model.accuracy
+    assert accuracy is not None
     truth: list[Any] = []
     answers: list[dict[str, Any]] = []
     for labelled, pixels, placements in _batches(model, images, executable.batch_sizes[-1]):
         outputs = executable.run(pixels)
         for row, (each, placement) in enumerate(zip(labelled, placements, strict=True)):
             truth.append(each.truth)
-            answers.append(model.postprocess(model.reduce(outputs, row, options), placement, options))
+            answers.append(model.postprocess(model.reduce(outputs, row, accuracy.options), placement, accuracy.options))
         advance(len(labelled))
     if not truth:
         raise CommandError("none of the labelled images can be read")
-    if not detects:
-        return {"top1": top1(truth, answers), "images": float(len(truth))}
-    whole = mean_average_precision(truth, answers)
-    return {"map50": map50(truth, answers), "map50_95": whole, "images": float(len(truth))}
+    return {**accuracy.report(truth, answers), "images": float(len(truth))}
 
 
 def _batches(

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from app.precision.measures import LIMITS, measures
 from app.tools.validation.difference import (
     LAYER_LIMITS,
     PREFIX_LIMITS,
@@ -33,12 +32,10 @@ from backends import Backend, BackendError, CompileOptions, EngineRefusedError, 
 from backends.engines.engine import DTYPES
 from backends.vendors.torch_device import torch_device
 from models import Model, Options, PixelModel, Placement, TensorModel
-from models.tasks.accuracy import as_boxes, overlaps
 
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
-_SAME_PLACE = 0.5
 
 
 @dataclass
@@ -157,8 +154,8 @@ class Validation:
         return Depth("fp32", errors, first, limit)
 
     def _judged(self, engine: str, precision: str, outputs: tuple[Array, ...]) -> Comparison:
-        limits = LIMITS[self.model.task].get(precision, {})
-        errors = measures(self.model, self._expected, outputs)
+        limits = self.model.limits.get(precision, {})
+        errors = self.model.errors(self._expected, outputs)
         tolerance = TOLERANCES[precision]
         whole = difference(self._expected, outputs, tolerance)
         finite = self.model.may_be_infinite or all(
@@ -256,34 +253,17 @@ def run_in_batches(run: Callable[[Array], Sequence[Array]], items: Array, size: 
 
 
 def agreement_of(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-    """`top1`, `top5`: shares of equal first classes and of common first five; `boxes`: of detections that the other
-    side has too, of the same class and at the same place, with their number `detections`.
-    """
-    if not isinstance(model, PixelModel) or [each.shape for each in expected] != [each.shape for each in outputs]:
+    """How much of the answers is the same, as the model's task measures it; empty where it does not."""
+    accuracy = model.accuracy if isinstance(model, PixelModel) else None
+    if accuracy is None or [each.shape for each in expected] != [each.shape for each in outputs]:
         return {}
-    options, count = Options(), len(expected[0])
-    height, width = model.input_shape[:2]
-
-    def answers(given: Sequence[Array]) -> list[dict[str, Any]]:
-        whole = Placement(width, height)
-        return [model.postprocess(model.reduce(given, row, options), whole, options) for row in range(count)]
-
-    pairs = list(zip(answers(expected), answers(outputs), strict=True))
-    if model.finds == "classes":
-        tops = [[[each["class_id"] for each in answer["classes"]] for answer in pair] for pair in pairs]
-        same = [float(one[0] == other[0]) for one, other in tops]
-        shared = [len(set(one) & set(other)) / max(1, len(one)) for one, other in tops]
-        return {"top1": float(np.mean(same)), "top5": float(np.mean(shared))}
-    matched = total = 0
-    for one, other in pairs:
-        if any("box" not in each for each in (*one["detections"], *other["detections"])):
-            return {}
-        mine, theirs = as_boxes(one["detections"]), as_boxes(other["detections"])
-        shared_area = overlaps(mine.boxes, theirs.boxes) * (mine.classes[:, None] == theirs.classes[None])
-        matched += int((shared_area.max(axis=1, initial=0) >= _SAME_PLACE).sum())
-        matched += int((shared_area.max(axis=0, initial=0) >= _SAME_PLACE).sum())
-        total += len(mine.classes) + len(theirs.classes)
-    return {"boxes": matched / total if total else 1.0, "detections": float(total) / 2}
+    assert isinstance(model, PixelModel)
+    options, whole = Options(), Placement(model.input_shape[1], model.input_shape[0])
+    one, other = (
+        [model.postprocess(model.reduce(given, row, options), whole, options) for row in range(len(expected[0]))]
+        for given in (expected, outputs)
+    )
+    return accuracy.agreement(one, other)
 
 
 def _in_float32(model: Model) -> Callable[[Array], tuple[Array, ...]]:

@@ -1,0 +1,214 @@
+"""torchvision's classifiers, every one by name: their networks and the preprocessing of their published weights.
+
+Owns: building these networks, which weights fit them, and untrained ones that behave like trained ones. Must not know
+HTTP, devices or how images and files are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from models.contract.errors import UnknownModelError, WeightsError
+from models.contract.model import PixelNetwork
+from models.contract.pixel_model import PixelModel
+from models.contract.resize import Centre
+from models.contract.task_adapter import AdaptedFile
+from models.vision import torchvision
+from models.weights.state import check_fits, read_state
+from models.weights.without_values import WithoutValues
+
+ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
+
+_WITH_AUXILIARY = {"googlenet": ("aux1", "aux2"), "inception_v3": ("AuxLogits",)}
+_OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
+
+
+def default_labels(architecture: str) -> tuple[str, ...]:
+    """Labels of the published weights (ImageNet-1k). Raises UnknownModelError."""
+    return tuple(_published(architecture).meta["categories"])
+
+
+def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
+    """Number of classes of a state dict (meta tensors do), which must fit `architecture` in every name and shape.
+
+    Raises UnknownModelError, WeightsError.
+    """
+    state = _renamed(architecture, state)
+    head = _head(architecture)
+    if head not in state or state[head].ndim == 0 or not len(state[head]):
+        yolo = " (is this a YOLOv8 file?)" if any(name.startswith("model.22.") for name in state) else ""
+        raise WeightsError(f"The weights are not of {architecture}: {head} is missing{yolo}.")
+    count = len(state[head])
+    check_fits(architecture, state, _skeleton(architecture, count, _has_auxiliary(architecture, state)).state_dict())
+    return count
+
+
+class ClassificationNetwork(PixelNetwork):
+    """A classifier as it is served."""
+
+    def compute(self, normalised: Tensor) -> tuple[Tensor]:
+        """-> float32 logits [n, classes]."""
+        return (self.core(normalised).float(),)
+
+
+@dataclass(frozen=True)
+class Classifier(PixelModel):
+    """A torchvision classifier with the preprocessing of its published weights."""
+
+    @classmethod
+    def of(
+        cls, name: str, architecture: str, labels: Sequence[str], weights: str, weights_file: str | None
+    ) -> Classifier:
+        """With the preprocessing that torchvision declares for `architecture`. Raises UnknownModelError."""
+        declared = _published(architecture).transforms()
+        side = declared.crop_size[0]
+        kernel, antialias = declared.interpolation.value, bool(declared.antialias)
+        return cls(
+            name,
+            architecture,
+            tuple(labels),
+            weights,
+            weights_file,
+            input_shape=(side, side, 3),
+            task_name="classify",
+            file=AdaptedFile(Centre((side, side), declared.resize_size[0], kernel, antialias), tuple(labels)),
+            mean=tuple(declared.mean),
+            std=tuple(declared.std),
+        )
+
+    def network(self) -> ClassificationNetwork:
+        """The network on the CPU: float32, BatchNorm fused, channels-last weights, eval mode.
+
+        Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+        """
+        core = self._random_core() if self.weights == "random" else self._load()
+        _fuse(core.eval())
+        core.to(memory_format=torch.channels_last)
+        return self._around(core)
+
+    def network_of_shapes(self) -> ClassificationNetwork:
+        """Random weights are zeros: they need not be measured. A file is read all the same, as it may not fit."""
+        if self.weights != "random":
+            return self.network()
+        core = _skeleton(self.architecture, len(self.labels), auxiliary=False)
+        state = core.state_dict()
+        for name, tensor in state.items():
+            if tensor.is_meta:
+                state[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        core.load_state_dict(state, assign=True)
+        return self._around(core)
+
+    def _around(self, core: nn.Module) -> ClassificationNetwork:
+        network = ClassificationNetwork(core, self.input_shape, self.mean, self.std)
+        return network.eval().requires_grad_(False)
+
+    def _random_core(self) -> nn.Module:
+        """An untrained network that behaves like a trained one: layers of unit variance, logits that differ.
+
+        Default weights alone fade out layer by layer (MobileNetV3 ends at 1e-10) and some heads start at zero, so
+        BatchNorm and the head are measured on noise, smooth and sharp as images are: on two images, a faint one and one
+        of much contrast, as each more makes every start slower.
+        """
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            core = _build(self.architecture, len(self.labels), auxiliary=False)
+            sides = [(side, side) for side in (2, 6, 24, 96)]
+            noise = [functional.interpolate(torch.randn(2, 3, *side), self.input_shape[:2]) for side in sides]
+            images = torch.stack(noise).mean(dim=0) * torch.tensor([0.5, 2]).view(-1, 1, 1, 1)
+            head = core.get_parameter(_head(self.architecture))
+            head.normal_()
+            for module in core.eval().modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.train().momentum = 1.0
+            head.mul_(2 / core(images).std())
+        return core
+
+    def _load(self) -> nn.Module:
+        state = _renamed(self.architecture, read_state(self, class_count))
+        core = _skeleton(self.architecture, len(self.labels), _has_auxiliary(self.architecture, state))
+        values = OrderedDict(state)
+        # MNASNet refuses to load without the version of its layout; every published file has the present one.
+        values._metadata = {"": {"version": core._version}}  # type: ignore[attr-defined]
+        core.load_state_dict(values, assign=True)
+        for auxiliary in _WITH_AUXILIARY.get(self.architecture, ()):
+            setattr(core, auxiliary, None)  # only used in training
+        return core
+
+
+def _published(architecture: str) -> Any:
+    """torchvision's entry for the best published weights: its `meta`, `transforms` and `url`."""
+    if architecture not in ARCHITECTURES:
+        raise UnknownModelError(f"torchvision has no classifier called {architecture}.")
+    return torchvision.models.get_model_weights(architecture).DEFAULT
+
+
+def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
+    options: dict[str, Any] = {}
+    if architecture in _WITH_AUXILIARY:
+        # torchvision builds them so around its published weights.
+        options = {"transform_input": True, "aux_logits": auxiliary, "init_weights": False}
+    published = _published(architecture)
+    if architecture.startswith("vit_"):
+        options["image_size"] = published.meta["min_size"][0]  # 518 for vit_h_14, and its weights have that many parts.
+    core: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=count, **options)
+    return core
+
+
+def _skeleton(architecture: str, count: int, auxiliary: bool) -> nn.Module:
+    """The module with weights on the meta device."""
+    with WithoutValues():
+        return _build(architecture, count, auxiliary)
+
+
+@cache
+def _head(architecture: str) -> str:
+    """Name of the weight whose first dimension is the number of classes: the first that changes with it."""
+    one, other = (_skeleton(architecture, count, auxiliary=False).state_dict() for count in (2, 3))
+    return next(name for name in one if one[name].shape != other[name].shape)
+
+
+def _has_auxiliary(architecture: str, state: Mapping[str, Tensor]) -> bool:
+    names = tuple(f"{name}." for name in _WITH_AUXILIARY.get(architecture, ()))
+    return bool(names) and any(name.startswith(names) for name in state)
+
+
+def _renamed(architecture: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """With today's names: the published DenseNet files call `norm1` of a layer `norm.1`."""
+    if not architecture.startswith("densenet"):
+        return state
+    return {_OLD_DENSENET_NAME.sub(r"\1\2", name): tensor for name, tensor in state.items()}
+
+
+def _fuse(core: nn.Module) -> None:
+    """Fold every BatchNorm that follows a convolution, and nothing else does, into that convolution (in place).
+
+    The traced graph only tells which modules follow each other; the module itself stays a plain one.
+    """
+    try:
+        graph = fx.Tracer().trace(core)
+    except Exception:  # whatever data-dependent Python a network has; unfused it is as right, and a little slower
+        return
+    modules = dict(core.named_modules())
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    for node in graph.nodes:
+        if node.op != "call_module" or type(modules[node.target]) is not nn.BatchNorm2d:
+            continue
+        before = node.args[0]
+        if before.op != "call_module" or type(modules[before.target]) is not nn.Conv2d or len(before.users) != 1:
+            continue
+        if calls[node.target] == calls[before.target] == 1:
+            conv, norm = modules[before.target], modules[node.target]
+            conv.weight, conv.bias = fuse_conv_bn_weights(
+                *(conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+            )
+            core.set_submodule(node.target, nn.Identity())

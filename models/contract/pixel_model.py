@@ -1,0 +1,142 @@
+"""Image models: a network of pixels, and the task that makes answers of its outputs.
+
+Owns: how the two become a model, the same for every network and every task. Must not know either.
+
+    bytes ─► (app decodes) ─► Resize ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
+                                │ Placement ────────────────────────────┐            │
+                   predictions ◄┴─ TaskAdapter.postprocess (server) ◄───┴─ TaskAdapter.reduce (worker)
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from models.contract.geometry import Geometry
+from models.contract.measures import Accuracy, Limits
+from models.contract.model import Array, Finds, Model, Options, OutputSpec, PixelNetwork, Placement
+from models.contract.task_adapter import AdaptedFile, TaskAdapter, made, owned
+
+
+@dataclass(frozen=True)
+class PixelModel(Model):
+    """An image model: one item is uint8 [height, width, 3]. `task_name` and `file`: what the task is made of.
+
+    `mean` and `std`: of each RGB channel, for pixels in 0..1.
+    """
+
+    input_shape: tuple[int, int, int]
+    task_name: str
+    file: AdaptedFile
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @abstractmethod
+    def network(self) -> PixelNetwork:
+        """The network on the CPU, with BatchNorm fused where that pays."""
+
+    @property
+    def adapter(self) -> TaskAdapter:
+        """The task."""
+        return made(self.task_name, self.file)
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self.task_name
+
+    @property
+    def finds(self) -> Finds:
+        """What the task finds."""
+        return self.adapter.finds
+
+    @property
+    def limits(self) -> Limits:
+        """The task's limits."""
+        return self.adapter.limits
+
+    @property
+    def accuracy(self) -> Accuracy | None:
+        """The task's measure of right answers."""
+        return self.adapter.accuracy
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names that the task has for them."""
+        return self.adapter.outputs
+
+    @property
+    def image_model(self) -> PixelModel:
+        """The image model that postprocesses these outputs."""
+        return self
+
+    @property
+    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation of each RGB channel, for pixels in 0..1."""
+        return self.mean, self.std
+
+    def decode_size(self, width: int, height: int) -> tuple[int, int]:
+        """The smallest (width, height) an image of this displayed size may be decoded to at reduced scale."""
+        return self.file.resize.decode_size(width, height)
+
+    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
+        """Place an image in the network's input, where the task does, else by the file's `resize`.
+
+        `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
+        `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
+        work releases the interpreter lock.
+        """
+        placed = self.adapter.place(image.numpy(), out.numpy(), width, height)
+        return self.file.resize.preprocess(image, out, width, height) if placed is None else placed
+
+    def placement(self, width: int, height: int) -> Placement:
+        """What `preprocess` returns for an image of this displayed size."""
+        return self.file.resize.placement(width, height)
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """What `preprocess` does to an image of this displayed size that is decoded in full, where a device can do it
+        as well; None: it cannot.
+        """
+        if type(self.adapter).place is not TaskAdapter.place:
+            return None  # Only the task knows.
+        return self.file.resize.geometry(width, height)
+
+    def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
+        """What the task keeps of an item's outputs."""
+        return owned(self.adapter.reduce([each[index] for each in outputs], options))
+
+    def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
+        """What the task keeps of a batch."""
+        return self.adapter.reduce_all(outputs, options)
+
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+        """In the server: what `reduce` returned -> one entry of "predictions" (docs/api.md). A pure function."""
+        return _sized(self.adapter.postprocess(outputs, placement, options), placement)
+
+    def postprocess_all(
+        self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
+    ) -> list[dict[str, Any]]:
+        """The same of several images, where that takes less time than one after the other."""
+        entries = self.adapter.postprocess_all(outputs, placements, options)
+        return [_sized(*each) for each in zip(entries, placements, strict=True)]
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """What `tensors` returns, of a batch: the batch's dimension is in front."""
+        return self.adapter.answers
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """In the server: what `reduce` returned -> the answer as tensors of one image, by the names of `answers`."""
+        return self.adapter.tensors(outputs, placement, options)
+
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        """The task's measures."""
+        return self.adapter.measures(expected, outputs)
+
+
+def _sized(entry: Mapping[str, Any], placement: Placement) -> dict[str, Any]:
+    return {**entry, "width": placement.width, "height": placement.height}

@@ -1,0 +1,45 @@
+"""State dicts: whether they fit a network, and those of a model's file.
+
+Owns: these checks. Must not know an architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from models.contract.errors import WeightsError
+from models.contract.model import Model
+from models.weights.checkpoint import read
+
+State = Mapping[str, Tensor]
+
+
+def check_fits(architecture: str, state: State, expected: State) -> None:
+    """Whether a state dict has the names and shapes of the expected one (meta tensors do). Raises WeightsError."""
+    for name in sorted(expected.keys() | state.keys()):
+        if name.endswith(".num_batches_tracked"):
+            continue  # counts training steps; some formats leave it out
+        if name not in state:
+            raise WeightsError(f"The weights are not of {architecture}: {name} is missing.")
+        if name not in expected:
+            raise WeightsError(f"The weights are not of {architecture}: it has no {name}.")
+        if state[name].shape != expected[name].shape:
+            found, wanted = (list(tensors[name].shape) for tensors in (state, expected))
+            raise WeightsError(f"The weights are not of {architecture}: {name} is {found}, not {wanted}.")
+
+
+def read_state(model: Model, class_count: Callable[[str, State], int]) -> dict[str, Tensor]:
+    """The state dict in a model's file, floats as float32, for as many classes as the model has labels.
+
+    `class_count`: of an architecture's state dict. Raises WeightsError.
+    """
+    if model.weights_file is None:
+        raise WeightsError(f"{model.name} names no weights file.")
+    state = read(Path(model.weights_file)).state
+    count = class_count(model.architecture, state)
+    if count != len(model.labels):
+        raise WeightsError(f"{model.weights_file} has {count} classes, but there are {len(model.labels)} labels.")
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}

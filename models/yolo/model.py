@@ -1,0 +1,225 @@
+"""Our own YOLOv8 and YOLO11: `yolov8n` detects, `-seg`, `-pose`, `-obb` and `-cls` do what these names say.
+
+Owns: which file fits which architecture, and the models around the networks of this package. Only weights of detectors
+are downloaded: of the others their owner names a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.classifiers import ClassificationNetwork
+from models.contract.errors import WeightsError
+from models.contract.model import PixelNetwork
+from models.contract.pixel_model import PixelModel
+from models.contract.resize import Centre, Resize, Whole
+from models.contract.task_adapter import AdaptedFile
+from models.tasks.coco import COCO_CLASSES
+from models.weights.checkpoint import read_header
+from models.weights.state import check_fits, read_state
+from models.yolo.families import NAMES, Kind, named_in, parts_of
+from models.yolo.tasks import InstanceYOLOv8
+from models.yolo.yolov8 import BOX_CHANNELS, STRIDES, Conv, YOLOv8
+
+ARCHITECTURES: tuple[str, ...] = NAMES
+
+_AERIAL = (
+    "plane,ship,storage tank,baseball diamond,tennis court,basketball court,ground track field,harbor,bridge,"
+    "large vehicle,small vehicle,helicopter,roundabout,soccer ball field,swimming pool"
+)
+_COCO_KEYPOINTS = (17, 3)
+
+
+@dataclass(frozen=True)
+class _Published:
+    """What the published weights of a kind are for: the task, the side of the square input, and the labels."""
+
+    task: str
+    side: int
+    labels: tuple[str, ...]
+
+
+_KINDS: Mapping[Kind, _Published] = {
+    "": _Published("detect", 640, COCO_CLASSES),
+    "seg": _Published("segment", 640, COCO_CLASSES),
+    "pose": _Published("pose", 640, ("person",)),
+    "obb": _Published("obb", 1024, tuple(_AERIAL.split(","))),
+    "cls": _Published("classify", 224, tuple(f"class {number}" for number in range(1000))),
+}
+
+
+def default_labels(architecture: str) -> tuple[str, ...]:
+    """Labels of the published weights: COCO's, "person", DOTA's, ImageNet's by number. Raises UnknownModelError."""
+    return _KINDS[parts_of(architecture)[2]].labels
+
+
+def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
+    """Number of classes of a state dict (meta tensors do), which must fit `architecture` in every name and shape.
+
+    Raises UnknownModelError, WeightsError.
+    """
+    family, size, kind = parts_of(architecture)
+    last, found = state.get(family.class_bias[kind == "cls"]), named_in(state, kind)
+    if found and found != architecture:
+        raise WeightsError(f"The weights are of {'the size of ' if kind else ''}{found}, not of {architecture}.")
+    if not found or last is None or last.ndim != 1 or len(last) == 0:
+        what = f"{family.name} {'network of this kind' if kind else 'detector'}"
+        raise WeightsError(f"The weights are not those of a {what}, so not of {architecture}.")
+    branch = state.get(family.extras_bias)
+    extras = len(branch) if branch is not None and branch.ndim == 1 else 0
+    with torch.device("meta"):
+        expected = family.made(size, kind, len(last), (extras, 1)).state_dict()
+    check_fits(architecture, state, expected)
+    return len(last)
+
+
+class DetectionNetwork(PixelNetwork):
+    """A detector as it is served: the best class of every anchor, boxes still relative to their anchors."""
+
+    core: YOLOv8
+
+    def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> distances, scores, classes.
+
+        distances: float32 [n, anchors, 4], left, top, right, bottom in strides; scores: float32 [n, anchors] in 0..1;
+        classes: int32 [n, anchors].
+        """
+        distances, logits = self.core.distances_and_logits(normalised)
+        best, classes = logits.max(dim=2)
+        return distances, best.sigmoid(), classes.to(torch.int32)
+
+
+class InstanceNetwork(PixelNetwork):
+    """A network of masks, poses or turned boxes as it is served."""
+
+    core: InstanceYOLOv8
+
+    def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
+        """Return what `InstanceYOLOv8.instances` does."""
+        return self.core.instances(normalised)
+
+
+@dataclass(frozen=True)
+class YOLO(PixelModel):
+    """A YOLOv8 or YOLO11 of any kind. Sides of the input must be multiples of 32."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        architecture: str,
+        labels: Sequence[str],
+        weights: str,
+        weights_file: str | None,
+        *,
+        size: tuple[int, int] | None = None,
+    ) -> YOLO:
+        """The model of an architecture. `size`: of its input, None for that of its published weights.
+
+        Raises UnknownModelError, WeightsError.
+        """
+        kind = parts_of(architecture)[2]
+        side = _KINDS[kind].side
+        height, width = size or (side, side)
+        options = {"keypoints": _keypoints(architecture, weights_file)} if kind == "pose" else {}
+        resize: Resize = Whole((height, width), rounds=kind != "")
+        if kind == "cls":
+            resize = Centre((height, width), min(height, width), by="pillow")
+        file = AdaptedFile(
+            resize,
+            tuple(labels),
+            options=json.dumps(options),
+            strides=() if kind == "cls" else STRIDES,
+            distances=kind == "",
+        )
+        shape = (height, width, 3)
+        return cls(name, architecture, file.labels, weights, weights_file, shape, _KINDS[kind].task, file)
+
+    def network(self) -> PixelNetwork:
+        """The network on the CPU: float32, BatchNorm fused, eval mode. Raises WeightsNotFoundError, WeightsError."""
+        family, size, kind = parts_of(self.architecture)
+        keypoints = self.file.option("keypoints", _COCO_KEYPOINTS)
+
+        def made() -> nn.Module:
+            return family.made(size, kind, len(self.labels), tuple(keypoints))
+
+        if self.weights == "random":
+            core = _untrained(made, self.input_shape[0]) if kind == "cls" else enlivened(made)
+        else:
+            state = read_state(self, class_count)
+            with torch.device("meta"):
+                core = made()
+            core.to_empty(device="cpu")
+            core.load_state_dict(state, strict=False)
+        for module in core.modules():
+            if isinstance(module, Conv):
+                module.fuse()
+        around = {"": DetectionNetwork, "cls": ClassificationNetwork}.get(kind, InstanceNetwork)
+        return around(core, self.input_shape, self.mean, self.std).eval().requires_grad_(False)
+
+
+def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
+    """An untrained network that is alive: layers of unit variance, and candidates on most images.
+
+    Default weights alone fade out layer by layer, so BatchNorm is measured on coloured blocks under noise, and the
+    class branches are scaled so that about one anchor in 200 of those passes a score of 0.25.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        core = made()
+        assert isinstance(core, YOLOv8)
+        blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=128) for side in (4, 32))
+        images = 0.9 * (blocks > 0.5) + 0.1 * noise
+        _measure_at_once(core)
+        if type(core).forward is not YOLOv8.forward:
+            core(images)  # Branches that `raw` does not run.
+        for branch, level in zip(core.head.cv3, core.raw(images), strict=True):
+            weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
+            logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
+            gain = 1 / logits.std()
+            weight.mul_(gain)
+            bias.copy_(log(0.25 / 0.75) - (logits.amax(dim=1) * gain).quantile(0.995))
+    return core
+
+
+def _untrained(made: Callable[[], nn.Module], side: int) -> nn.Module:
+    """A classifier whose layers have unit variance and whose logits differ."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        core = made()
+        images = functional.interpolate(torch.rand(8, 3, 16, 16), size=side)
+        _measure_at_once(core)
+        core(images)
+        weight = next(each for each in core.modules() if isinstance(each, nn.Linear)).weight
+        weight.mul_(2 / core.eval()(images).std())
+    return core
+
+
+def _measure_at_once(core: nn.Module) -> None:
+    """Have every BatchNorm take the statistics of the next batch as they are."""
+    for module in core.train().modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+
+
+def _keypoints(architecture: str, weights_file: str | None) -> tuple[int, int]:
+    """Number of key points, and of values of each: what the file says, else 3 values where they fit. WeightsError."""
+    if weights_file is None:
+        return _COCO_KEYPOINTS
+    header = read_header(Path(weights_file))
+    extras = len(header.state[parts_of(architecture)[0].extras_bias])
+    number, _, values = header.metadata.get("keypoints", "").partition(",")
+    if number.isdigit() and values in ("2", "3") and int(number) * int(values) == extras:
+        return int(number), int(values)
+    each = next((each for each in (3, 2) if extras % each == 0), 0)
+    if not each:
+        raise WeightsError(f"The weights of {architecture} have {extras} numbers of key points: neither 2 nor 3 each.")
+    return extras // each, each
