@@ -17,8 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-Finds = Literal["classes", "objects", "other"]
-"""What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows."""
+Finds = Literal["classes", "objects", "other", "tensors"]
+"""What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows.
+
+`tensors`: the model takes no images.
+"""
 MaskForm = Literal["polygon", "rle", "png", "none"]
 MASK_FORMS: tuple[MaskForm, ...] = ("polygon", "rle", "png", "none")
 Array = npt.NDArray[Any]
@@ -153,9 +156,9 @@ class Model(ABC):
         """What the model answers with: `infer` for tensors, else the name of the task."""
 
     @property
+    @abstractmethod
     def finds(self) -> Finds:
         """What the entries of its answers have."""
-        return "other"
 
     @property
     @abstractmethod

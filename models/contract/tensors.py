@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from models.contract.measures import TENSOR_LIMITS, Limits, of_tensors
-from models.contract.model import Array, Model
+from models.contract.model import Array, Finds, Model
 
 # Names of the Open Inference Protocol. Not BYTES: strings are no tensors of a device; nor BF16: NumPy has no such type.
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -103,6 +103,11 @@ class TensorModel(Model):
     def task(self) -> str:
         """`infer`."""
         return "infer"
+
+    @property
+    def finds(self) -> Finds:
+        """`tensors`."""
+        return "tensors"
 
     @property
     def limits(self) -> Limits:

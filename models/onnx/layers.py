@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.onnx.operators import UnsupportedError, as_numbers, as_tensor, input_at, operator
+from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, as_tensor, input_at, operator
 from models.vision import torchvision
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -94,27 +94,18 @@ def _gemm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return product if bias is None else product + beta * bias
 
 
-@operator("MatMul")
-def _matmul(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return torch.matmul(inputs[0], inputs[1])
-
-
-@operator("Einsum")
-def _einsum(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return torch.einsum(attributes["equation"], *inputs)
-
-
-@operator("BatchNormalization")
-def _batch_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    tensor, scale, bias, mean, variance = inputs
-    return functional.batch_norm(tensor, mean, variance, scale, bias, False, 0.0, attributes.get("epsilon", 1e-5))
-
-
-@operator("InstanceNormalization")
-def _instance_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return functional.instance_norm(
+OPERATORS |= {
+    "MatMul": lambda inputs, attributes: torch.matmul(inputs[0], inputs[1]),
+    "Einsum": lambda inputs, attributes: torch.einsum(attributes["equation"], *inputs),
+    "GlobalAveragePool": lambda inputs, attributes: inputs[0].mean(list(range(2, inputs[0].ndim)), keepdim=True),
+    "GlobalMaxPool": lambda inputs, attributes: inputs[0].amax(list(range(2, inputs[0].ndim)), keepdim=True),
+    "InstanceNormalization": lambda inputs, attributes: functional.instance_norm(
         inputs[0], None, None, inputs[1], inputs[2], True, 0.0, attributes.get("epsilon", 1e-5)
-    )
+    ),
+    "BatchNormalization": lambda inputs, attributes: functional.batch_norm(
+        inputs[0], inputs[3], inputs[4], inputs[1], inputs[2], False, 0.0, attributes.get("epsilon", 1e-5)
+    ),
+}
 
 
 @operator("LayerNormalization")
@@ -153,16 +144,6 @@ def _average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, padding = _padded(inputs[0], pads, rank, 0.0)
     strides, ceil = attributes.get("strides", [1] * rank), bool(attributes.get("ceil_mode", 0))
     return functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
-
-
-@operator("GlobalAveragePool")
-def _global_average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0].mean(list(range(2, inputs[0].ndim)), keepdim=True)
-
-
-@operator("GlobalMaxPool")
-def _global_max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0].amax(list(range(2, inputs[0].ndim)), keepdim=True)
 
 
 @operator("Resize", "Upsample")

@@ -7,6 +7,7 @@ becomes of shapes: these stay Python's, so that a tracer sees them as shapes.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -158,9 +159,29 @@ for _name, _function in (
     OPERATORS[_name] = lambda inputs, attributes, function=_function: function(as_tensor(inputs[0]))  # type: ignore[misc]
 
 
-@operator("Identity", "Dropout")
-def _identity(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0]
+OPERATORS |= {
+    **dict.fromkeys(("Identity", "Dropout"), lambda inputs, attributes: inputs[0]),
+    "LeakyRelu": lambda inputs, attributes: functional.leaky_relu(inputs[0], attributes.get("alpha", 0.01)),
+    "Elu": lambda inputs, attributes: functional.elu(inputs[0], attributes.get("alpha", 1.0)),
+    "PRelu": lambda inputs, attributes: torch.where(inputs[0] >= 0, inputs[0], inputs[0] * inputs[1]),
+    "HardSigmoid": lambda inputs, attributes: torch.clamp(
+        inputs[0] * attributes.get("alpha", 0.2) + attributes.get("beta", 0.5), 0, 1
+    ),
+    "Gelu": lambda inputs, attributes: functional.gelu(inputs[0], approximate=attributes.get("approximate", "none")),
+    "Softmax": lambda inputs, attributes: inputs[0].softmax(attributes.get("axis", -1)),
+    "LogSoftmax": lambda inputs, attributes: inputs[0].log_softmax(attributes.get("axis", -1)),
+    "ArgMax": lambda inputs, attributes: inputs[0].argmax(
+        attributes.get("axis", 0), keepdim=bool(attributes.get("keepdims", 1))
+    ),
+    "NonZero": lambda inputs, attributes: as_tensor(inputs[0]).nonzero().t(),
+    "Min": _elementwise(lambda *tensors: functools.reduce(torch.minimum, tensors), min),
+    "Max": _elementwise(lambda *tensors: functools.reduce(torch.maximum, tensors), max),
+    "Sum": _elementwise(lambda *tensors: functools.reduce(torch.add, tensors), lambda *numbers: sum(numbers)),
+    "Where": _elementwise(
+        lambda condition, one, other: torch.where(condition.to(torch.bool), one, other),
+        lambda condition, one, other: one if condition else other,
+    ),
+}
 
 
 @operator("Mod")
@@ -182,67 +203,6 @@ def _clip(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     low = attributes.get("min") if input_at(inputs, 1) is None else as_numbers(inputs[1])[0]
     high = attributes.get("max") if input_at(inputs, 2) is None else as_numbers(inputs[2])[0]
     return torch.clamp(as_tensor(inputs[0]), low, high)
-
-
-@operator("LeakyRelu")
-def _leaky(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return functional.leaky_relu(inputs[0], attributes.get("alpha", 0.01))
-
-
-@operator("Elu")
-def _elu(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return functional.elu(inputs[0], attributes.get("alpha", 1.0))
-
-
-@operator("PRelu")
-def _prelu(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return torch.where(inputs[0] >= 0, inputs[0], inputs[0] * inputs[1])
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return torch.clamp(inputs[0] * attributes.get("alpha", 0.2) + attributes.get("beta", 0.5), 0, 1)
-
-
-@operator("Gelu")
-def _gelu(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return functional.gelu(inputs[0], approximate=attributes.get("approximate", "none"))
-
-
-@operator("Min")
-def _min(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    if all(is_host(value) for value in inputs):
-        return _elementwise(torch.minimum, min)(inputs, attributes)
-    first, *rest = tensors_of(inputs)
-    for other in rest:
-        first = torch.minimum(first, other)
-    return first
-
-
-@operator("Max")
-def _max(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    if all(is_host(value) for value in inputs):
-        return _elementwise(torch.maximum, max)(inputs, attributes)
-    first, *rest = tensors_of(inputs)
-    for other in rest:
-        first = torch.maximum(first, other)
-    return first
-
-
-@operator("Sum")
-def _sum(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    first, *rest = tensors_of(inputs)
-    for other in rest:
-        first = first + other
-    return first
-
-
-@operator("Where")
-def _where(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    if all(is_host(value) for value in inputs):
-        return _elementwise(torch.where, lambda condition, one, other: one if condition else other)(inputs, attributes)
-    condition, one, other = tensors_of(inputs)
-    return torch.where(condition.to(torch.bool), one, other)
 
 
 @operator("Cast")
@@ -312,16 +272,6 @@ def _reduce_prod(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return inputs[0].prod(axis, keepdim=bool(attributes.get("keepdims", 1)))
 
 
-@operator("ArgMax")
-def _argmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0].argmax(attributes.get("axis", 0), keepdim=bool(attributes.get("keepdims", 1)))
-
-
-@operator("NonZero")
-def _nonzero(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return as_tensor(inputs[0]).nonzero().t()
-
-
 @operator("TopK")
 def _topk(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     count = as_numbers(inputs[1])[0] if input_at(inputs, 1) is not None else attributes["k"]
@@ -333,16 +283,6 @@ def _topk(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         bool(attributes.get("sorted", 1)),
     )
     return values, indices
-
-
-@operator("Softmax")
-def _softmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0].softmax(attributes.get("axis", -1))
-
-
-@operator("LogSoftmax")
-def _log_softmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0].log_softmax(attributes.get("axis", -1))
 
 
 @operator("CumSum")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.onnx.operators import (
+    OPERATORS,
     UnsupportedError,
     as_numbers,
     as_tensor,
@@ -24,16 +25,19 @@ from models.onnx.operators import (
     tensors_of,
 )
 
+OPERATORS |= {
+    "Size": lambda inputs, attributes: math.prod(inputs[0].shape),
+    "Tile": lambda inputs, attributes: as_tensor(inputs[0]).repeat(as_numbers(inputs[1])),
+    "Transpose": lambda inputs, attributes: inputs[0].permute(
+        attributes.get("perm") or tuple(reversed(range(inputs[0].ndim)))
+    ),
+}
+
 
 @operator("Shape")
 def _shape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     shape = [len(inputs[0])] if isinstance(inputs[0], list) else list(inputs[0].shape)
     return shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
-
-
-@operator("Size")
-def _size(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return math.prod(inputs[0].shape)
 
 
 @operator("Reshape")
@@ -57,11 +61,6 @@ def _flatten(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     if axis == 1:
         return inputs[0].flatten(1)
     return inputs[0].reshape(math.prod(inputs[0].shape[:axis]), -1)
-
-
-@operator("Transpose")
-def _transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return inputs[0].permute(attributes.get("perm") or tuple(reversed(range(inputs[0].ndim))))
 
 
 @operator("Unsqueeze")
@@ -209,11 +208,6 @@ def _expand(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     wanted = [1] * (len(lengths) - len(wanted)) + wanted
     shape = [have if isinstance(want, int) and want == 1 else want for have, want in zip(lengths, wanted, strict=True)]
     return tensor.expand(shape)
-
-
-@operator("Tile")
-def _tile(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return as_tensor(inputs[0]).repeat(as_numbers(inputs[1]))
 
 
 @operator("ConstantOfShape")

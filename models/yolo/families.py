@@ -12,8 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from models.contract.errors import UnknownModelError
-from models.yolo import tasks as yolov8_tasks
-from models.yolo import yolo11, yolov8
+from models.yolo import tasks, yolo11, yolov8
 from models.yolo.tasks import InstanceYOLOv8
 from models.yolo.yolov8 import SIZES, Size, YOLOv8
 
@@ -32,9 +31,7 @@ class Family:
     prefix: str
     name: str
     detector: Callable[[Size, int], YOLOv8]
-    segmenter: Callable[[Size, int], InstanceYOLOv8]
-    poser: Callable[[Size, int, tuple[int, int]], InstanceYOLOv8]
-    turner: Callable[[Size, int], InstanceYOLOv8]
+    instances: Callable[[Size, int, str, tuple[int, int]], InstanceYOLOv8]
     classifier: Callable[[Size, int], nn.Module]
     size_of: Callable[[Mapping[str, Tensor]], Size | None]
     class_bias: tuple[str, str]
@@ -42,10 +39,9 @@ class Family:
 
     def made(self, size: Size, kind: Kind, count: int, keypoints: tuple[int, int] = (17, 3)) -> nn.Module:
         """The network of `count` classes; `keypoints`: their number and the values of each."""
-        if kind == "pose":
-            return self.poser(size, count, keypoints)
-        makers = {"": self.detector, "seg": self.segmenter, "obb": self.turner, "cls": self.classifier}
-        return makers[kind](size, count)
+        if kind == "":
+            return self.detector(size, count)
+        return self.classifier(size, count) if kind == "cls" else self.instances(size, count, kind, keypoints)
 
 
 FAMILIES = (
@@ -53,10 +49,8 @@ FAMILIES = (
         "yolov8",
         "YOLOv8",
         yolov8.YOLOv8,
-        yolov8_tasks.SegmentYOLOv8,
-        yolov8_tasks.PoseYOLOv8,
-        yolov8_tasks.TurnedYOLOv8,
-        yolov8_tasks.ClassifierYOLOv8,
+        InstanceYOLOv8,
+        tasks.classifier,
         yolov8.size_of,
         ("model.22.cv3.0.2.bias", "model.9.linear.bias"),
         "model.22.cv4.0.2.bias",
@@ -65,10 +59,8 @@ FAMILIES = (
         "yolo11",
         "YOLO11",
         yolo11.YOLO11,
-        yolo11.SegmentYOLO11,
-        yolo11.PoseYOLO11,
-        yolo11.TurnedYOLO11,
-        yolo11.ClassifierYOLO11,
+        yolo11.InstanceYOLO11,
+        yolo11.classifier,
         yolo11.size_of,
         ("model.23.cv3.0.2.bias", "model.10.linear.bias"),
         "model.23.cv4.0.2.bias",

@@ -6,13 +6,14 @@ their outputs become boxes, scores, classes and extras on the device. Must not k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import pi
 
 import torch
 from torch import Tensor, nn
 
-from models.yolo.yolov8 import Branch, C2f, Channels, Conv, Detect, Size, YOLOv8, anchors, branch, by_anchor, scale_of
+from models.yolo.yolov8 import Branch, Channels, Conv, Detect, Size, YOLOv8, anchors, branch, by_anchor
 
 MASKS = 32
 """Prototypes of masks, and coefficients of each anchor."""
@@ -58,7 +59,21 @@ class SegmentHead(ExtraHead):
 
 
 class InstanceYOLOv8(YOLOv8):
-    """A detector whose anchors say more than a box. What `instances` returns is decoded, in float32."""
+    """A detector whose anchors say more than a box. What `instances` returns is decoded, in float32.
+
+    `kind`: `seg`, `pose` or `obb`; `keypoints`: of poses their number, and 2 values (x, y) or 3 (and whether it is
+    seen) each.
+    """
+
+    def __init__(self, size: Size, class_count: int, kind: str, keypoints: tuple[int, int] = (17, 3)) -> None:
+        if kind == "seg":
+            # The published files have it rounded up to a multiple of 8.
+            hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
+            super().__init__(size, class_count, partial(SegmentHead, hidden=hidden))
+        else:
+            extras = 1 if kind == "obb" else keypoints[0] * keypoints[1]
+            super().__init__(size, class_count, partial(ExtraHead, extras=extras))
+        self.kind, self.keypoints = kind, keypoints
 
     def instances(self, x: Tensor) -> tuple[Tensor, ...]:
         """float [n, 3, h, w] in 0..1 -> boxes [n, a, 4], scores [n, a], classes int32 [n, a], extras [n, a, e], and
@@ -71,7 +86,7 @@ class InstanceYOLOv8(YOLOv8):
         assert isinstance(head, ExtraHead)
         distances, logits = self.expected(head(features))
         centres, strides = (each.to(x.device) for each in anchors(x.shape[2], x.shape[3]))
-        boxes, extras = self.decoded(distances, head.extras(features), centres, strides.unsqueeze(1))
+        boxes, extras = self._decoded(distances, head.extras(features), centres, strides.unsqueeze(1))
         best, classes = logits.max(dim=2)
         found = (boxes, best.sigmoid(), classes.to(torch.int32), extras)
         return (*found, head.proto(features[0]).float()) if isinstance(head, SegmentHead) else found
@@ -80,51 +95,25 @@ class InstanceYOLOv8(YOLOv8):
         """Return `instances`."""
         return self.instances(x)
 
-    def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1]."""
+    def _decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1].
+
+        Of poses key points in pixels of the input and their visibility in 0..1; of turned boxes the angle in radians,
+        from -pi/4 to 3 pi/4.
+        """
         left_top, right_bottom = distances[..., :2], distances[..., 2:]
-        return torch.cat((centres - left_top, centres + right_bottom), dim=2) * strides, extras
-
-
-class SegmentYOLOv8(InstanceYOLOv8):
-    """Masks."""
-
-    def __init__(self, size: Size, class_count: int) -> None:
-        # The published files have it rounded up to a multiple of 8.
-        hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
-        super().__init__(size, class_count, partial(SegmentHead, hidden=hidden))
-
-
-class PoseYOLOv8(InstanceYOLOv8):
-    """Key points: `keypoints` is their number, and 2 values (x, y) or 3 (and whether it is seen) each."""
-
-    def __init__(self, size: Size, class_count: int, keypoints: tuple[int, int]) -> None:
-        extras = keypoints[0] * keypoints[1]
-        super().__init__(size, class_count, partial(ExtraHead, extras=extras))
-        self.keypoints = keypoints
-
-    def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
-        """Key points in pixels of the input, their visibility in 0..1."""
-        boxes, _ = super().decoded(distances, extras, centres, strides)
-        points = extras.reshape(*extras.shape[:2], *self.keypoints)
-        places = (points[..., :2] * 2 + (centres - 0.5).unsqueeze(1)) * strides.unsqueeze(2)
-        return boxes, torch.cat((places, points[..., 2:].sigmoid()), dim=3).flatten(2)
-
-
-class TurnedYOLOv8(InstanceYOLOv8):
-    """Turned boxes: an angle of each anchor, from -pi/4 to 3 pi/4."""
-
-    def __init__(self, size: Size, class_count: int) -> None:
-        super().__init__(size, class_count, partial(ExtraHead, extras=1))
-
-    def decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
-        """Centre, width and height in pixels of the input; the angle in radians."""
-        angle = (extras.sigmoid() - 0.25) * pi
-        left_top, right_bottom = distances[..., :2], distances[..., 2:]
-        x, y = ((right_bottom - left_top) / 2).chunk(2, dim=2)
-        cos, sin = angle.cos(), angle.sin()
-        centre = torch.cat((x * cos - y * sin, x * sin + y * cos), dim=2) + centres
-        return torch.cat((centre, left_top + right_bottom), dim=2) * strides, angle
+        if self.kind == "obb":
+            angle = (extras.sigmoid() - 0.25) * pi
+            x, y = ((right_bottom - left_top) / 2).chunk(2, dim=2)
+            cos, sin = angle.cos(), angle.sin()
+            centre = torch.cat((x * cos - y * sin, x * sin + y * cos), dim=2) + centres
+            return torch.cat((centre, left_top + right_bottom), dim=2) * strides, angle
+        boxes = torch.cat((centres - left_top, centres + right_bottom), dim=2) * strides
+        if self.kind == "pose":
+            points = extras.reshape(*extras.shape[:2], *self.keypoints)
+            places = (points[..., :2] * 2 + (centres - 0.5).unsqueeze(1)) * strides.unsqueeze(2)
+            extras = torch.cat((places, points[..., 2:].sigmoid()), dim=3).flatten(2)
+        return boxes, extras
 
 
 class ClassHead(nn.Module):
@@ -141,28 +130,15 @@ class ClassHead(nn.Module):
         return y
 
 
-class ClassifierYOLOv8(nn.Module):
-    """The trunk of YOLOv8 without its pyramid, and a head of classes."""
+class ClassifierYOLO(nn.Module):
+    """A trunk without its pyramid and its pooling, of so many channels in the end, and a head of classes."""
 
-    def __init__(self, size: Size, class_count: int) -> None:
+    def __init__(self, trunk: Sequence[nn.Module], channels: int, class_count: int) -> None:
         super().__init__()
-        scale = scale_of(size)
-        # Of a classifier no size has its last layers narrowed.
-        c1, c2, c3, c4, c5 = (int(base * scale.width) for base in (64, 128, 256, 512, 1024))
-        few, many = round(3 * scale.depth), round(6 * scale.depth)
-        self.model = nn.Sequential(
-            Conv(3, c1, 3, 2),
-            Conv(c1, c2, 3, 2),
-            C2f(c2, c2, few, residual=True),
-            Conv(c2, c3, 3, 2),
-            C2f(c3, c3, many, residual=True),
-            Conv(c3, c4, 3, 2),
-            C2f(c4, c4, many, residual=True),
-            Conv(c4, c5, 3, 2),
-            C2f(c5, c5, few, residual=True),
-            ClassHead(c5, class_count),
-        )
-        use_default_epsilon(self)
+        self.model = nn.Sequential(*trunk, ClassHead(channels, class_count))
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = 1e-5  # PyTorch's own, which classifiers are published with, and detectors are not.
 
     def forward(self, x: Tensor) -> Tensor:
         """float [n, 3, h, w] in 0..1 -> logits [n, class_count]."""
@@ -170,8 +146,7 @@ class ClassifierYOLOv8(nn.Module):
         return y
 
 
-def use_default_epsilon(network: nn.Module) -> None:
-    """PyTorch's own of BatchNorm, which classifiers are published with, and detectors are not."""
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = 1e-5
+def classifier(size: Size, class_count: int) -> nn.Module:
+    """The backbone of YOLOv8, and a head of classes. Of a classifier no size has its last layers narrowed."""
+    scale = YOLOv8.scales[size]._replace(max_channels=1024)
+    return ClassifierYOLO([*YOLOv8.backbone(scale).values()], scale.channels[-1], class_count)

@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from models.yolo.tasks import ClassHead, PoseYOLOv8, SegmentYOLOv8, TurnedYOLOv8, use_default_epsilon
-from models.yolo.yolov8 import SIZES, SPPF, Bottleneck, Channels, Conv, CrossStage, Scale, Size, YOLOv8, doubled
+from models.yolo.tasks import ClassifierYOLO, InstanceYOLOv8
+from models.yolo.yolov8 import SIZES, SPPF, Bottleneck, Channels, Conv, CrossStage, Scale, Size, YOLOv8
 
 _SCALES: dict[Size, Scale] = {
     "n": Scale(0.5, 0.25, 1024),
@@ -113,7 +113,7 @@ class YOLO11(YOLOv8):
     """The detector, and the trunk of the others."""
 
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
-    head_layer: ClassVar[str] = "23"
+    head_layer: ClassVar[int] = 23
 
     @staticmethod
     def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -125,12 +125,29 @@ class YOLO11(YOLOv8):
         )
 
     @staticmethod
-    def trunk(scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
-        """Layers by their published numbers, and the channels of what `features` returns."""
-        backbone, (c3, c4, c5) = _backbone(scale)
+    def backbone(scale: Scale) -> dict[str, nn.Module]:
+        """Layers 0 to 8."""
+        c1, c2, c3, c4, c5 = scale.channels
         depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
-        layers: dict[str, nn.Module] = {
-            **backbone,
+        return {
+            "0": Conv(3, c1, 3, 2),
+            "1": Conv(c1, c2, 3, 2),
+            "2": C3k2(c2, c3, depth, is_deep, 0.25),
+            "3": Conv(c3, c3, 3, 2),
+            "4": C3k2(c3, c4, depth, is_deep, 0.25),
+            "5": Conv(c4, c4, 3, 2),
+            "6": C3k2(c4, c4, depth, True),
+            "7": Conv(c4, c5, 3, 2),
+            "8": C3k2(c5, c5, depth, True),
+        }
+
+    @classmethod
+    def trunk(cls, scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
+        """Layers by their published numbers, and the channels of what `features` returns."""
+        _, _, c3, c4, c5 = scale.channels
+        depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
+        layers = {
+            **cls.backbone(scale),
             "9": SPPF(c5),
             "10": C2PSA(c5, depth),
             "13": C3k2(c5 + c4, c4, depth, is_deep),
@@ -142,46 +159,16 @@ class YOLO11(YOLOv8):
         }
         return layers, (c3, c4, c5)
 
-    def features(self, x: Tensor) -> list[Tensor]:
-        """The features that YOLOv8's head takes, of three strides."""
-        layer = self.model
-        p3 = layer["4"](layer["3"](layer["2"](layer["1"](layer["0"](x)))))
-        p4 = layer["6"](layer["5"](p3))
-        p5 = layer["10"](layer["9"](layer["8"](layer["7"](p4))))
-        up4 = layer["13"](torch.cat((doubled(p5), p4), dim=1))
-        out3 = layer["16"](torch.cat((doubled(up4), p3), dim=1))
-        out4 = layer["19"](torch.cat((layer["17"](out3), up4), dim=1))
-        out5 = layer["22"](torch.cat((layer["20"](out4), p5), dim=1))
-        return [out3, out4, out5]
+
+class InstanceYOLO11(YOLO11, InstanceYOLOv8):
+    """Masks, poses or turned boxes."""
 
 
-class SegmentYOLO11(YOLO11, SegmentYOLOv8):
-    """Masks."""
-
-
-class PoseYOLO11(YOLO11, PoseYOLOv8):
-    """Key points."""
-
-
-class TurnedYOLO11(YOLO11, TurnedYOLOv8):
-    """Turned boxes."""
-
-
-class ClassifierYOLO11(nn.Module):
-    """The trunk of YOLO11 without its pyramid and its pooling, and a head of classes."""
-
-    def __init__(self, size: Size, class_count: int) -> None:
-        super().__init__()
-        scale = _SCALES[size]
-        backbone, channels = _backbone(scale)
-        attention = C2PSA(channels[-1], round(_REPEATS * scale.depth))
-        self.model = nn.Sequential(*backbone.values(), attention, ClassHead(channels[-1], class_count))
-        use_default_epsilon(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """float [n, 3, h, w] in 0..1 -> logits [n, class_count]."""
-        y: Tensor = self.model(x)
-        return y
+def classifier(size: Size, class_count: int) -> nn.Module:
+    """The backbone of YOLO11 and its attention, and a head of classes."""
+    scale = _SCALES[size]
+    attention = C2PSA(scale.channels[-1], round(_REPEATS * scale.depth))
+    return ClassifierYOLO([*YOLO11.backbone(scale).values(), attention], scale.channels[-1], class_count)
 
 
 def size_of(state: Mapping[str, Tensor]) -> Size | None:
@@ -201,25 +188,3 @@ def size_of(state: Mapping[str, Tensor]) -> Size | None:
 def _is_deep(scale: Scale) -> bool:
     """Whether all blocks are of C3k: from size m on."""
     return scale.width >= 1
-
-
-def _backbone(scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
-    """Layers 0 to 8, and the channels after 2, 6 and 8."""
-
-    def channels(base: int) -> int:
-        return int(min(base, scale.max_channels) * scale.width)
-
-    depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
-    c1, c2, c3, c4, c5 = (channels(base) for base in (64, 128, 256, 512, 1024))
-    layers: dict[str, nn.Module] = {
-        "0": Conv(3, c1, 3, 2),
-        "1": Conv(c1, c2, 3, 2),
-        "2": C3k2(c2, c3, depth, is_deep, 0.25),
-        "3": Conv(c3, c3, 3, 2),
-        "4": C3k2(c3, c4, depth, is_deep, 0.25),
-        "5": Conv(c4, c4, 3, 2),
-        "6": C3k2(c4, c4, depth, True),
-        "7": Conv(c4, c5, 3, 2),
-        "8": C3k2(c5, c5, depth, True),
-    }
-    return layers, (c3, c4, c5)

@@ -34,6 +34,11 @@ class Scale(NamedTuple):
     width: float
     max_channels: int
 
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """After the layers that halve an image's sides, five of them."""
+        return tuple(int(min(base, self.max_channels) * self.width) for base in (64, 128, 256, 512, 1024))
+
 
 _SCALES: dict[Size, Scale] = {
     "n": Scale(1 / 3, 0.25, 1024),
@@ -169,12 +174,12 @@ class Detect(nn.Module):
 class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
-    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `class_branch`, `trunk` and
-    `features`.
+    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `class_branch`, `backbone` and
+    `trunk`.
     """
 
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
-    head_layer: ClassVar[str] = "22"
+    head_layer: ClassVar[int] = 22
 
     def __init__(self, size: Size, class_count: int, head: Callable[[Channels, int, Branch], Detect] = Detect) -> None:
         """`head`: makes the head of the features' channels, the number of classes and what makes a class branch."""
@@ -182,7 +187,7 @@ class YOLOv8(nn.Module):
         layers, channels = self.trunk(self.scales[size])
         self.class_count = class_count
         # Keyed by the published layer numbers; those without weights are missing.
-        self.model = nn.ModuleDict({**layers, self.head_layer: head(channels, class_count, self.class_branch)})
+        self.model = nn.ModuleDict({**layers, str(self.head_layer): head(channels, class_count, self.class_branch)})
 
     @staticmethod
     def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -190,53 +195,65 @@ class YOLOv8(nn.Module):
         return branch(inputs, hidden, outputs)
 
     @staticmethod
-    def trunk(scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
-        """Layers by their published numbers, and the channels of what `features` returns."""
-
-        def channels(base: int) -> int:
-            return int(min(base, scale.max_channels) * scale.width)
-
-        def depth(base: int) -> int:
-            return round(base * scale.depth)
-
-        c1, c2, c3, c4, c5 = (channels(base) for base in (64, 128, 256, 512, 1024))
-        layers: dict[str, nn.Module] = {
+    def backbone(scale: Scale) -> dict[str, nn.Module]:
+        """Layers 0 to 8."""
+        c1, c2, c3, c4, c5 = scale.channels
+        few, many = round(3 * scale.depth), round(6 * scale.depth)
+        return {
             "0": Conv(3, c1, 3, 2),
             "1": Conv(c1, c2, 3, 2),
-            "2": C2f(c2, c2, depth(3), residual=True),
+            "2": C2f(c2, c2, few, residual=True),
             "3": Conv(c2, c3, 3, 2),
-            "4": C2f(c3, c3, depth(6), residual=True),
+            "4": C2f(c3, c3, many, residual=True),
             "5": Conv(c3, c4, 3, 2),
-            "6": C2f(c4, c4, depth(6), residual=True),
+            "6": C2f(c4, c4, many, residual=True),
             "7": Conv(c4, c5, 3, 2),
-            "8": C2f(c5, c5, depth(3), residual=True),
+            "8": C2f(c5, c5, few, residual=True),
+        }
+
+    @classmethod
+    def trunk(cls, scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
+        """Layers by their published numbers, and the channels of what `features` returns."""
+        _, _, c3, c4, c5 = scale.channels
+        few = round(3 * scale.depth)
+        layers = {
+            **cls.backbone(scale),
             "9": SPPF(c5),
-            "12": C2f(c5 + c4, c4, depth(3)),
-            "15": C2f(c4 + c3, c3, depth(3)),
+            "12": C2f(c5 + c4, c4, few),
+            "15": C2f(c4 + c3, c3, few),
             "16": Conv(c3, c3, 3, 2),
-            "18": C2f(c3 + c4, c4, depth(3)),
+            "18": C2f(c3 + c4, c4, few),
             "19": Conv(c4, c4, 3, 2),
-            "21": C2f(c4 + c5, c5, depth(3)),
+            "21": C2f(c4 + c5, c5, few),
         }
         return layers, (c3, c4, c5)
 
     @property
     def head(self) -> Detect:
         """The last layer."""
-        head = self.model[self.head_layer]
+        head = self.model[str(self.head_layer)]
         assert isinstance(head, Detect)
         return head
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """float [n, 3, h, w] in 0..1 -> what the head takes for strides 8, 16, 32: [n, c, h / stride, w / stride]."""
-        layer = self.model
-        p3 = layer["4"](layer["3"](layer["2"](layer["1"](layer["0"](x)))))
-        p4 = layer["6"](layer["5"](p3))
-        p5 = layer["9"](layer["8"](layer["7"](p4)))
-        up4 = layer["12"](torch.cat((doubled(p5), p4), dim=1))
-        out3 = layer["15"](torch.cat((doubled(up4), p3), dim=1))
-        out4 = layer["18"](torch.cat((layer["16"](out3), up4), dim=1))
-        out5 = layer["21"](torch.cat((layer["19"](out4), p5), dim=1))
+        """float [n, 3, h, w] in 0..1 -> what the head takes for strides 8, 16, 32: [n, c, h / stride, w / stride].
+
+        Layers are counted back from the head; numbers that are missing are upsampling and joining.
+        """
+        first = self.head_layer - 10  # Where features of different strides are joined first.
+
+        def passed(x: Tensor, *numbers: int) -> Tensor:
+            for number in numbers:
+                x = self.model[str(number)](x)
+            return x
+
+        p3 = passed(x, *range(5))
+        p4 = passed(p3, 5, 6)
+        p5 = passed(p4, *range(7, first - 2))
+        up4 = passed(torch.cat((doubled(p5), p4), dim=1), first)
+        out3 = passed(torch.cat((doubled(up4), p3), dim=1), first + 3)
+        out4 = passed(torch.cat((passed(out3, first + 4), up4), dim=1), first + 6)
+        out5 = passed(torch.cat((passed(out4, first + 7), p5), dim=1), first + 9)
         return [out3, out4, out5]
 
     def raw(self, x: Tensor) -> list[Tensor]:
@@ -280,11 +297,6 @@ class YOLOv8(nn.Module):
             if isinstance(module, Conv):
                 module.fuse()
         return self
-
-
-def scale_of(size: Size) -> Scale:
-    """Depth and width of a size."""
-    return _SCALES[size]
 
 
 def by_anchor(levels: list[Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from app.errors import invalid_request
 from app.http.routes.stats import counting
 from app.link import Cascade, Devices, Link, ModelState, ServedOn
+from models import Finds
 
 router = APIRouter(tags=["status"])
 
@@ -20,6 +21,7 @@ class ModelStatus(BaseModel):
     name: str
     architecture: str
     task: str
+    finds: Finds
     weights: str
     weights_sha256: str
     classes: int
@@ -65,6 +67,7 @@ async def models(request: Request) -> Models:
                 name=served.model.name,
                 architecture=served.model.architecture,
                 task=served.model.task,
+                finds=served.model.finds,
                 weights=served.model.weights,
                 weights_sha256=served.model.weights_sha256,
                 classes=len(served.model.labels),
@@ -86,6 +89,7 @@ def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
         name=cascade.name,
         architecture=f"{first.name} > {second.name}",
         task=first.task,
+        finds=first.finds,
         weights=first.weights,
         weights_sha256=first.weights_sha256,
         classes=len(second.labels),

@@ -3,7 +3,7 @@ import { base, hasKey, predictPath } from "./api.js";
 
 export const LANGUAGES = ["curl", "Python", "JavaScript", "tritonclient"];
 
-// `request`: {model, query, file, type, task}.
+// `request`: {model, query, file, type, finds}.
 export function snippet(language, request) {
   const url = new URL(predictPath(request.model, request.query), base).href;
   const header = hasKey() ? "Authorization: Bearer YOUR_KEY" : "";
@@ -14,11 +14,15 @@ function curl({ file, type }, url, header) {
   return [`curl -H 'Content-Type: ${type}' --data-binary @${shell(file)}`, ...(header ? [`-H '${header}'`] : []), `'${url}'`].join(" \\\n  ");
 }
 
-function python({ file, type, task }, url, header) {
+// What is printed of an answer by each, and the tensor of the Open Inference Protocol.
+const FOUND = {
+  objects: { loop: 'for found in answer.json()["predictions"][0]["detections"]:\n    print(found["label"], found["score"], found["box"])', tensor: "boxes" },
+  classes: { loop: 'for found in answer.json()["predictions"][0]["classes"]:\n    print(found["label"], found["score"])', tensor: "probabilities" },
+  other: { loop: 'print(answer.json()["predictions"][0])', tensor: "predictions" },
+};
+
+function python({ file, type, finds }, url, header) {
   const key = header ? ', "Authorization": "Bearer YOUR_KEY"' : "";
-  const loop = task !== "classify"
-    ? 'for found in answer.json()["predictions"][0]["detections"]:\n    print(found["label"], found["score"], found["box"])'
-    : 'for found in answer.json()["predictions"][0]["classes"]:\n    print(found["label"], found["score"])';
   return `import httpx
 
 with open(${JSON.stringify(file)}, "rb") as image:
@@ -28,7 +32,7 @@ with open(${JSON.stringify(file)}, "rb") as image:
         headers={"Content-Type": "${type}"${key}},
     )
 answer.raise_for_status()
-${loop}`;
+${FOUND[finds].loop}`;
 }
 
 function javascript({ file, type }, url, header) {
@@ -45,9 +49,8 @@ if (!response.ok) throw new Error(answer.error);
 console.log(answer.predictions[0]);`;
 }
 
-function triton({ file, model, task, query }, url, header) {
-  const output = task === "classify" ? "probabilities" : "boxes";
-  const options = task !== "classify" ? `, parameters={"score_threshold": ${query.score_threshold}}` : "";
+function triton({ file, model, finds, query }, url, header) {
+  const options = finds === "objects" ? `, parameters={"score_threshold": ${query.score_threshold}}` : "";
   const key = header ? `, headers={"Authorization": "Bearer YOUR_KEY"}` : "";
   return `import numpy as np
 import tritonclient.http as triton
@@ -57,7 +60,7 @@ with open(${JSON.stringify(file)}, "rb") as image:
     tensor = triton.InferInput("image", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([image.read()], dtype=np.object_))
 answer = client.infer("${model}", [tensor]${options}${key})
-print(answer.as_numpy("${output}"))`;
+print(answer.as_numpy("${FOUND[finds].tensor}"))`;
 }
 
 const shell = (file) => /^[\w./-]+$/.test(file) ? file : `'${file.replaceAll("'", "'\\''")}'`;

@@ -21,9 +21,9 @@ const camera = new Camera(get("video"), {
 });
 
 // Of the sample images that fit the model: those to classify, or those with objects in them.
-const sampleTask = () => state.model?.task === "classify" ? "classify" : "detect";
+const sampleTask = () => state.model?.finds === "classes" ? "classify" : "detect";
 const threshold = () => Number(get("threshold").value);
-const queryOf = (score) => state.model.task === "classify" ? { top_k: 5 } : { score_threshold: score };
+const queryOf = (score) => state.model.finds === "classes" ? { top_k: 5 } : { score_threshold: score };
 
 async function start() {
   setTheme(null);
@@ -45,12 +45,12 @@ async function readService() {
 
 async function readModels() {
   state.models = (await getJson("v1/models")).models;
-  state.model = state.models.find((model) => model.name === state.model?.name) || state.models.find((model) => model.task === "detect") || state.models.find((model) => model.task !== "infer") || state.models[0];
+  state.model = state.models.find((model) => model.name === state.model?.name) || state.models.find((model) => model.finds === "objects") || state.models.find((model) => model.finds !== "tensors") || state.models[0];
   get("models").replaceChildren(...state.models.map((model) => {
     const label = element("label");
     const input = element("input");
-    Object.assign(input, { type: "radio", name: "model", value: model.name, checked: model === state.model, disabled: model.task === "infer" });
-    if (model.task === "infer") label.title = "takes tensors, not images: POST /v2/models";
+    Object.assign(input, { type: "radio", name: "model", value: model.name, checked: model === state.model, disabled: model.finds === "tensors" });
+    if (model.finds === "tensors") label.title = "takes tensors, not images: POST /v2/models";
     input.addEventListener("change", () => choose(model));
     label.append(input, model.name);
     return label;
@@ -366,7 +366,7 @@ function showCode() {
     tab.tabIndex = selected ? 0 : -1;
   }
   get("snippet-panel").setAttribute("aria-labelledby", `tab-${state.language}`);
-  get("snippet").textContent = snippet(state.language, { model: state.model.name, task: state.model.task, file: state.file,
+  get("snippet").textContent = snippet(state.language, { model: state.model.name, finds: state.model.finds, file: state.file,
     type: state.image?.type || "image/jpeg", query: queryOf(threshold()) });
 }
 
