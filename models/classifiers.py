@@ -192,7 +192,7 @@ def _renamed(architecture: str, state: Mapping[str, Tensor]) -> Mapping[str, Ten
 def _fuse(core: nn.Module) -> None:
     """Fold every BatchNorm that follows a convolution, and nothing else does, into that convolution (in place).
 
-    The traced graph only tells which modules follow each other; the module itself stays a plain one.
+    The traced graph only tells which modules follow each other; the module itself stays as it was.
     """
     try:
         graph = fx.Tracer().trace(core)

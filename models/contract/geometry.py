@@ -1,6 +1,6 @@
 """Placing an image by torch's operators, on whatever device its pixels are.
 
-Owns: what a plain geometry is, and doing it. `PixelModel.preprocess` does the same on the host, by the libraries that
+Owns: what a geometry is, and doing it. models.contract.resize does the same on the host, by the libraries that
 the networks were trained with; both agree within a grey level or two (tests/unit/test_geometry.py).
 """
 

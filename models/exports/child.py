@@ -46,7 +46,7 @@ def own_files(file: Path) -> list[Path]:
 
 
 def _main(file: str, form: str, declared: str, answer: str) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux: ends with whoever asked, however that ended.
+    with contextlib.suppress(OSError, AttributeError):  # Linux: ends with the server, however that ended.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
     from models.exports import image_trial as exported_image_trial  # noqa: F401 - before it may read little more

@@ -84,7 +84,7 @@ class ExportedModel(TensorModel):
 
     @property
     def platform(self) -> str:
-        """As the Open Inference Protocol calls it where it does; torch.export's programs it does not know."""
+        """The Open Inference Protocol's name; for torch.export's programs, which it does not know, one like it."""
         return PLATFORMS[self.architecture]
 
     def network(self) -> GraphNetwork:

@@ -254,7 +254,7 @@ def _detr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[T
 
 
 def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """As many instances as queries, the best of all pairs of a query and a class."""
+    """The best of all pairs of a query and a class, one for each query."""
     raw = outputs[how.boxes]
     probabilities = outputs[how.prototypes][..., : how.classes].sigmoid()
     scores, places = probabilities.flatten(1).topk(raw.shape[1], dim=1)
@@ -263,7 +263,7 @@ def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 
 
 def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """As many boxes as an image has -> the best `MOST_DETECTIONS`, followed by some of score 0."""
+    """All boxes of an image -> the best `MOST_DETECTIONS`, followed by some of score 0."""
     boxes, scores, given = outputs
     # Numbers of the host, where the file fixes them.
     labels = torch.as_tensor(given, dtype=torch.int64, device=boxes.device)

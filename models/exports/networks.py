@@ -110,7 +110,7 @@ class OnnxSessionGraph(Graph):
             raise RuntimeError("an ONNX file keeps its own types")
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As the class says; tensors on the CPU."""
+        """Run the file's graph on tensors of the CPU."""
         arrays = (tensor.numpy() for tensor in tensors)
         outputs = self._session.run(None, dict(zip(self.signature.names, arrays, strict=True)))
         return tuple(torch.from_numpy(np.ascontiguousarray(output)) for output in outputs)
@@ -147,7 +147,7 @@ class ProgramGraph(Graph):
         self._replaced(lambda value: dtype if value is torch.float32 else value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """As of any module; what the graph makes on the device of its export, it then makes there."""
+        """Move the graph; what it makes on the device of its export, it then makes on the new one."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         placed = fn(torch.zeros(()))
         if placed.dtype != torch.float32:
@@ -162,7 +162,7 @@ class ProgramGraph(Graph):
         return self
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As the class says."""
+        """Run the program."""
         args, kwargs = pytree.tree_unflatten(list(tensors), self._arguments)
         return _flat(self._module(*args, **kwargs))
 
@@ -182,7 +182,7 @@ class ScriptGraph(Graph):
         if getattr(torch.jit, "load", None) is None:
             raise WeightsError(f"PyTorch {torch.__version__} has no TorchScript any more: export a .pt2 instead.")
         self._file = file
-        self._dtype: torch.dtype | None = None  # As it was saved.
+        self._dtype: torch.dtype | None = None  # None: that of the file.
         self.module = self._loaded("cpu")
         arguments = [each for each in self.module.forward.schema.arguments if each.name != "self"]
         wanted = [each for each in arguments if not each.has_default_value()]
@@ -198,7 +198,7 @@ class ScriptGraph(Graph):
         self._dtype = dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """As of any module; loaded again for a device, since only loading moves what the graph makes itself.
+        """Move the graph by loading it again for a device, since only loading moves what the graph makes itself.
 
         PyTorch would not move its weights to a device of a vendor's own package: they are no Parameters.
         """
@@ -219,7 +219,7 @@ class ScriptGraph(Graph):
             return load(self._file, map_location=device).eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """As the class says."""
+        """Run the script."""
         return _flat(self.module(*tensors))
 
 
@@ -259,7 +259,7 @@ class GraphNetwork(nn.Module):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module; all there is to move is the graph, which has its own way."""
+        """Move the graph, which has its own way; there is nothing else to move."""
         self.core.to(*args, **kwargs)
         return self
 
@@ -365,7 +365,7 @@ def _is_operator(target: Any) -> bool:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Have torch.load unpickle nothing but tensors, whoever calls it: torch.export.load asks for more."""
+    """Have torch.load unpickle nothing but tensors, also where torch.export.load asks it for more."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

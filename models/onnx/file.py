@@ -370,7 +370,7 @@ def _array(name: str, kind: int, dims: list[int], raw: memoryview | None, number
         raise _InvalidError(f"has a tensor {name!r} of a type that is not read ({kind})")
     elif raw is not None:
         array = np.frombuffer(raw, _DTYPES[kind])
-    elif kind == _FLOAT16:  # As int32 with the bits of a half in it.
+    elif kind == _FLOAT16:  # An int32 with the bits of a half in it.
         array = np.array(numbers, np.uint16).view("<f2")
     else:
         array = np.array(numbers, _DTYPES[kind])

@@ -27,6 +27,7 @@ _PADDINGS = {
     "same_upper": "SAME_UPPER",
     "same_lower": "SAME_LOWER",
 }
+_GELU = {"TANH": "tanh"}
 _SAME = {
     "Add": "Add",
     "Subtract": "Sub",
@@ -63,6 +64,33 @@ _SAME = {
     ),
 }
 """Layers that are an ONNX operator without attributes, "": of the same name."""
+
+_Attributes = Callable[[OpenVinoLayer], dict[str, Any]]
+_WITH_ATTRIBUTES: dict[str, tuple[str, _Attributes]] = {
+    "HSigmoid": ("HardSigmoid", lambda layer: {"alpha": 1 / 6, "beta": 0.5}),
+    "Gelu": (
+        "Gelu",
+        lambda layer: {"approximate": _GELU.get(layer.data.get("approximation_mode", "").upper(), "none")},
+    ),
+    "Clamp": ("Clip", lambda layer: {name: float(layer.data[name]) for name in ("min", "max")}),
+    "Mod": ("Mod", lambda layer: {"fmod": 1}),
+    "FakeQuantize": ("FakeQuantize", lambda layer: {"levels": layer.numbers("levels")[0]}),
+    "Reshape": ("Reshape", lambda layer: {"allowzero": int(not layer.flag("special_zero"))}),
+    **{
+        kind: (name, lambda layer: {"axis": layer.numbers("axis", "1")[0]})
+        for kind, name in (
+            ("Concat", "Concat"),
+            ("SoftMax", "Softmax"),
+            ("LogSoftmax", "LogSoftmax"),
+            ("GatherElements", "GatherElements"),
+        )
+    },
+    **{
+        kind: (kind, lambda layer: {"keepdims": int(layer.flag("keep_dims"))})
+        for kind in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
+    },
+}
+"""Layers that are an ONNX operator with the attributes that are made of theirs."""
 
 _CASTS = {
     **dict.fromkeys(("f32", "f16", "bf16"), 1),
@@ -175,32 +203,6 @@ def _swish(graph: _Graph, layer: OpenVinoLayer) -> None:
     graph.add("Swish", layer.inputs[:1], layer.outputs, alpha=float(factor.reshape(())))
 
 
-@_layer("HSigmoid")
-def _hard_sigmoid(graph: _Graph, layer: OpenVinoLayer) -> None:
-    graph.add("HardSigmoid", layer.inputs, layer.outputs, alpha=1 / 6, beta=0.5)
-
-
-@_layer("Gelu")
-def _gelu(graph: _Graph, layer: OpenVinoLayer) -> None:
-    how = "tanh" if layer.data.get("approximation_mode", "ERF").upper() == "TANH" else "none"
-    graph.add("Gelu", layer.inputs, layer.outputs, approximate=how)
-
-
-@_layer("Clamp")
-def _clamp(graph: _Graph, layer: OpenVinoLayer) -> None:
-    graph.add("Clip", layer.inputs, layer.outputs, min=float(layer.data["min"]), max=float(layer.data["max"]))
-
-
-@_layer("Mod")
-def _modulo(graph: _Graph, layer: OpenVinoLayer) -> None:
-    graph.add("Mod", layer.inputs, layer.outputs, fmod=1)
-
-
-@_layer("FakeQuantize")
-def _fake_quantise(graph: _Graph, layer: OpenVinoLayer) -> None:
-    graph.add("FakeQuantize", layer.inputs, layer.outputs, levels=layer.numbers("levels")[0])
-
-
 @_layer("MaxPool", "AvgPool")
 def _pool(graph: _Graph, layer: OpenVinoLayer) -> None:
     attributes = {**_window(layer), "kernel_shape": layer.numbers("kernel")}
@@ -236,17 +238,6 @@ def _transpose(graph: _Graph, layer: OpenVinoLayer) -> None:
     graph.add("Transpose", layer.inputs[:1], layer.outputs, perm=graph.known(layer, 1))
 
 
-@_layer("Reshape")
-def _reshape(graph: _Graph, layer: OpenVinoLayer) -> None:
-    graph.add("Reshape", layer.inputs, layer.outputs, allowzero=int(not layer.flag("special_zero")))
-
-
-@_layer("Concat", "SoftMax", "LogSoftmax", "GatherElements")
-def _along(graph: _Graph, layer: OpenVinoLayer) -> None:
-    operator = {"SoftMax": "Softmax"}.get(layer.kind, layer.kind)
-    graph.add(operator, layer.inputs, layer.outputs, axis=layer.numbers("axis", "1")[0])
-
-
 @_layer("Split", "VariadicSplit")
 def _split(graph: _Graph, layer: OpenVinoLayer) -> None:
     [axis] = graph.known(layer, 1)
@@ -261,11 +252,6 @@ def _gather(graph: _Graph, layer: OpenVinoLayer) -> None:
         graph.add("GatherND", layer.inputs, layer.outputs)
     else:
         graph.add("Gather", layer.inputs[:2], layer.outputs, axis=graph.known(layer, 2)[0])
-
-
-@_layer("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
-def _reduce(graph: _Graph, layer: OpenVinoLayer) -> None:
-    graph.add(layer.kind, layer.inputs, layer.outputs, keepdims=int(layer.flag("keep_dims")))
 
 
 @_layer("TopK")
@@ -336,7 +322,9 @@ def _suppress(graph: _Graph, layer: OpenVinoLayer) -> None:
 def read_openvino(path: Path) -> OnnxFile:
     """A network of OpenVINO as an ONNX file would hold it; without metadata. Raises WeightsError."""
     layers, constants = read_layers(path)
-    unknown = {each.kind for each in layers if each.kind not in (*_SAME, *_WRITERS, "Parameter", "Result")}
+    unknown = {
+        each.kind for each in layers if each.kind not in (*_SAME, *_WITH_ATTRIBUTES, *_WRITERS, "Parameter", "Result")
+    }
     if unknown:
         raise WeightsError(f"{path.name} uses operators that are not known here: {', '.join(sorted(unknown))}.")
     graph = _Graph(constants)
@@ -350,6 +338,9 @@ def read_openvino(path: Path) -> OnnxFile:
                 outputs.append(Value(layer.inputs[0], None, None))
             elif layer.kind in _WRITERS:
                 _WRITERS[layer.kind](graph, layer)
+            elif layer.kind in _WITH_ATTRIBUTES:
+                name, attributes = _WITH_ATTRIBUTES[layer.kind]
+                graph.add(name, layer.inputs, layer.outputs, **attributes(layer))
             else:
                 graph.add(_SAME[layer.kind] or layer.kind, layer.inputs, layer.outputs)
     except InvalidError as error:

@@ -63,7 +63,7 @@ def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: 
     descending score.
 
     A box goes when any box of its class with a higher score, kept or not, overlaps it by more than the threshold, in
-    ProbIoU (arXiv 2106.06072): as Ultralytics does. At most `MAX_TURNED_CANDIDATES` are looked at.
+    ProbIoU (arXiv 2106.06072), which Ultralytics uses. At most `MAX_TURNED_CANDIDATES` are looked at.
     """
     boxes, angles, classes = (
         boxes[:MAX_TURNED_CANDIDATES],
@@ -160,7 +160,7 @@ class MaskGrid:
     """Where prototypes lie in an image, each pair for x and y.
 
     The image fills a rectangle of the network's input; `first` and `last` are its sides in prototypes that are enlarged
-    `enlargement` times, and `size` is that of the image. As Ultralytics does, masks are first enlarged so far that the
+    `enlargement` times, and `size` is that of the image. Masks are, in Ultralytics and here, first enlarged so far that the
     rectangle has whole pixels, then cut, then brought to the image's size.
     """
 

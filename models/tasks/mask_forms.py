@@ -46,12 +46,12 @@ def _counts(each: Sequence[Array], width: int, height: int) -> Iterator[dict[str
 
 
 def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> Array:
-    """Lengths of runs of 0 and 1, by turns, 0 first, of a mask of a whole image, column by column: int64 [runs].
+    """Lengths of runs of 0 and 1 in alternation, 0 first, of a mask of a whole image, column by column: int64 [runs].
 
     mask: uint8 [h, w] of 0 and 1, whose first pixel is (x, y) of an image of `width` x `height`.
     """
     mask = mask[: max(0, height - y), : max(0, width - x)]
-    # A zero before the first column and after each: so changes are by turns the start and the stop of a run.
+    # A zero before the first column and after each: so changes are alternately the start and the stop of a run.
     side = mask.shape[0] + 1
     padded = np.empty(mask.shape[1] * side + 1, np.uint8)
     padded[::side] = 0
