@@ -160,8 +160,8 @@ class MaskGrid:
     """Where prototypes lie in an image, each pair for x and y.
 
     The image fills a rectangle of the network's input; `first` and `last` are its sides in prototypes that are enlarged
-    `enlargement` times, and `size` is that of the image. Masks are, in Ultralytics and here, first enlarged so far that the
-    rectangle has whole pixels, then cut, then brought to the image's size.
+    `enlargement` times, and `size` is that of the image. Masks are first enlarged so far that the rectangle has whole
+    pixels, then cut, then brought to the image's size, here and in Ultralytics.
     """
 
     enlargement: int
