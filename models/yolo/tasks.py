@@ -13,7 +13,7 @@ from math import pi
 import torch
 from torch import Tensor, nn
 
-from models.yolo.yolov8 import Branch, Channels, Conv, Detect, Size, YOLOv8, anchors, branch, by_anchor
+from models.yolo.yolov8 import Branch, Channels, Conv, DetectHead, Size, YOLOv8, anchors, branch, by_anchor
 
 MASKS = 32
 """Prototypes of masks, and coefficients of each anchor."""
@@ -21,7 +21,7 @@ _CLASSIFIER_CHANNELS = 1280
 _MOST_PROTOTYPE_CHANNELS = 256
 
 
-class ExtraHead(Detect):
+class ExtraHead(DetectHead):
     """A detection head with a third branch (`cv4`): `extras` numbers of each anchor."""
 
     def __init__(self, channels: Channels, class_count: int, class_branch: Branch, extras: int) -> None:

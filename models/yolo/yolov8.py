@@ -150,7 +150,7 @@ def branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(Conv(inputs, hidden, 3), Conv(hidden, hidden, 3), nn.Conv2d(hidden, outputs, 1))
 
 
-class Detect(nn.Module):
+class DetectHead(nn.Module):
     """Decoupled anchor-free head: per stride a box branch (`cv2`) and a class branch (`cv3`)."""
 
     def __init__(self, channels: Channels, class_count: int, class_branch: Branch = branch) -> None:
@@ -181,7 +181,9 @@ class YOLOv8(nn.Module):
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
     head_layer: ClassVar[int] = 22
 
-    def __init__(self, size: Size, class_count: int, head: Callable[[Channels, int, Branch], Detect] = Detect) -> None:
+    def __init__(
+        self, size: Size, class_count: int, head: Callable[[Channels, int, Branch], DetectHead] = DetectHead
+    ) -> None:
         """`head`: makes the head of the features' channels, the number of classes and what makes a class branch."""
         super().__init__()
         layers, channels = self.trunk(self.scales[size])
@@ -229,10 +231,10 @@ class YOLOv8(nn.Module):
         return layers, (c3, c4, c5)
 
     @property
-    def head(self) -> Detect:
+    def head(self) -> DetectHead:
         """The last layer."""
         head = self.model[str(self.head_layer)]
-        assert isinstance(head, Detect)
+        assert isinstance(head, DetectHead)
         return head
 
     def features(self, x: Tensor) -> list[Tensor]:
