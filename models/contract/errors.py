@@ -25,3 +25,9 @@ class WeightsNotFoundError(ModelError):
 
 class WeightsError(ModelError):
     """The weights are here and cannot be used."""
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library says, for the middle of a sentence."""
+    line = next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)
+    return line[:200].rstrip(".")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from models.contract.errors import WeightsError
+from models.contract.errors import WeightsError, reason_of
 from models.contract.measures import TENSOR_LIMITS, Accuracy, Limits, of_tensors
 from models.contract.model import Array, Finds, Options, OutputSpec, Placement
 from models.contract.resize import Resize
@@ -176,7 +176,7 @@ def task_class(name: str) -> type[TaskAdapter]:
         if not (isinstance(loaded, type) and issubclass(loaded, TaskAdapter)):
             raise TypeError(f"{found[0].value} is no models.contract.task_adapter.TaskAdapter")
     except Exception as error:  # The code of another package must not end the service.
-        raise WeightsError(f"the task {name!r} cannot be used: {_line(error)}.") from error
+        raise WeightsError(f"the task {name!r} cannot be used: {reason_of(error)}.") from error
     return loaded
 
 
@@ -188,9 +188,4 @@ def made(name: str, file: AdaptedFile) -> TaskAdapter:
     except WeightsError:
         raise
     except Exception as error:  # The code of another package must not end the service.
-        raise WeightsError(f"the task {name!r} cannot use this file: {_line(error)}.") from error
-
-
-def _line(error: Exception) -> str:
-    line = next((each for each in str(error).splitlines() if each.strip()), type(error).__name__)
-    return line.rstrip(".")
+        raise WeightsError(f"the task {name!r} cannot use this file: {reason_of(error)}.") from error

@@ -14,7 +14,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.exports.answers import Tried
+    from models.exports.networks import Form
 
 # Of address space, of which libraries take more than they use; a thread reserves as much for its allocations.
 _MEMORY_BYTES = 4 << 30
@@ -26,17 +30,16 @@ _BYTES_A_SECOND = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def _tried(file: str, form: str, declared: dict[str, Any]) -> Any:
+def _tried(file: str, form: Form, declared: dict[str, Any]) -> Tried:
+    from models.exports import image_trial, trial
+    from models.exports.answers import Tried
+
     images = declared.pop("images")
     if images is not None:
-        from models.exports import image_trial as exported_image_trial
-
-        found = exported_image_trial.tried(Path(file), form, **images)
+        found = image_trial.tried(Path(file), form, **images)
         if found is not None:
-            return found
-    from models.exports import trial as exported_trial
-
-    return exported_trial.tried(file, form, declared)
+            return Tried(images=found)
+    return Tried(tensors=trial.tried(file, form, declared))
 
 
 def own_files(file: Path) -> list[Path]:
@@ -45,11 +48,14 @@ def own_files(file: Path) -> list[Path]:
     return [each for each in file.parent.iterdir() if each.name.startswith(own) or each.name == "metadata.yaml"]
 
 
-def _main(file: str, form: str, declared: str, answer: str) -> None:
+def _main(file: str, form: Form, declared: str, answer: str) -> None:
     with contextlib.suppress(OSError, AttributeError):  # Linux: ends with the server, however that ended.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
-    from models.exports import image_trial as exported_image_trial  # noqa: F401 - before it may read little more
+    import msgspec
+
+    from models.exports import image_trial  # noqa: F401 - before it may read little more
+    from models.exports.answers import Tried
 
     gc.enable()
     from models.confinement import confine_program, python_files
@@ -68,9 +74,9 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     try:
         found = _tried(file, form, given)
     except ModelError as error:
-        found = {"error": str(error)}
-    Path(answer).write_text(json.dumps(found), encoding="utf-8")
+        found = Tried(error=str(error))
+    Path(answer).write_bytes(msgspec.json.encode(found))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main(*sys.argv[1:])  # type: ignore[arg-type]

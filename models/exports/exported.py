@@ -17,16 +17,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
 from models.contract.model import Array, Model
 from models.contract.resize import Centre, Resize, Whole
 from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
+from models.exports.answers import Tried, TriedImages
 from models.exports.metadata import Sidecar, read_sidecar
 from models.weights.checkpoint import labels_beside
 
@@ -143,56 +145,54 @@ def open_exported(name: str, file: Path) -> Model:
         }
     asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
     found = _tried(file, asked)
-    if "how" in found:
-        return _image_model(name, file, found, sidecar)
-    inputs, results = (tuple(_spec(each) for each in found[key]) for key in ("inputs", "results"))
-    low, high = found["batch_range"]
+    if found.images is not None:
+        return _image_model(name, file, found.images, sidecar)
+    tensors = found.tensors
+    assert tensors is not None
     return ExportedModel(
         name,
         file.suffix[1:],
         _labels(file),
         file.name,
         str(file.absolute()),
-        (item_bytes(inputs),),
-        inputs,
-        results,
-        bool(found["batched"]),
-        (int(low), int(high)),
+        (item_bytes(tensors.inputs),),
+        tensors.inputs,
+        tensors.results,
+        tensors.batched,
+        tensors.batch_range,
         probes_file,
     )
 
 
-def _image_model(name: str, file: Path, found: Mapping[str, Any], sidecar: Sidecar | None) -> Model:
+def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None) -> Model:
     from models.exports.images import Export, ExportedImages
-    from models.exports.layouts import Interpretation
 
-    height, width = size = found["size"][0], found["size"][1]
-    how = Interpretation(**{**found["how"], "strides": tuple(found["how"]["strides"])})
-    resize: Resize = Whole(size, found["resize"])
-    if how.takes == "classes":
-        resize = Centre(size, min(size), by="pillow" if found["exporter"].startswith("ultralytics") else "torch")
+    resize: Resize = Whole(found.size, found.resize)
+    if found.how.takes == "classes":
+        by: Literal["pillow", "torch"] = "pillow" if found.exporter.startswith("ultralytics") else "torch"
+        resize = Centre(found.size, min(found.size), by=by)
     options = {} if sidecar is None else sidecar.options or {}
     known = AdaptedFile(
         resize,
-        tuple(found["labels"]),
-        tuple(tuple(shape) for shape in found["shapes"]),
-        json.dumps(options if found["keypoints"] is None else {**options, "keypoints": found["keypoints"]}),
-        suppressed=how.suppressed,
-        strides=() if how.layout == "yolov5" else how.strides,  # It has three anchors in a place.
+        found.labels,
+        found.shapes,
+        json.dumps(options if found.keypoints is None else {**options, "keypoints": found.keypoints}),
+        suppressed=found.how.suppressed,
+        strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
     )
-    made(found["task"], known)  # A file that is none of its task stops the start.
+    made(found.task, known)  # A file that is none of its task stops the start.
     return ExportedImages(
         name,
         file.suffix[1:],
         known.labels,
         file.name,
         str(file.absolute()),
-        (height, width, 3),
-        found["task"],
+        (*found.size, 3),
+        found.task,
         known,
-        tuple(found["mean"]),
-        tuple(found["std"]),
-        export=Export(how, tuple(found["batch"]), found["freed"], found["exporter"], found["licence"]),
+        found.mean,
+        found.std,
+        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence),
     )
 
 
@@ -202,8 +202,9 @@ def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {spec.name: np.ascontiguousarray(archive[spec.name]) for spec in inputs}
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(f"{file.name} cannot be read as probes, an array for each input: {reason}.") from error
+        raise WeightsError(
+            f"{file.name} cannot be read as probes, an array for each input: {reason_of(error)}."
+        ) from error
     for spec in inputs:
         array = arrays[spec.name]
         if array.dtype != spec.dtype or array.shape[1:] != spec.shape or not len(array):
@@ -241,19 +242,8 @@ def _labels(file: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in beside.read_text(encoding="utf-8-sig").strip().splitlines())
 
 
-def _spec(found: Mapping[str, Any]) -> TensorSpec:
-    limits = found["limits"]
-    return TensorSpec(
-        found["name"],
-        found["datatype"],
-        tuple(found["shape"]),
-        tuple(found["dimensions"]),
-        None if limits is None else (limits[0], limits[1]),
-    )
-
-
-def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What models.exports.trial says of a file. Raises WeightsError."""
+def _tried(file: Path, declared: Mapping[str, Any]) -> Tried:
+    """What models.exports.child says of a file. Raises WeightsError."""
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
         environment = bare_environment(folder) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         answer = Path(folder) / "answer.json"
@@ -276,7 +266,7 @@ def _tried(file: Path, declared: Mapping[str, Any]) -> Mapping[str, Any]:
             lines = said.read().decode(errors="replace").strip().splitlines()
             last = lines[-1][:200].rstrip(".") if lines else "it said nothing"
             raise WeightsError(f"{file.name} ended the process that read it (status {code}): {last}.")
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in found:
-        raise WeightsError(found["error"])
+        found = msgspec.json.decode(answer.read_bytes(), type=Tried)
+    if found.error:
+        raise WeightsError(found.error)
     return found

@@ -8,15 +8,15 @@ Owns: these runs. In a process of its own (models.exports.child): must not be im
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.contract.errors import WeightsError
+from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes
+from models.exports.answers import TriedImages
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
 from models.exports.metadata import Description, Sidecar, description, script_metadata, yaml_metadata
@@ -38,8 +38,8 @@ Run = Callable[[Tensor], list[Tensor]]
 
 def tried(
     file: Path, form: str, sidecar: Mapping[str, Any] | None, labels: Sequence[str] | None, takes: Takes | None
-) -> dict[str, Any] | None:
-    """Fields of ExportedImages and its Export, as JSON takes them; None for a file that is no network of images.
+) -> TriedImages | None:
+    """What ExportedImages holds of a file; None for a file that is no network of images.
 
     Raises WeightsError.
     """
@@ -79,7 +79,7 @@ def tried(
         raise WeightsError(f"{file.name}: {error}.") from error
 
 
-def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, Any]:
+def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> TriedImages:
     size, stated_batch, is_open = about.size, 1, False
     if onnx is not None:
         size, stated_batch, is_open = _input(onnx, size)
@@ -99,8 +99,7 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
         except WeightsError:
             raise
         except Exception as error:  # Whatever a graph that does not fit its input provokes.
-            line = next((each for each in str(error).splitlines() if each.strip()), type(error).__name__)[:200]
-            raise ValueError(f"it does not run on {list(pixels.shape)}: {line.rstrip('.')}") from error
+            raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator)
@@ -114,22 +113,22 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> dict[str, A
             core.free_batch = tail.free_batch = freed = True
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
-    labels = about.labels or tuple(f"class {number}" for number in range(how.classes))
-    return {
-        "task": about.task,
-        "how": asdict(how),
-        "size": size,
-        "batch": batch,
-        "freed": freed,
-        "resize": resize_of(about, how),
-        "mean": about.mean or ((0.485, 0.456, 0.406) if _is_imagenet(about) else (0.0, 0.0, 0.0)),
-        "std": about.std or ((0.229, 0.224, 0.225) if _is_imagenet(about) else (1.0, 1.0, 1.0)),
-        "keypoints": about.keypoints,
-        "exporter": about.exporter,
-        "licence": about.licence,
-        "labels": labels,
-        "shapes": [[1, *output.shape[1:]] for output in outputs],
-    }
+    imagenet = _is_imagenet(about)
+    return TriedImages(
+        about.task,
+        how,
+        size,
+        batch,
+        freed,
+        resize_of(about, how),
+        about.mean or ((0.485, 0.456, 0.406) if imagenet else (0.0, 0.0, 0.0)),
+        about.std or ((0.229, 0.224, 0.225) if imagenet else (1.0, 1.0, 1.0)),
+        about.keypoints,
+        about.exporter,
+        about.licence,
+        about.labels or tuple(f"class {number}" for number in range(how.classes)),
+        tuple((1, *output.shape[1:]) for output in outputs),
+    )
 
 
 def _is_detr(onnx: OnnxFile) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from models.contract.errors import WeightsError
+from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.contract.tensors import TensorModel
 
@@ -231,10 +231,8 @@ def load_graph(file: str, form: Form) -> Graph:
     except WeightsError:
         raise
     except Exception as error:  # Three libraries, and no end to what a broken file can provoke in them.
-        lines = (line.strip() for line in str(error).splitlines())
-        reason = next((line for line in lines if line), type(error).__name__)[:200].rstrip(".")
         what = {"onnx": "an ONNX file", "program": "what torch.export saves", "script": "TorchScript"}[form]
-        raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason}.") from error
+        raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason_of(error)}.") from error
     return graph
 
 

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.contract.errors import WeightsError
+from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.contract.tensors import DATATYPES, TensorSpec, random_arrays
+from models.exports.answers import TriedTensors
 from models.exports.networks import (
+    Form,
     Graph,
     GraphSignature,
     Length,
@@ -128,10 +130,8 @@ class _Trial:
             with torch.inference_mode():
                 outputs: tuple[Tensor, ...] = self.graph(*tensors)
         except Exception as error:
-            lines = (line.strip() for line in str(error).splitlines())
-            reason = next((line for line in lines if line), type(error).__name__)[:200].rstrip(".")
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(arrays, tensors, strict=True))
-            raise WeightsError(f"{self.name} does not run on {shapes}: {reason}.") from error
+            raise WeightsError(f"{self.name} does not run on {shapes}: {reason_of(error)}.") from error
         strange = [output for output in outputs if not isinstance(output, Tensor)]
         if strange or not outputs:
             raise WeightsError(f"{self.name} does not answer with tensors.")
@@ -145,8 +145,8 @@ class _Trial:
         return tuple(names)
 
 
-def tried(file: str, form: Any, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """What ExportedModel holds of a file, as JSON takes it. Raises WeightsError."""
+def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
+    """What ExportedModel holds of a file. Raises WeightsError."""
     trial = _Trial(file, load_graph(file, form), declared)
     inputs, batched, (low, high) = trial.inputs()
     probes = _probes(declared["probes"], inputs) or random_arrays(inputs, 3)
@@ -166,16 +166,7 @@ def tried(file: str, form: Any, declared: Mapping[str, Any]) -> dict[str, Any]:
         if datatype not in DATATYPES:
             raise WeightsError(f"{name}, an output of {trial.name}, is {datatype}, which cannot be served.")
         results.append(TensorSpec(name, datatype, tuple(output.shape[1:] if batched else output.shape), dimensions))
-    return {
-        "inputs": [_as_json(spec) for spec in inputs],
-        "results": [_as_json(spec) for spec in results],
-        "batched": batched,
-        "batch_range": sizes,
-    }
-
-
-def _as_json(spec: TensorSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in TensorSpec.__dataclass_fields__}
+    return TriedTensors(inputs, tuple(results), batched, sizes)
 
 
 def _probes(file: str | None, inputs: Sequence[TensorSpec]) -> dict[str, Array] | None:

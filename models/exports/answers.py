@@ -1,0 +1,50 @@
+"""What the process that tries a file says of it: messages to the server, as JSON.
+
+Owns: their fields. Must not know how a file is tried (models.exports.child) or served (models.exports.exported).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.contract.tensors import TensorSpec
+from models.exports.layouts import Interpretation
+from models.exports.metadata import ResizeHow
+
+
+@dataclass(frozen=True)
+class TriedImages:
+    """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them."""
+
+    task: str
+    how: Interpretation
+    size: tuple[int, int]
+    batch: tuple[int, int]
+    freed: bool
+    resize: ResizeHow
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    keypoints: tuple[int, int] | None
+    exporter: str
+    licence: str
+    labels: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class TriedTensors:
+    """A network of tensors. `batch_range`: the sizes of batches that it takes."""
+
+    inputs: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+    batched: bool
+    batch_range: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One of these, or the sentence that says what is wrong with the file."""
+
+    images: TriedImages | None = None
+    tensors: TriedTensors | None = None
+    error: str = ""
