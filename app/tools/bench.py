@@ -101,10 +101,7 @@ def run(parsed: argparse.Namespace) -> int:
         report.write_json(document, parsed.output)
     if parsed.plot:
         parsed.plot.write_text(page(charts(document)), encoding="utf-8")
-    if parsed.json:
-        report.print_json(document)
-    else:
-        show(document, columns)
+    report.show_or_print(document, partial(show, columns=columns), as_json=parsed.json)
     return 1 if not document["results"] or any(row.get("errors") for row in document["results"]) else 0
 
 
@@ -117,7 +114,7 @@ def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]
     model = open_named(parsed.model, settings)
     choice, device = open_device(settings)
     facts = choice.backend.facts
-    named = next(each for each in choice.found if each.id == device)
+    named = choice.device(device)
     engines = [*facts.engines, *facts.by_name] if parsed.engines == "all" else list(split(parsed.engines))
     precisions = list(facts.precisions) if parsed.precisions == "all" else list(split(parsed.precisions))
     sizes = model.batch_sizes(sorted(set(numbers(parsed.sizes, "--sizes", int))))

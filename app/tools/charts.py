@@ -21,13 +21,12 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 @dataclass(frozen=True)
 class Chart:
-    """`series`: lines by name. `log_x`, `log_y`: logarithmic axes, which leave out what is not above 0."""
+    """`series`: lines by name. `log_y`: a logarithmic axis, which leaves out what is not above 0."""
 
     title: str
     x_label: str
     y_label: str
     series: Mapping[str, Points]
-    log_x: bool = False
     log_y: bool = False
     marks: Mapping[str, float] = field(default_factory=dict)  # Vertical lines, by what is said beside them.
 
@@ -52,7 +51,7 @@ def _drawn(chart: Chart) -> str:
     parts = [f'<text x="{_LEFT}" y="20" font-weight="bold">{escape(chart.title)}</text>']
     if not everything:
         return "".join([*parts, f'<text x="{_LEFT}" y="60">nothing was measured</text>'])
-    x_axis = _Axis([x for x, _ in everything], _LEFT, _WIDTH - _RIGHT, chart.log_x, least=None)
+    x_axis = _Axis([x for x, _ in everything], _LEFT, _WIDTH - _RIGHT, False, least=None)
     y_axis = _Axis([y for _, y in everything], _HEIGHT - _BOTTOM, _TOP, chart.log_y, least=0.0)
     for value in x_axis.ticks:
         x = x_axis.place(value)
@@ -121,11 +120,7 @@ def _step(rough: float) -> float:
 
 
 def _shown(chart: Chart, points: Points) -> list[tuple[float, float]]:
-    return [
-        (x, y)
-        for x, y in points
-        if math.isfinite(x) and math.isfinite(y) and (x > 0 or not chart.log_x) and (y > 0 or not chart.log_y)
-    ]
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and (y > 0 or not chart.log_y)]
 
 
 def _number(value: float) -> str:

@@ -16,7 +16,6 @@ import os
 import pickle
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -85,39 +84,22 @@ class Decode:
         return [self.file(path, row) for path, row in zip(paths, rows, strict=False)]
 
 
-class Decoding(ABC):
-    """`count` decoders, and `blocks` blocks of `block_size` images. `begin` and `finish` may have a thread each."""
+class DecodingThreads:
+    """`count` threads, ready at once, and `blocks` blocks of `block_size` images.
+
+    `begin` has files decoded into the first rows of a block; `finish` waits for the block that was begun first. Each
+    may have a thread of its own. `pixels`: of each block, uint8 [block size, *input shape].
+    """
 
     def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
         self._decode, self.count = decode, count
-        self._shape = (block_size, *decode.model.input_shape)
-        self.pixels: list[Tensor]
-        """Of each block, uint8 [block size, *input shape]."""
-
-    def wait(self) -> None:  # noqa: B027 - those that are ready at once have nothing to wait for.
-        """Until every decoder is ready. Raises CommandError when one cannot start."""
-
-    @abstractmethod
-    def begin(self, block: int, paths: Sequence[str]) -> None:
-        """Have files decoded into the first rows of a block. Raises CommandError when a decoder has ended."""
-
-    @abstractmethod
-    def finish(self) -> list[DecodedFile]:
-        """Wait for the block that was begun first and is not finished. Raises CommandError."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the decoders; what has not begun is dropped. Idempotent."""
-
-
-class DecodingThreads(Decoding):
-    """Ready at once."""
-
-    def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
-        super().__init__(decode, count, blocks, block_size)
-        self.pixels = [torch.zeros(self._shape, dtype=torch.uint8) for _ in range(blocks)]
+        shape = (block_size, *decode.model.input_shape)
+        self.pixels = [torch.zeros(shape, dtype=torch.uint8) for _ in range(blocks)]
         self.threads = _threads(count)
         self._begun: deque[list[Future[list[DecodedFile]]]] = deque()
+
+    def wait(self) -> None:
+        """Threads are ready."""
 
     def begin(self, block: int, paths: Sequence[str]) -> None:
         """A task a thread and not an image: handing over a task takes time that counts beside a small image."""
@@ -144,8 +126,8 @@ class _Begun(NamedTuple):
     paths: list[str]
 
 
-class DecodingProcesses(Decoding):
-    """Ready after the seconds that it takes to import PyTorch.
+class DecodingProcesses:
+    """The same with processes, ready after the seconds that it takes to import PyTorch.
 
     All processes decode the same block, and each takes some files of it when it has nothing to do. With a fixed part
     for each, one that shared its processor with another thread held up the rest.
@@ -153,7 +135,8 @@ class DecodingProcesses(Decoding):
 
     def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
         """Raises OSError."""
-        super().__init__(decode, count, blocks, block_size)
+        self.count = count
+        self._shape = (block_size, *decode.model.input_shape)
         self._arena = Arena([(math.prod(self._shape), blocks), (_PROGRESS_BYTES, count), (_TAKEN_BYTES, blocks)])
         self.pixels = _pixels(self._arena, self._shape)
         self._blocks = 0
@@ -183,7 +166,7 @@ class DecodingProcesses(Decoding):
             raise
 
     def wait(self) -> None:
-        """Until each has said so."""
+        """Until every decoder is ready. Raises CommandError when one cannot start."""
         for process, connection in zip(self._processes, self._connections, strict=True):
             try:
                 connection.recv()
@@ -192,7 +175,7 @@ class DecodingProcesses(Decoding):
                 raise CommandError(f"a process that decodes cannot start (exit code {process.exitcode})") from None
 
     def begin(self, block: int, paths: Sequence[str]) -> None:
-        """The whole block to each process, and to no more of them than there are pieces."""
+        """The whole block to each process, and to no more of them than there are pieces. Raises CommandError."""
         self._blocks += 1
         begun = _Begun(self._blocks, min(self.count, -(-len(paths) // _FILES_TAKEN)), list(paths))
         self._begun.append(begun)
@@ -205,7 +188,7 @@ class DecodingProcesses(Decoding):
                 raise self._ended(process, begun) from None
 
     def finish(self) -> list[DecodedFile]:
-        """In the order of the paths: each process answers in the order in which it was asked."""
+        """In the order of the paths: each process answers in the order in which it was asked. Raises CommandError."""
         begun = self._begun.popleft()
         images = [DecodedFile()] * len(begun.paths)
         for process in range(begun.processes):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.tools import report
@@ -70,10 +71,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     subject = open_subject(parsed.model, settings, parsed.input)
     found = predicted(subject, parsed) if parsed.against else recorded(subject, settings, parsed)
-    if parsed.json:
-        report.print_json(found)
-    else:
-        show(found, every=parsed.all)
+    report.show_or_print(found, partial(show, every=parsed.all), as_json=parsed.json)
     return 1 if any(row["problem"] for row in found["operators"]) else 0
 
 
@@ -85,7 +83,7 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
     choice, device = open_device(settings)
     if not choice.backend.facts.computes:
         raise CommandError(f"{device} computes nothing, so there are no operators to see")
-    named = next(each for each in choice.found if each.id == device)
+    named = choice.device(device)
     precision = named.auto_precision if settings.precision == "auto" else settings.precision
     if precision == "int8":
         raise CommandError("operators are recorded in fp32, fp16 or bf16; int8 is the business of single engines")

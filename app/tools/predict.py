@@ -19,6 +19,7 @@ from typing import Any
 from app.config import Settings
 from app.logs import printable
 from app.protocols.options import OPTIONS
+from app.tools import report
 from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 from app.tools.image_sources import ImageSource, find_images
 from app.tools.outcomes import FileOutcome, Journal, Predicting
@@ -156,26 +157,15 @@ def _print_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
 
 
 def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None, kind: Format) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
     done = failed = 0
     path = _journal_path(parsed.output, kind)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
     with (
         Journal(path, predictor.model, resume=parsed.resume) as journal,
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        report.progress() as progress,
         _Drawings(parsed.save, announced=False) as drawings,
     ):
         left = None if count is None else max(0, count - journal.done)
-        task = progress.add_task(predictor.model, total=left, rate="")
+        task = progress.add_task(predictor.model, total=left)
         shown_s = 0.0
         sources: Iterator[ImageSource] = find_images(parsed.images)
         if journal.done:
@@ -191,7 +181,8 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
             if (now_s := time.monotonic()) - shown_s >= _SHOWN_EVERY_S:
                 shown_s = now_s
                 speed = progress.tasks[task].speed
-                progress.update(task, completed=done, rate=f"{speed:.1f} images/s" if speed else "")
+                rate = f", {speed:.1f} images/s" if speed else ""
+                progress.update(task, completed=done, description=f"{predictor.model}{rate}")
         progress.update(task, completed=done)
         elapsed_s = progress.tasks[task].elapsed or 0.0
     if kind != "jsonl":

@@ -43,10 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.batches < 1 or parsed.batch_size < 1:
         raise CommandError("--batches and --batch-size must be 1 or more")
     document = profile(parsed)
-    if parsed.json:
-        report.print_json(document)
-    else:
-        show(document)
+    report.show_or_print(document, show, as_json=parsed.json)
     return 0
 
 
@@ -61,7 +58,7 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     settings = read_settings(parsed)
     model = open_named(parsed.model, settings)
     choice, device = open_device(settings)
-    named = next(each for each in choice.found if each.id == device)
+    named = choice.device(device)
     items = probes(model)
     options = load_options(model, settings, choice, settings.precision, items)
     [size] = model.batch_sizes((parsed.batch_size,))

@@ -11,13 +11,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 Cell = str | int | float | None
@@ -59,11 +59,16 @@ def console() -> Console:
 def progress(*, quiet: bool = False) -> Iterator[Progress]:
     """Bars on stderr while something takes long; none where stderr is no terminal, or it should be `quiet`."""
     shown = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(
         *columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not shown.is_terminal
     ) as bars:
         yield bars
+
+
+def show_or_print(document: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:
+    """What a command found: as JSON where a program reads it, else in tables."""
+    print_json(document) if as_json else show(document)
 
 
 def print_json(document: Any) -> None:

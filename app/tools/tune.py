@@ -94,10 +94,7 @@ def run(parsed: argparse.Namespace) -> int:
         raise CommandError(f"nothing serves {model.name} here: {outcome.best.refusal}")
     path = None if parsed.dry_run else _stored(outcome, settings, choice, model)
     document = _document(outcome, model.name, earlier is not None, path, parsed)
-    if parsed.json:
-        report.print_json(document)
-    else:
-        show(document)
+    report.show_or_print(document, show, as_json=parsed.json)
     return 0 if outcome.best.p99_ms <= parsed.p99_ms else 1
 
 

@@ -58,10 +58,7 @@ def run(parsed: argparse.Namespace) -> int:
         parsed.markdown.write_text(text, encoding="utf-8")
     if parsed.plot:
         parsed.plot.write_text(page(charts(document["model"], depths)), encoding="utf-8")
-    if parsed.json:
-        report.print_json(document)
-    else:
-        show(document)
+    report.show_or_print(document, show, as_json=parsed.json)
     return 1 if document["problems"] else 0
 
 
@@ -78,7 +75,7 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
     facts = choice.backend.facts
     if not facts.computes:
         raise CommandError(f"{device} computes nothing, so there is nothing to compare")
-    named = next(each for each in choice.found if each.id == device)
+    named = choice.device(device)
     default = [each for each in facts.precisions if each != "int8" or settings.calibrate or model.weights == "sample"]
     # What is simulated is the host's side: halves on a CPU without their units take minutes.
     precisions = split(parsed.precisions) or ((named.auto_precision,) if choice.simulated else tuple(reversed(default)))

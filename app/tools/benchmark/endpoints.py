@@ -19,7 +19,6 @@ from app.tools.arguments import CommandError
 from app.tools.benchmark.wire import Address, request_bytes
 
 Protocol = Literal["predict", "v2", "grpc"]
-PROTOCOLS: tuple[Protocol, ...] = ("predict", "v2", "grpc")
 _DTYPES = {
     "BOOL": "?",
     "UINT8": "u1",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
@@ -252,8 +251,3 @@ def _path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values() if entry[0]]
     return str(paths[-1]).replace("L['self'].", "") if paths else ""
-
-
-def as_arrays(values: tuple[Tensor, ...]) -> tuple[Array, ...]:
-    """Host arrays of tensors; halves become float32."""
-    return tuple(np.asarray(value.float().cpu() if value.is_floating_point() else value.cpu()) for value in values)
