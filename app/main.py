@@ -25,7 +25,6 @@ from app.access.tls import Tls
 from app.application import AdminFront, create_app
 from app.compat import torchserve
 from app.config import Settings
-from app.fleet.process import WorkerStartError
 from app.fleet.spawn import stop_forking
 from app.http.connection import ConnectionLimits, too_many
 from app.http.hot import HotProtocol, protocol
@@ -67,7 +66,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; `sockets` are not ours. Raises OSError."""
         self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
-        await self.listen(self.config.port)
+        try:
+            await self.listen(self.config.port)
+        except OSError as error:
+            log.error("%s", error)
+            message = f"cannot listen on {self.config.host}:{self.config.port}; is another service there?"
+            raise OSError(message) from None
         self.started = True
 
     async def listen(self, port: int, *, reuse_port: bool = False) -> Listener:
@@ -117,12 +121,10 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
         ):
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
-            stopping = asyncio.create_task(stop.wait())
             starting = asyncio.create_task(_started(service, app))
             shared: Listener | None = None
             try:
-                await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-                if starting.done():
+                if await ended_before(starting, stop):
                     await starting
                     # All that was imported and made until now stays: a collection that walks over it (torch alone is
                     # hundreds of thousands of objects) would stop every request for a tenth of a second.
@@ -134,11 +136,10 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                     log.info("ready at %s", address)
                     if on_ready is not None:
                         on_ready(address)
-                    await stopping
+                    await stop.wait()
             finally:
-                stopping.cancel()
                 starting.cancel()
-                await asyncio.gather(starting, stopping, return_exceptions=True)
+                await asyncio.gather(starting, return_exceptions=True)
                 if renewing is not None:
                     renewing.cancel()
             stop.clear()
@@ -188,14 +189,13 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(hurry.wait(), settings.grace_s)
     service.admission.refusing = True
-    with contextlib.suppress(asyncio.TimeoutError):
-        hurried, drained = asyncio.ensure_future(hurry.wait()), asyncio.ensure_future(service.drained())
-        try:
-            await asyncio.wait((hurried, drained), timeout=settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hurried.cancel()
-            drained.cancel()
-            await asyncio.gather(hurried, drained, return_exceptions=True)
+    drained = asyncio.create_task(service.drained())
+    try:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ended_before(drained, hurry), settings.drain_s)
+    finally:
+        drained.cancel()
+        await asyncio.gather(drained, return_exceptions=True)
     cut = service.images_under_way()
     if cut:
         log.warning("%d images were cut off by the shutdown", cut)
@@ -253,7 +253,7 @@ async def _listening(
     config.load()
     config.ssl = tls.context if tls else None
     server = Server(config, counted)
-    serving = asyncio.create_task(_serve_or_raise(server))
+    serving = asyncio.create_task(server.serve())
     try:
         while not server.started and not serving.done():
             await asyncio.wait((serving,), timeout=0.01)
@@ -351,16 +351,3 @@ async def _listening_for_administration(
         else:
             log.info("administration at http://%s:%d", LOOPBACK, port_of(server))
         yield server
-
-
-async def _serve_or_raise(server: Server) -> None:
-    try:
-        await server.serve()
-    except OSError as error:
-        log.error("%s", error)
-        raise OSError(
-            f"cannot listen on {server.config.host}:{server.config.port}; is another service there?"
-        ) from None
-
-
-__all__ = ["Server", "WorkerStartError", "serve"]
