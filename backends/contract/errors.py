@@ -3,12 +3,6 @@
 Owns: the errors, the words by which a fault is known that every runtime uses, and the translation. A vendor's own words
 are in its row (backends.vendors.table). Must not know engines.
 
-Errors: BackendError
-          ├─ BackendUnavailableError  the hardware or its software is not here; says why and what to do
-          ├─ EngineRefusedError       this engine cannot run this network at this precision here; says why
-          │    └─ WrongAnswersError     it can, and its answers are not the network's
-          ├─ OutOfDeviceMemoryError   the device has too little memory for what was asked
-          └─ DeviceLostError          the device no longer answers; the process that owns it must end
 """
 
 from __future__ import annotations

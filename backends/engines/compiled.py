@@ -1,22 +1,42 @@
 """What the engines around vendors' compilers have in common.
 
-Owns: their import, their errors, and torch.compile for shapes that are fixed. Must not know vendors, models or images.
+Owns: their import, their errors, torch.compile for shapes that are fixed, and the folders of compilers that keep what
+they make in their own way: one a network, precision, device and version. What is read from those are programs, so they
+lie below a folder that only this user may write to (cache.private_folder). Must not know vendors, models or images.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
+import logging
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from backends.contract.backend import Network
-from backends.contract.errors import BackendError, EngineRefusedError, first_line, translated_errors
+from backends.contract.backend import CompileOptions, Network
+from backends.contract.errors import (
+    BackendError,
+    DeviceLostError,
+    EngineRefusedError,
+    OutOfDeviceMemoryError,
+    first_line,
+    translated_errors,
+)
+from backends.engines.cache import bound, private_folder
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _MANY = 4096
 
@@ -30,6 +50,14 @@ def imported(package: str, remedy: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise EngineRefusedError(f"{package} is not installed: {remedy}") from error
         raise EngineRefusedError(f"{package} is installed and cannot be used: {first_line(error)}") from error
+
+
+def version_of(package: str, remedy: str) -> str:
+    """Of a package that is asked for by its name on the index. Raises EngineRefusedError."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError as error:
+        raise EngineRefusedError(f"int8 needs {package}: {remedy}") from error
 
 
 def is_installed(package: str) -> bool:
@@ -77,3 +105,57 @@ def by_torch_compile(
         for size in reversed(batch_sizes):
             module(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
     return dict.fromkeys(batch_sizes, module)
+
+
+def with_own_folder(
+    build: Callable[[Path | None], T],
+    title: str,
+    options: CompileOptions,
+    *,
+    network: Network,
+    precision: str,
+    machine: str,
+) -> T:
+    """`build`, with the folder of a network and what it is compiled for (`machine`); None: nothing may be kept.
+
+    Where what is in the folder cannot be used, once more with the folder empty. Folders of others that were not used
+    for longest are removed until all are within the limit.
+    """
+    folder = private_folder(options.cache_dir / title.lower()) if options.cache_dir else None
+    if folder is None:
+        return build(None)
+    weights = {} if options.key else cast(nn.Module, network).state_dict()
+    own = folder / digest_of(weights, options.key, network.input_shape, precision, machine)
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(own)  # It was used: others go first.
+    bound(folder, own)
+    kept = any(own.iterdir())
+    try:
+        return build(own)
+    except (torch.OutOfMemoryError, OutOfDeviceMemoryError, DeviceLostError):
+        raise
+    except Exception as error:  # Vendors raise every kind.
+        if not kept:
+            raise
+        log.warning("what %s has kept cannot be used and is built anew: %s", title, first_line(error))
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return build(own)
+
+
+def digest_of(tensors: Mapping[str, Any], *facts: object) -> str:
+    """A name for what consists of these tensors and facts."""
+    found = hashlib.sha256(repr([str(fact) for fact in facts]).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        if isinstance(tensor, Tensor):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
+
+
+def device_kind(device: str) -> str:
+    """Its name and compute capability: what was compiled for it serves no other."""
+    module = torch.get_device_module(torch.device(device).type)
+    asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
+    return " ".join(str(ask(device)) for ask in asked if ask is not None)

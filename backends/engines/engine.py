@@ -65,7 +65,7 @@ class Engine(ABC):
     devices. `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the
     first time, all batch sizes together: a service may answer with one of seconds while one of minutes still compiles.
     `package`: without it the engine refuses in no time. `only_reads`: it leaves the network as it was, and takes one
-    that is Unbuilt.
+    that is Unbuilt. `keeps_int8`: a network that it has quantised is found in the cache before it is compiled.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Engine(ABC):
     takes: Literal["seconds", "minutes"] = "seconds"
     package = ""
     only_reads = False
+    keeps_int8 = False
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
         """`facts`: the vendor's row. `threads`: how many cores it may use where it computes on the CPU."""
@@ -92,8 +93,26 @@ class Engine(ABC):
         """
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Whether `compile` would take seconds, and not minutes."""
-        return self.takes == "seconds" or not is_installed(self.package)
+        """Whether `compile` would take seconds, and not minutes. Quantising takes its time, unless it has been done."""
+        if self.takes == "minutes":
+            return not is_installed(self.package)
+        if precision != "int8" or options.calibration is None or not self.keeps_int8:
+            return True
+        try:
+            return is_kept(options, self.parts(network, precision, options))
+        except EngineRefusedError:
+            return True  # In refusing.
+
+    def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
+        """What a network that is kept was made of and with; `more`: what else matters, versions of packages say."""
+        return {
+            "engine": self.name,
+            "version": self.version(precision),
+            "key": options.key,
+            "shape": network.input_shape,
+            "quantised": f"int8 {options.calibration_key}" if precision == "int8" else "",
+            "more": more,
+        }
 
     def version(self, precision: str) -> str:
         """The compiler's version; empty where it is part of PyTorch. Asked of an engine that has compiled."""

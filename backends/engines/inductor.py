@@ -9,7 +9,6 @@ process (`PyCodeCache.modules`). A package goes when its executable does, and th
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines import quantised
 from backends.engines.cache import private_folder
-from backends.engines.compiled import compiling
+from backends.engines.compiled import compiling, digest_of
 from backends.engines.eager import placed, torch_executable
 from backends.engines.engine import DTYPES, Engine, calibration_of, kept_or_made
 
@@ -84,15 +83,8 @@ class InductorEngine(Engine):
                 _compile(_exported(module, device, shape), temporary / f"{size}.pt2")
             return temporary
 
-        parts: dict[str, object] = {
-            "engine": self.name,
-            "version": self.version("int8"),
-            "key": options.key,
-            "calibration": options.calibration_key,
-            "shape": network.input_shape,
-            "sizes": tuple(shapes),
-            "chip": f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}",
-        }
+        chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
+        parts = self.parts(network, "int8", options, tuple(shapes), chip)
 
         def save(made: Path, folder: Path) -> None:
             shutil.copytree(made, folder, dirs_exist_ok=True)
@@ -170,17 +162,9 @@ def _fingerprint(program: Any, device: str, shape: tuple[int, ...]) -> str:
 
     And the shape: graphs of two batch sizes may read alike, and what was compiled for one answers wrongly to the other.
     """
-    digest = hashlib.blake2b(digest_size=16)
     kind = torch.device(device).type
     chip = torch.backends.cpu.get_cpu_capability()
     if kind != "cpu":
         chip += f" {torch.get_device_module(kind).get_device_properties(torch.device(device))}"
     facts = (torch.__version__, sorted(_OPTIONS.items()), device, shape, chip, torch.get_num_threads(), program.graph)
-    digest.update(repr([str(fact) for fact in facts]).encode())
-    for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
-        digest.update(name.encode())
-        if isinstance(tensor, Tensor):
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
-            host = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(host.numpy().data)
-    return digest.hexdigest()
+    return digest_of({**program.state_dict, **program.constants}, *facts)

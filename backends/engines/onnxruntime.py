@@ -12,6 +12,7 @@ import io
 import json
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,6 @@ from backends.engines.engine import (
     Engine,
     calibration_of,
     is_batched,
-    is_kept,
     kept_or_made,
     unpacking,
 )
@@ -67,6 +67,7 @@ class OnnxRuntimeEngine(Engine):
 
     name = "onnxruntime"
     forms = ("pixels", "onnx")
+    keeps_int8 = True
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
         self.offers = ("fp32", "int8") if facts.device_type == "cpu" else ("fp32", "fp16")
@@ -84,7 +85,7 @@ class OnnxRuntimeEngine(Engine):
         if packed is not None:
             exported = packed.file
         elif precision == "int8":
-            exported = _int8(runtime, network, batch_sizes[-1], options)
+            exported = self._int8(network, batch_sizes[-1], options)
         else:
             network.cast(DTYPES[precision])
             exported = _exported(network, batch_sizes[-1])
@@ -108,19 +109,25 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
 
+    def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
+        """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
+        calibration = calibration_of(options)
+
+        def make() -> bytes:
+            return _quantised(_exported(network, size), calibration())
+
+        def save(made: bytes, folder: Path) -> None:
+            (folder / "int8.onnx").write_bytes(made)
+
+        parts = self.parts(network, "int8", options)
+        return kept_or_made(options, parts, make, save, lambda folder: (folder / "int8.onnx").read_bytes())
+
     def version(self, precision: str) -> str:
         """ONNX Runtime's."""
         return str(_runtime().__version__)
 
-    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Quantising takes its time, unless it has been done."""
-        if precision != "int8" or options.calibration is None:
-            return True
-        try:
-            described = _described(_runtime(), network, options)
-        except EngineRefusedError:
-            return True  # In refusing.
-        return is_kept(options, described)
+    def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
+        return super().parts(network, precision, options, torch.__version__, *more)
 
 
 class _OnnxRuntimeExecutable(Executable):
@@ -202,31 +209,6 @@ def _numpy_type(onnx_type: str) -> type[np.generic]:
     """Of an input: `tensor(uint8)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
-
-
-def _int8(runtime: Any, network: Network, size: int, options: CompileOptions) -> bytes:
-    """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
-    calibration = calibration_of(options)
-
-    def make() -> bytes:
-        return _quantised(_exported(network, size), calibration())
-
-    def save(made: bytes, folder: Path) -> None:
-        (folder / "int8.onnx").write_bytes(made)
-
-    return kept_or_made(
-        options, _described(runtime, network, options), make, save, lambda folder: (folder / "int8.onnx").read_bytes()
-    )
-
-
-def _described(runtime: Any, network: Network, options: CompileOptions) -> dict[str, object]:
-    return {
-        "engine": "onnxruntime",
-        "version": f"{runtime.__version__} {torch.__version__}",
-        "key": options.key,
-        "calibration": options.calibration_key,
-        "shape": network.input_shape,
-    }
 
 
 def _quantised(exported: bytes, pixels: Pixels) -> bytes:

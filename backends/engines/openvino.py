@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,12 +33,11 @@ from backends.contract.backend import (
     form_of,
 )
 from backends.contract.errors import EngineRefusedError, first_line, translated_errors
-from backends.engines.compiled import imported
+from backends.engines.compiled import imported, version_of
 from backends.engines.engine import (
     Engine,
     calibration_of,
     is_batched,
-    is_kept,
     kept_or_made,
     unpacking,
 )
@@ -53,6 +53,7 @@ class OpenVINOEngine(Engine):
     offers = tuple(_HINTS)
     forms = ("pixels", "onnx", "program", "script")
     only_reads = True
+    keeps_int8 = True
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
@@ -63,7 +64,8 @@ class OpenVINOEngine(Engine):
         if precision == "bf16" and "BF16" not in able:
             raise EngineRefusedError("OpenVINO has no bf16 kernels for this CPU")
         hint = _HINTS[precision] if "BF16" in able else "f32"
-        model = _model(core, network, precision, options)
+        parts = self.parts(network, precision, options)
+        model = _model(core, network, options, parts, in_int8=precision == "int8")
         stream_counts = {size: min(size, self._threads) for size in batch_sizes}
         with translated_errors(device):
             compiled = {
@@ -87,11 +89,9 @@ class OpenVINOEngine(Engine):
 
         return str(openvino.__version__)
 
-    def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Quantising takes its time, unless it has been done."""
-        if precision != "int8" or options.calibration is None:
-            return True
-        return is_kept(options, _parts(network, precision, options))
+    def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
+        nncf = version_of("nncf", "pip install 'anychip[cpu]'") if precision == "int8" else ""
+        return super().parts(network, precision, options, nncf, *more)
 
 
 class _OpenVINOExecutable(Executable):
@@ -154,11 +154,11 @@ def _wait(requests: list[Any]) -> None:
         raise failure
 
 
-def _model(core: Any, network: Network, precision: str, options: CompileOptions) -> Any:
+def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[str, object], *, in_int8: bool) -> Any:
     """The network for one image as an OpenVINO model, from the cache where it is there. Raises EngineRefusedError."""
     import openvino
 
-    calibration = calibration_of(options) if precision == "int8" else None
+    calibration = calibration_of(options) if in_int8 else None
     if form_of(network) == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
         return _read_onnx(core, cast(TensorNetwork, network))
 
@@ -169,30 +169,7 @@ def _model(core: Any, network: Network, precision: str, options: CompileOptions)
     def save(model: Any, folder: Path) -> None:
         openvino.save_model(model, folder / "model.xml", compress_to_fp16=False)
 
-    parts = _parts(network, precision, options)
     return kept_or_made(options, parts, make, save, lambda folder: core.read_model(folder / "model.xml"))
-
-
-def _parts(network: Network, precision: str, options: CompileOptions) -> dict[str, object]:
-    import openvino
-
-    quantised = f"{_nncf_version()} {options.calibration_key}" if precision == "int8" else ""
-    return {
-        "engine": "openvino",
-        "version": openvino.__version__,
-        "key": options.key,
-        "shape": network.input_shape,
-        "quantised": quantised,
-    }
-
-
-def _nncf_version() -> str:
-    try:
-        from importlib import metadata
-
-        return metadata.version("nncf")
-    except metadata.PackageNotFoundError as error:
-        raise EngineRefusedError("int8 needs NNCF: pip install 'anychip[cpu]'") from error
 
 
 def _quantised(model: Any, pixels: Pixels) -> Any:

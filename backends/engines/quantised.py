@@ -13,7 +13,6 @@ import logging
 import operator
 import platform
 import warnings
-from importlib import metadata
 from typing import Any, cast
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 
 from backends.contract.backend import Network, Pixels
 from backends.contract.errors import EngineRefusedError, first_line
+from backends.engines.compiled import version_of
 
 _MODULES = ("quantize_pt2e", "quantizer.x86_inductor_quantizer")
 _BATCH = 8  # Images at once to calibrate on.
@@ -28,10 +28,7 @@ _BATCH = 8  # Images at once to calibrate on.
 
 def version() -> str:
     """Of torchao. Raises EngineRefusedError where it is not installed."""
-    try:
-        return metadata.version("torchao")
-    except metadata.PackageNotFoundError as error:
-        raise EngineRefusedError("int8 needs torchao: pip install 'anychip[inductor]'") from error
+    return version_of("torchao", "pip install 'anychip[inductor]'")
 
 
 def quantised(network: Network, pixels: Pixels) -> nn.Module:

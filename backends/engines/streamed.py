@@ -83,12 +83,12 @@ class StreamedExecutable(Executable):
                 self._copies.wait_stream(compute)
             # That of the batch before the last, which is done: no more than two are under way.
             self._inputs.append(self._inputs.pop(0))
-            staged = self._inputs[-1][: len(pixels)]
+            on_device = self._inputs[-1][: len(pixels)]
             with self._module.stream(self._copies):
-                staged.copy_(torch.from_numpy(pixels), non_blocking=self._is_pinned(pixels))
+                on_device.copy_(torch.from_numpy(pixels), non_blocking=self._is_pinned(pixels))
                 copied = self._copies.record_event()
             compute.wait_event(copied)
-            outputs = self._by_size[len(staged)](staged)
+            outputs = self._by_size[len(on_device)](on_device)
             # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
             hosts += [_host_memory(output.shape, output.dtype) for output in outputs]
             for host, output in zip(hosts, outputs, strict=True):

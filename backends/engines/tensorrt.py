@@ -29,10 +29,9 @@ from torch import Tensor, nn
 
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError
-from backends.engines.compiled import compiling, imported
+from backends.engines.compiled import compiling, device_kind, digest_of, imported, with_own_folder
 from backends.engines.eager import placed
 from backends.engines.engine import DTYPES, Engine, calibration_of
-from backends.engines.kept import device_kind, digest, with_own_folder
 from backends.engines.streamed import StreamedExecutable
 
 _ENGINE_CACHE_BYTES = 4 * 2**30  # Of one network.
@@ -123,7 +122,7 @@ def _cache_settings(own: Path, machine: str) -> dict[str, Any]:
     """What torch_tensorrt is to keep: engines in the network's own folder, timings for all of a machine beside it."""
     engines = own / "engines"  # To make room torch_tensorrt deletes whatever is in there.
     engines.mkdir(mode=0o700, exist_ok=True)
-    timing = own.parent / f"timing-{digest(machine)}.bin"
+    timing = own.parent / f"timing-{digest_of({}, machine)}.bin"
     if timing.exists() and timing.stat().st_size > _TIMING_CACHE_BYTES:
         timing.unlink()
     return {

@@ -23,10 +23,16 @@ import torch
 from torch import Tensor
 
 from backends.contract.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import Call, by_torch_compile, compiling, imported
+from backends.engines.compiled import (
+    Call,
+    by_torch_compile,
+    compiling,
+    device_kind,
+    imported,
+    with_own_folder,
+)
 from backends.engines.eager import placed
 from backends.engines.engine import Engine
-from backends.engines.kept import device_kind, with_own_folder
 from backends.engines.streamed import StreamedExecutable
 
 

@@ -59,7 +59,7 @@ def install(device_type: str) -> ModuleType:
 
 
 def count(what: str) -> int:
-    """How often since `reset`: `kernels`, `h2d`, `d2h`, `d2d`, `async_copy`, `synchronize`, or an operator's name."""
+    """How often so far: `kernels`, `h2d`, `d2h`, `d2d`, `async_copy`, `synchronize`, or an operator's name."""
     return int(torch.ops.simdev.counter(what))
 
 

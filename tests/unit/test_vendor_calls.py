@@ -62,7 +62,7 @@ def test_a_name_that_goes_from_the_list_is_missed(row: Facts, table: dict[str, A
         ("vendors/torch_device.py", "module.set_device(target)", "module.choose_device(target)"),
         ("detect_child.py", "module.get_device_name(index)", "module.name_of(index)"),
         ("engines/streamed.py", "module.Event(blocking=True)", "module.BlockingEvent()"),
-        ("engines/kept.py", '"get_device_capability"', '"get_capability"'),
+        ("engines/compiled.py", '"get_device_capability"', '"get_capability"'),
         ("operators/record.py", "module.synchronize()", "module.wait()"),
     ],
 )
