@@ -35,7 +35,9 @@ def engines_of(facts: Facts, engine: str, network: Network, threads: int) -> lis
     """What `--engine` means on a vendor's devices, in order of preference. Raises EngineRefusedError."""
     offered = (*facts.engines, *facts.by_name)
     if engine not in ("auto", *offered):
-        raise EngineRefusedError(f"{facts.title} has no engine {engine!r}; it has {' and '.join(offered)}.")
+        raise EngineRefusedError(
+            f"{facts.title or facts.vendor} has no engine {engine!r}; it has {' and '.join(offered)}."
+        )
     # Few engines read ONNX files: for those `auto` means every one that does.
     others = tuple(name for name in facts.by_name if form_of(network) == "onnx" and "onnx" in ENGINES[name].forms)
     names = (*facts.engines, *others) if engine == "auto" else (engine,)
