@@ -81,7 +81,9 @@ class Gate:
         assert isinstance(self._model, PixelModel)
         accuracy = self._model.accuracy
         if accuracy is None:
-            return {}
+            raise WrongAnswersError(
+                f"what int8 costs is unknown, as {self._model.task} does not say how right answers are"
+            )
         name, limit = f"{accuracy.name}_loss", accuracy.loss_limit
         parts = {
             "loss": name,
