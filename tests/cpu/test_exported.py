@@ -116,7 +116,7 @@ def test_torchscript_asks_what_its_inputs_are(tmp_path):
 
 def test_one_length_may_be_stated_instead_of_the_longest(tmp_path):
     found = described(exported(tmp_path, ".onnx", beside=False), dimensions={"sequence": 7})
-    assert [each["shape"] for each in (*found["inputs"], *found["results"])] == [(7,)] * 4
+    assert [each.shape for each in (*found.inputs, *found.results)] == [(7,)] * 4
 
 
 def test_what_contradicts_the_file_is_refused(tmp_path):
@@ -195,7 +195,7 @@ def test_a_network_to_which_zeros_matter_is_not_filled_up(tmp_path):
     inputs = {"x": {"datatype": "FP32", "shape": [-1, "length"]}}
     with pytest.raises(WeightsError, match="answers otherwise when length is filled up with zeros"):
         described(file, inputs=inputs, dimensions={"length": {"at_most": 8}})
-    assert described(file, inputs=inputs, dimensions={"length": 8})["batched"]
+    assert described(file, inputs=inputs, dimensions={"length": 8}).batched
 
 
 # What is no such file
@@ -455,7 +455,7 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
     await service.start()
     try:
         for name in names.values():
-            served = service.find(name)
+            served = service.models[name]
             asked = [arrays(1 + seed % 3, length=3 + seed, seed=seed) for seed in range(8)]
             answers = await asyncio.gather(*(infer(service, served, inputs, terms()) for inputs in asked))
             for inputs, answer in zip(asked, answers, strict=True):
@@ -464,7 +464,7 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
             images, batches = sum(len(inputs["input_ids"]) for inputs in asked), served.metrics.batch("cpu:0")[0]
             assert batches.sum == images
             assert sum(batches.counts) < images
-        served = service.find(names[".onnx"])
+        served = service.models[names[".onnx"]]
         only = await infer(service, served, arrays(2), terms(), ["end_logits"])
         assert list(only.outputs) == ["end_logits"]
         with pytest.raises(ServiceError, match="must be INT64, not FP32") as caught:
