@@ -2,8 +2,8 @@
 
     ANYCHIP_MODELS=resnet50 uvicorn --factory app.asgi:create
 
-Owns: the service's life within the host's lifespan. Must not handle signals or listen: that is the host's. Where nobody
-else hosts, `anychip serve` does, and also passes time over to load balancers while it drains.
+Owns: the service's life within the host's lifespan. Must not handle signals or listen: that is the host's. Without
+a host, `anychip serve` does both, and leaves load balancers time while it drains.
 """
 
 from __future__ import annotations

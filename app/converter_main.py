@@ -25,7 +25,7 @@ log = logging.getLogger("anychip.converter")
 
 
 def main() -> None:
-    """Convert until there is nobody left to convert for, or until memory has grown that is better given back."""
+    """Convert until the server closes its end, or until memory has grown that is better given back."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     with socket.socket(fileno=0) as connection:
         while head := _received(connection, REQUEST.size):

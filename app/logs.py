@@ -3,7 +3,7 @@
     {"time":"2026-11-21T14:05:09.123Z","level":"error","logger":"anychip","message":"…","request_id":"…","worker":"…"}
 
 Owns: what a line looks like and what request it belongs to. Must not decide what is logged; no line holds a body, a
-header, a query or a secret, because nobody gives it one.
+header, a query or a secret: none is given to the log.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
 _LABELLING_KEY = b"token"
 """Where X-AnyLabeling sends its key."""
 HIGHEST_PRIORITY = 100
-"""What anybody may ask for where there are no keys."""
+"""What every client may ask for where there are no keys."""
 
 
 class KeyForbiddenError(ServiceError):

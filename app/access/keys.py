@@ -4,7 +4,7 @@
 
 Owns: the file's form, finding the key that was sent, and making a new one. Must not know what a key opens.
 
-A key is 256 random bits, so a plain SHA-256 hides it: nobody can guess one and compare. It is looked up by a hash that
+A key is 256 random bits, so a plain SHA-256 hides it: they are too many to be guessed. It is looked up by a hash that
 is keyed anew in each process, so the time this takes says nothing about the hashes in the file. The same is true of the
 keys that have been found, which are remembered as they were sent until the file changes: a `dict` compares bytes only
 where their hashes are equal, and Python's hash is keyed anew in each process, too.

@@ -12,8 +12,8 @@ from typing import Literal
 from app.errors import ServiceError
 
 Need = Literal["open", "metrics", "infer", "admin"]
-"""`open`: everybody; `metrics`: everybody where it is set so; `infer`: a key, where there are keys; `admin`: a key of
-that role, at the administration's bind.
+"""`open`: every client; `metrics`: every client where it is set so; `infer`: a key, where there are keys; `admin`: one
+of that role, at the administration's bind.
 """
 Bind = Literal["public", "admin"]
 """Where a request came in."""
@@ -24,7 +24,7 @@ ROUTES: dict[str, dict[str, Need]] = {
     "/v2/health/ready": {"GET": "open"},
     "/ping": {"GET": "open"},
     "/metrics": {"GET": "metrics"},
-    # The pages are the same for everybody and say nothing of this service; what they ask needs a key.
+    # The pages are the same for all and say nothing of this service; what they ask needs a key.
     "/": {"GET": "open"},
     "/playground/facts.json": {"GET": "infer"},
     "/playground/{name:path}": {"GET": "open"},
@@ -100,7 +100,7 @@ _OTHER_SPELLING = re.compile(
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """As the application matches it: a parameter is one part of the path, with `:path` the rest of it."""
+    """The pattern of a path: a parameter is one part of it, with `:path` the rest of it, as in the application."""
     named = _PARAMETER.sub(lambda found: f"(?P<{found[1]}>{'.*' if found[2] else '[^/]+'})", re.escape(template))
     return re.compile(named)
 

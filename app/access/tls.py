@@ -33,7 +33,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """As the settings say; None where they say nothing. Raises OSError."""
+        """What the settings name; None where they name nothing. Raises OSError."""
         if not settings.tls_cert and not settings.tls_key:
             if settings.tls_client_ca:
                 raise OSError("--tls-client-ca needs --tls-cert and --tls-key")

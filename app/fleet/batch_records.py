@@ -30,7 +30,7 @@ class BatchRecords:
 
     def sent(self, batch: Batch[Pending], served: ModelPool, device: str) -> None:
         """A batch is sent to a worker of the device."""
-        size, padding = served.metrics.batch(device)
+        size, padding, _ = served.metrics.batch(device)
         size.observe(len(batch.items))
         if batch.size > len(batch.items):
             padding.inc(batch.size - len(batch.items))
@@ -41,7 +41,7 @@ class BatchRecords:
         """A batch is done. Returns its span, where one of its requests is traced."""
         try:
             served.statistics.batch(len(batch.items), done.infer_s)
-            served.metrics.batch_seconds(worker.device).observe(done.infer_s)
+            served.metrics.batch(worker.device)[2].observe(done.infer_s)
             if done.fitted:
                 self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
             return self._span(batch, served, worker, done) if self._tracing else None

@@ -4,7 +4,7 @@ Owns: how many calls and bytes one client may have here, and what is refused bef
 a message asks.
 
 gRPC reads a message when it is asked for it, and then all of it. So room for the largest one is taken first, and what
-is too much of it given back when it is there. A stream keeps that room: nobody knows when its next message begins.
+is too much of it given back when it is there. A stream keeps that room: its next message may begin at any time.
 
 gRPC copies a message in the event loop once all of it is there: 10 to 30 ms for 18 MB. While messages are large, one
 call after the other asks for its own, so that the loop does something else between two copies.
@@ -48,7 +48,7 @@ class Receiver:
         """`largest_bytes`: of a message, as gRPC was told."""
         self._largest_bytes, self._converter, self._calls, self._bodies = largest_bytes, converter, calls, bodies
         self._turn = asyncio.Semaphore(1)
-        self._large_of_late_bytes = float(self._largest_bytes)  # Nobody knows what comes first.
+        self._large_of_late_bytes = float(self._largest_bytes)  # What comes first may be large.
 
     def leases(self, caller: Caller) -> tuple[Lease, Lease]:
         """What the caller holds of the calls and of the bytes; context managers."""

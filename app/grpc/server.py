@@ -17,14 +17,13 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.access.rules import Bind
 from app.access.tls import Tls
-from app.grpc import health
 from app.grpc.answering import Method, unknown
 from app.grpc.calls import Calls
 from app.grpc.messages import METHODS, POOL, SERVICE
 from app.grpc.methods import Methods
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
-from app.grpc.reflected import Reflection
 from app.grpc.relay import Relay
+from app.grpc.standard import HEALTH, Health, Reflection
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress
 from app.ingress.interrupt import ended_before
@@ -113,12 +112,12 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         )
         for module in (health_pb2, reflection_pb2):
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        checker = health.Health(ingress.link.administration)
-        reflecting = Reflection((SERVICE, health.DESCRIPTOR.full_name, reflection.SERVICE_NAME))
+        checker = Health(ingress.link.administration)
+        reflecting = Reflection((SERVICE, HEALTH.full_name, reflection.SERVICE_NAME))
         served: list[tuple[Any, Any, Receiver]] = [
             *((descriptor, getattr(methods, _snake(name)), models) for name, descriptor in METHODS.items()),
-            (health.DESCRIPTOR.methods_by_name["Check"], checker.check, checking),
-            (health.DESCRIPTOR.methods_by_name["Watch"], checker.watch, watching),
+            (HEALTH.methods_by_name["Check"], checker.check, checking),
+            (HEALTH.methods_by_name["Watch"], checker.watch, watching),
             (reflecting.descriptor, reflecting.info, watching),
         ]
         self._handlers: dict[str, Any] = {}

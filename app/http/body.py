@@ -13,12 +13,10 @@ from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.types import Receive
 
-from app.errors import ClientLeftError, ServiceError, invalid_request
+from app.errors import ServiceError, invalid_request
 from app.ingress.budget import Lease
 from app.ingress.converter import INSTANCES, Converter
-from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
 from app.protocols.documents import read_instances
 from app.protocols.options import OVERLAP, TILE, TIMEOUT_MS
@@ -41,40 +39,6 @@ _PIECE_BYTES = 1024 * 1024
 """Of a form, searched and parsed at a time, in some 5 ms at most; the event loop does something else in between."""
 _END_BYTES = 4096
 """Of a form: where its closing boundary is looked for."""
-
-
-async def read_body(receive: Receive, headers: Fields, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
-    """The whole body, its bytes taken of `lease`.
-
-    Raises BODY_TOO_LARGE before reading when the client says so, else as soon as it is seen; QUEUE_FULL;
-    ClientLeftError; and what `limit`, in whose context it runs, raises for uploads that are too late or too slow.
-    """
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeftError
-        more = message.get("more_body", False)
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        lease.take(len(chunk))
-        chunks.append(chunk)
-        if more and size:
-            limit.arrived(size)
-    if len(chunks) > 1:
-        limit.arrived_wholly()
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _too_large(max_bytes: int) -> ServiceError:
-    return ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
 
 
 async def read_images(

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.config import Settings
-from app.errors import ClientLeftError
-from app.http.body import Body, Fields, read_body
+from app.errors import ClientLeftError, ServiceError
+from app.http.body import Body, Fields
 from app.ingress.budget import Lease
 from app.ingress.ingress import Call
 from app.ingress.interrupt import Interruption, interrupted_at
@@ -64,7 +64,28 @@ class AsgiRequest(HttpRequest):
         return cls(request.scope, request.receive)
 
     async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
-        return await read_body(self._receive, self.headers, max_bytes, lease, limit)
+        declared = self.headers.get(b"content-length", b"")
+        too_large = ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise too_large
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeftError
+            more = message.get("more_body", False)
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > max_bytes:
+                raise too_large
+            lease.take(len(chunk))
+            chunks.append(chunk)
+            if more and size:
+                limit.arrived(size)
+        if len(chunks) > 1:
+            limit.arrived_wholly()
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         # The body has been read: what is received now is taken for the end.

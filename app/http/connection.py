@@ -296,7 +296,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._discard_rest()
 
     def _close(self) -> None:
-        """As the transport within, but for a client that is still sending, or that does not read what is left."""
+        """Close the transport within, with care for a client that is still sending, or does not read what is left."""
         transport = self._pieces.within
         if self.message_incomplete() and not transport.is_closing():
             self.linger()

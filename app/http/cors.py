@@ -1,7 +1,7 @@
 """Which web pages may ask this service: none, or those whose origins were named (CORS, in the Fetch standard).
 
 Owns: the headers of that, and the answer to a browser's question beforehand. Must not decide who may ask: a page sends
-a key like everybody else, and cookies are never asked for.
+a key like every client, and cookies are never asked for.
 """
 
 from __future__ import annotations

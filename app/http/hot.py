@@ -88,7 +88,7 @@ class HotRequest(HttpRequest):
         self._leave: Callable[[], None] | None = None
 
     def room(self) -> memoryview:
-        """Where more of the body goes. It grows with what has come: to announce much costs a client's word only."""
+        """Where more of the body goes. It grows with what has come: a large Content-Length reserves nothing."""
         if self._size == len(self._buffer):
             buffer = bytearray(self._size + min(self.missing, max(self._size, _READ_BYTES)))
             buffer[: self._size] = self._buffer
@@ -119,10 +119,10 @@ class HotRequest(HttpRequest):
             self._leave()
         elif self._arrived is not None and not self._arrived.done():
             self._arrived.set_exception(ClientLeftError())
-            self._arrived.exception()  # Whoever reads hears it; nobody need read.
+            self._arrived.exception()  # The route hears it where it reads; it need not.
 
     def end(self) -> None:
-        """Nobody reads it any more: what has come of the body is let go."""
+        """Let go of what has come of the body: it is not read any more."""
         self._buffer, self._view = b"", memoryview(b"")
         self._arrived = self._reader = None
 
@@ -165,7 +165,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     cors: Cors
     routes: Sequence[HotRoute]
     on_lost: Callable[[], None]
-    """Called when the connection has ended; whoever counts it sets it."""
+    """Called when the connection has ended; the listener that counts it sets it."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._general.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client reads again."""
         self._general.resume_writing()
 
     def get_buffer(self, _: int) -> memoryview:
@@ -220,7 +220,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._received(_SCRATCH[:size])
 
     def _received(self, data: memoryview) -> None:
-        """What is in `data` is gone afterwards: whoever needs it longer takes a copy."""
+        """What is in `data` is gone afterwards: what is needed longer is copied."""
         if self._request is not None:
             self._held += data
             self._transport.pause_reading()

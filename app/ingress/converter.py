@@ -50,7 +50,7 @@ _MAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.converter_main imp
 
 
 class _KilledError(Exception):
-    """The child was killed by somebody else, or for having been stopped."""
+    """The child was killed from outside, or for having been stopped."""
 
 
 class Converter:
@@ -156,7 +156,7 @@ class _Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether it has ended because somebody wanted it to, not by what it read."""
+        """Whether a signal from outside has ended it, and not what it read."""
         return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
     async def ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:

@@ -1,7 +1,7 @@
 """Requests that begin in turns: so many in one turn of the event loop, the others in the next ones, in their order.
 
 Owns: who begins when. Must not know what is asked. A flood of requests, each of which takes a few milliseconds, would
-otherwise be worked off in one turn, and everybody else would wait for all of it.
+otherwise be worked off in one turn, and all other requests would wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pacing:
         self._left = self._most
         while self._waiting and self._left:
             turn = self._waiting.popleft()
-            if not turn.done():  # Else whoever waited has left.
+            if not turn.done():  # Else the request has left.
                 turn.set_result(None)
                 self._left -= 1
         if self._left < self._most:

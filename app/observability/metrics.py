@@ -231,8 +231,7 @@ class ModelMetrics:
         self._requests = {code: metrics.requests.labels(model, code) for code in CODES if code not in MODELLESS}
         self._metrics = metrics
         self._model = model
-        self._batches: dict[str, tuple[Series, Counter]] = {}
-        self._batch_seconds: dict[str, Series] = {}
+        self._batches: dict[str, tuple[Series, Counter, Series]] = {}
 
     def answered(self, code: str, seconds: float, exemplar: Exemplar | None) -> None:
         """Count a request that ended with `code`, "OK" or an error's; `exemplar` names its trace."""
@@ -240,14 +239,15 @@ class ModelMetrics:
         if code == "OK":  # Refusals take microseconds: with them latency would look best when most is refused.
             self.request_seconds.observe(seconds, exemplar)
 
-    def batch(self, device: str) -> tuple[Series, Counter]:
-        """Batch sizes and padding on a device."""
+    def batch(self, device: str) -> tuple[Series, Counter, Series]:
+        """Batch sizes, padding and seconds on a device."""
         if device not in self._batches:
-            labels = (self._model, device)
-            self._metrics.out_of_memory.labels(*labels)
+            metrics, labels = self._metrics, (self._model, device)
+            metrics.out_of_memory.labels(*labels)
             self._batches[device] = (
-                self._metrics.batch_size.labels(*labels),
-                self._metrics.batch_padding.labels(*labels),
+                metrics.batch_size.labels(*labels),
+                metrics.batch_padding.labels(*labels),
+                metrics.batch_seconds.labels(*labels),
             )
         return self._batches[device]
 
@@ -255,12 +255,6 @@ class ModelMetrics:
         """Count images that a device was to decode."""
         self._metrics.device_decodes.labels(self._model, device, "decoded").inc(decoded)
         self._metrics.device_decodes.labels(self._model, device, "refused").inc(refused)
-
-    def batch_seconds(self, device: str) -> Series:
-        """Time of batches on a device."""
-        if device not in self._batch_seconds:
-            self._batch_seconds[device] = self._metrics.batch_seconds.labels(self._model, device)
-        return self._batch_seconds[device]
 
 
 class States:

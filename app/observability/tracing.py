@@ -108,7 +108,7 @@ class Tracing:
     def __init__(self, provider: TracerProvider, *, ratio: float | None = None, owned: bool = False) -> None:
         """`ratio`: the share of requests to record, where `sampler` is the provider's: chosen here, before anything is
         made, as even a span that is dropped costs more than all metrics. None: the provider alone decides. `owned`:
-        nobody else uses the provider, and `close` ends it.
+        the provider is used here alone, and `close` ends it.
         """
         from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -164,7 +164,7 @@ class Tracing:
         return bool(int(found[2], 16) & 1) if found else random.random() < self.ratio
 
     def close(self) -> None:
-        """Send what is left. Blocks for some seconds where nobody takes it; idempotent."""
+        """Send what is left. Blocks for some seconds where the endpoint does not take it; idempotent."""
         if self._owned:
             self._owned = False
             self.provider.shutdown()  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ class RequestTrace:
 
     @property
     def traceparent(self) -> str:
-        """What a service that this one asks, and whoever asked it, may go on with (W3C Trace Context)."""
+        """What a service that this one asks, and its client, may go on with (W3C Trace Context)."""
         return f"00-{self.trace_id}-{self.context.span_id:016x}-{int(self.context.trace_flags):02x}"
 
     def stages(self, begun: Sequence[tuple[str, float]], end_s: float, image: int, batch: SpanContext | None) -> None:

@@ -50,7 +50,7 @@ class Duration:
         self.seconds += seconds
 
     def as_json(self) -> dict[str, int]:
-        """As Triton writes it."""
+        """Triton's form."""
         return {"count": self.count, "ns": round(self.seconds * _NS)}
 
 

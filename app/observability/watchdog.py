@@ -89,7 +89,7 @@ class LoopWatchdog:
         return idle and late_s > 2 * _WATCH_S and (self._wakes - self._wakes_before) * _WATCH_S < 0.5 * late_s
 
     def _waited(self) -> float:
-        """Seconds that the loop's thread has waited for a processor since its start; 0 where nobody counts."""
+        """Seconds that the loop's thread has waited for a processor since its start; 0 where it is not counted."""
         if self._schedstat is None:
             return 0.0
         fields = os.pread(self._schedstat, 64, 0).split()  # proc(5): on a processor, waiting for one, in nanoseconds

@@ -68,7 +68,7 @@ def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, opti
 
 
 def _metadata(model: PixelModel) -> dict[str, Any]:
-    """As Ultralytics' own exports have it."""
+    """What Ultralytics' own exports say of themselves."""
     height, width, channels = model.input_shape
     about: dict[str, Any] = {
         "task": model.task,

@@ -16,7 +16,7 @@ def filled():
     model = ModelMetrics(metrics, "m")
     model.answered("OK", 0.1, None)
     model.batch("npu:0")[0].observe(3)
-    model.batch_seconds("npu:0").observe(0.01)
+    model.batch("npu:0")[2].observe(0.01)
     metrics.model_load_seconds.labels("m", "npu:0").set(12)
     metrics.device_info.labels("npu:0", "ascend", "Ascend 910B3", "", "").set(1)
     for stage in model.stage_seconds.values():

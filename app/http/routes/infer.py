@@ -102,26 +102,6 @@ _DOCUMENTATION: dict[str, Any] = {
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     },
-    "responses": {
-        "200": {
-            "description": "The outputs",
-            "content": {
-                "application/json": {
-                    "schema": {
-                        "type": "object",
-                        "required": ["model_name", "outputs"],
-                        "properties": {
-                            "model_name": {"type": "string"},
-                            "model_version": {"type": "string"},
-                            "id": {"type": "string"},
-                            "parameters": {"type": "object"},
-                            "outputs": {"type": "array", "items": _TENSOR},
-                        },
-                    }
-                }
-            },
-        }
-    },
 }
 
 
