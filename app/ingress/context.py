@@ -37,6 +37,8 @@ _RANDOM = random.Random()  # An id need not be hard to guess, and the system's r
 UNKNOWN = Caller("", CallerLimits())
 """Who asks, before it is known."""
 
+_NOTHING: Mapping[str, str] = {}
+
 UNCOUNTED_BYTES = 64 * 1024
 """An answer of so many bytes is not counted: each connection may have as much on its way."""
 
@@ -67,7 +69,7 @@ class RequestContext:
         self.status, self.code = 0, "OK"
         self.recorder = Recorder()
         self.traceparent = b""
-        self.subject: Mapping[str, str] = {}
+        self.subject: Mapping[str, str] = _NOTHING
         self.unsent: Lease | None = None
         self._need: Need = "open"
         tracing = link.tracing
@@ -79,7 +81,8 @@ class RequestContext:
     def admit(self, access: Access, need: Need, bind: Bind) -> None:
         """Find who asks, and whether it may. Raises NOT_FOUND, FORBIDDEN, UNAUTHORIZED."""
         self._need = need
-        check_spelling(self.scope.get("raw_path") or b"")
+        if raw_path := self.scope.get("raw_path"):
+            check_spelling(raw_path)
         try:
             self.caller = access.admit(need, bind, self.scope["headers"], self.address)
         except ServiceError as error:
@@ -121,9 +124,9 @@ class RequestContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        left = isinstance(error, ClientLeftError)
-        if error is not None and self.code == "OK":
-            self.code = "CANCELLED" if left or isinstance(error, asyncio.CancelledError) else "INTERNAL"
+        left = kind is ClientLeftError
+        if kind is not None and self.code == "OK":
+            self.code = "CANCELLED" if left or kind is asyncio.CancelledError else "INTERNAL"
         self._record(time.monotonic() - self.started_s)
         if self.unsent is not None:
             self.unsent.__exit__()
