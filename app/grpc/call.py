@@ -62,12 +62,13 @@ class GrpcInferCall(Call[InferenceResponse]):
     def __init__(self, context: RpcContext, request: RawRequest) -> None:
         super().__init__(context, request.message.model_name, request.message.model_version)
         self._request = request
+        self._received_s = time.monotonic()  # Deadlines count from here: gRPC says nothing of the first byte.
         remaining_s = context.call.time_remaining()
         self._ends_s = math.inf if remaining_s is None else time.monotonic() + max(0.0, remaining_s)
 
     def terms(self, settings: Settings) -> Terms:
         """The call's own deadline, at most ours; nothing in the request outlasts it."""
-        started_s = self.context.started_s
+        started_s = self._received_s
         timeout_s = settings.timeout_ms / 1e3 if math.isinf(self._ends_s) else self._ends_s - started_s
         priority = read_header(X_PRIORITY, dict(self.context.scope["headers"]))
         return Terms(deadline_s(started_s, timeout_s), priority, self.context.recorder)
@@ -80,9 +81,7 @@ class GrpcInferCall(Call[InferenceResponse]):
     ) -> Run[InferenceResponse]:
         service = ingress.service
         request = inference_request(*self._request)
-        work = open_inference.prepare(
-            service, served, request, terms, started_s=self.context.started_s, name=self.model
-        )
+        work = open_inference.prepare(service, served, request, terms, started_s=self._received_s, name=self.model)
         work.terms.deadline_s = min(work.terms.deadline_s, self._ends_s)
         return lambda: open_inference.run(service, served, work)
 
