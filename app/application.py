@@ -70,7 +70,7 @@ def create_app(service: Service, *, hosted: bool = False) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.link = service.link
-    app.state.ingress = ingress = Ingress(service, Access(service.settings, hosted=hosted))
+    app.state.ingress = ingress = Ingress(service.link, Access(service.settings, hosted=hosted))
     service.on_stop.append(ingress.close)
     app.state.stats_feed = stats.StatsFeed(service.link)
     app.add_exception_handler(HTTPException, _framework_error)

@@ -14,20 +14,33 @@ that: tokens are numbers, replies are records. Must not know a transport, nor ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy.typing as npt
 from pydantic import BaseModel
 
+from app.access.limits import ClientLease
 from app.config import Settings
 from app.errors import ServiceError
+from app.images.header import Region
 from app.observability.metrics import Exemplar, Metrics, ModelMetrics
+from app.observability.recorder import Recorder
 from app.observability.tracing import Tracing
 from app.observability.triton_statistics import ModelStatistics
-from models import Model
+from models import Model, Options, Placement, TensorOptions
 from models.tasks.tiles import Tiling
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
+Array = npt.NDArray[Any]
+Encoded = bytes | bytearray | memoryview
+
+INLINE_BYTES = 1 << 20
+"""Arrays up to this size are copied in the event loop: a hop to a thread would cost more."""
 
 
 class ServedModel:
@@ -65,6 +78,89 @@ class Cascade:
     def platform(self) -> str:
         """As Triton calls a model that is made of others."""
         return "ensemble"
+
+
+@dataclass(slots=True)
+class Terms:
+    """On what terms a request is answered. `deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher
+    ones go first. `client`: whose request it is; `client_lease`: of the client's limits, None where nothing counts it.
+    `checked`: what `check` has found before the body was read.
+    """
+
+    deadline_s: float
+    priority: int = 0
+    recorder: Recorder = field(default_factory=Recorder)
+    client: str = ""
+    client_lease: ClientLease | None = None
+    checked: tuple[str, float, int, float, float | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An image that needs no decoding.
+
+    `placed`: it is the network's input as it is, in whatever type and order; else uint8 [height, width, 3], and resized
+    as a decoded image would be.
+    """
+
+    pixels: Array
+    width: int
+    height: int
+    placed: bool = True
+
+
+class TensorRow(NamedTuple):
+    """A row of a request's tensors, at its position in the request."""
+
+    inputs: Mapping[str, Array]
+
+
+class Regions(NamedTuple):
+    """Parts of an encoded image, each an item of its own; the image is decoded once."""
+
+    image: Encoded
+    regions: Sequence[Region]
+
+
+Content: TypeAlias = Encoded | Frame | TensorRow | Regions
+"""What fills slots: one, or of Regions one each."""
+
+
+class ComputedBy(NamedTuple):
+    """By which weights an item was computed, and on what."""
+
+    weights: str
+    device: str
+    engine: str
+    precision: str
+
+
+@dataclass(slots=True)
+class Result:
+    """What a worker computed for one item.
+
+    `arrays`: what `Model.reduce` returned, None where the network computed NaN or infinity; `model`: the worker's own,
+    which after a load may be another than the served one; `placement`: where the image lies in the network's input.
+    Since `begun_s` its slot was being filled, since `queued_s` it waited for a worker (`time.monotonic()`); the device
+    took `infer_s`. `batch`: the span of its batch, where that is traced.
+    """
+
+    arrays: tuple[Array, ...] | None
+    model: Model
+    computed_by: ComputedBy
+    placement: Placement
+    begun_s: float
+    queued_s: float
+    infer_s: float
+    batch: SpanContext | None = None
+
+
+Reply: TypeAlias = Result | ServiceError
+
+
+def too_late() -> ServiceError:
+    """The deadline of something that was accepted has passed."""
+    return ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the answer was there")
 
 
 class DecodedBy(BaseModel):
@@ -184,24 +280,43 @@ class Administration(ABC):
                 raise ServiceError("DRAINING" if self.draining else "NOT_READY", reason, retry_after_s=1)
 
 
-class Link:
-    """One ingress's end of the link: what is there, which the owner says before the first request, and the calls."""
+class Room(ABC):
+    """Room in a model's queue for the images of one request, as long as the context lasts."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Mapping[str, ServedModel],
-        cascades: Mapping[str, Cascade],
-        tilings: Mapping[str, Tiling],
-        *,
-        metrics: Metrics,
-        tracing: Tracing | None,
-        simulated: bool,
-        administration: Administration,
-    ) -> None:
-        """`models` and `cascades`: by the names that clients use; `tilings`: of models, where `--tiles` names them."""
-        self.settings, self.metrics, self.tracing, self.administration = settings, metrics, tracing, administration
-        self.models, self.cascades, self.tilings, self.simulated = models, cascades, tilings, simulated
+    def __init__(self, served: ServedModel, terms: Terms) -> None:
+        self.served, self.terms = served, terms
+
+    def __enter__(self) -> Room:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """Give the room back; what has no reply yet is cancelled."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the owner says before the first request. `models` and `cascades`: by the names that clients use; `tilings`:
+    of models, where `--tiles` names them.
+    """
+
+    settings: Settings
+    models: Mapping[str, ServedModel]
+    cascades: Mapping[str, Cascade]
+    tilings: Mapping[str, Tiling]
+    metrics: Metrics
+    tracing: Tracing | None
+    simulated: bool
+    administration: Administration
+
+
+class Link(ABC):
+    """One ingress's end of the link: what is there, and the calls."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.settings, self.metrics, self.tracing = tables.settings, tables.metrics, tables.tracing
+        self.models, self.cascades, self.tilings = tables.models, tables.cascades, tables.tilings
+        self.simulated, self.administration = tables.simulated, tables.administration
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The names of the models that answer under a name: one, or those of a cascade. Raises MODEL_NOT_FOUND."""
@@ -221,3 +336,45 @@ class Link:
         served = self.find(name)
         served.metrics.answered(code, seconds, exemplar)
         served.statistics.request(code, seconds)
+
+    @abstractmethod
+    def connect(self, on_reply: Callable[[int, Reply], None]) -> None:
+        """From now on `on_reply` is called with each reply and its token."""
+
+    @abstractmethod
+    def check(self, served: ServedModel, terms: Terms) -> None:
+        """Refuse a request of at least one image before its body is read, if it would be refused afterwards.
+
+        Raises DRAINING, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.
+        """
+
+    @abstractmethod
+    def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:
+        """Room in the queue for the `count` items of a request.
+
+        Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
+        """
+
+    @abstractmethod
+    def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:
+        """Width and height of an image as displayed, by its header alone; its pixels count from now on.
+
+        Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
+        """
+
+    @abstractmethod
+    def submit(
+        self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
+    ) -> None:
+        """Have items computed for which there is `room`: one, or of Regions one each.
+
+        `tokens`: the ingress's names for them, each used once; `position`: of the first one in its request. Raises
+        nothing: each token gets exactly one reply, perhaps before this returns, at the latest at the deadline.
+        """
+
+    @abstractmethod
+    def cancel(self, token: int) -> None:
+        """The item is wanted no longer: its one reply comes now, an error, unless it has been.
+
+        Its slot is free once no process looks at it any more.
+        """

@@ -188,7 +188,7 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
     service.administration.draining = True
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(hurry.wait(), settings.grace_s)
-    service.admission.refusing = True
+    service.refuse()
     drained = asyncio.create_task(service.drained())
     try:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -205,8 +205,7 @@ async def _stopped(service: Service, hurry: asyncio.Event) -> None:
     """Stop the service; after a second signal without waiting for workers that hang. Idempotent."""
     stopping = asyncio.create_task(service.stop(), name="stop of the service")
     if not await ended_before(stopping, hurry):
-        for replica in service.dispatcher.replicas:
-            replica.kill()
+        service.kill()
         await asyncio.wait((stopping,), timeout=_HURRY_S)
     if stopping.done():
         await stopping

@@ -21,10 +21,9 @@ from app.http.call import AsgiRequest
 from app.http.routes.predict import PredictCall
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
-from app.link import Link, ServedModel
+from app.ingress.prediction import Answer, predict
+from app.link import Link, ServedModel, Terms
 from app.protocols.parameters import number
-from app.serving.prediction import Answer, predict
-from app.serving.terms import Terms
 from models import Finds, Options, PixelModel
 
 router = APIRouter(tags=["deepstack"], include_in_schema=False)
@@ -48,7 +47,7 @@ class DeepStackCall(PredictCall):
             raise invalid_request("the form has no file called image")
         confidence = number(fields, "min_confidence", _LEAST_CONFIDENCE, 0, 1)
         options = Options(score_threshold=confidence, max_detections=_MOST, top_k=1, masks="none")
-        return lambda: predict(ingress.service, served, [image], terms, options=options)
+        return lambda: predict(ingress, served, [image], terms, options=options)
 
 
 @router.post("/v1/vision/detection")

@@ -17,14 +17,13 @@ from app.http.answer import as_json, as_response
 from app.http.call import AsgiRequest, HttpCall
 from app.http.routes.status import models as our_models
 from app.ingress.budget import Lease
+from app.ingress.cascade import predict_cascade
 from app.ingress.converter import LABELLING
 from app.ingress.ingress import Ingress, Run
-from app.link import Link, ServedModel
+from app.ingress.prediction import Answer, predict
+from app.link import Link, ServedModel, Terms
 from app.protocols import documents
 from app.protocols.parameters import DEFAULT_OPTIONS, number
-from app.serving.prediction import Answer, predict
-from app.serving.staged import predict_staged
-from app.serving.terms import Terms
 from models import Options, PixelModel
 
 router = APIRouter(tags=["x-anylabeling"], include_in_schema=False)
@@ -38,7 +37,6 @@ class LabellingCall(HttpCall[Answer]):
 
     async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
-        service = ingress.service
         packed = await ingress.converter.convert(LABELLING, 0, self.body)
         lease.take(len(packed))
         document, [image] = documents.unpack(packed)
@@ -50,8 +48,8 @@ class LabellingCall(HttpCall[Answer]):
             iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
         )
         if (cascade := ingress.link.cascades.get(document["model"])) is not None:
-            return lambda: predict_staged(service, cascade, [image], terms, options=options)
-        return lambda: predict(service, named, [image], terms, options=options)
+            return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
+        return lambda: predict(ingress, named, [image], terms, options=options)
 
 
 @router.get("/health")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Region, Status, split_regions
+from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, split_regions
 from app.images.decoding import Encoded, decode
-from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.images.header import Header, ImageTooLargeError, InvalidImageError, Region, check_pixels, read_header
 from app.images.passing import may_pass, write_file
 from models import PixelModel, Placement
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.images.header import Region
+
 if TYPE_CHECKING:
     from app.logs import Style
     from app.processes.arena import Pool
@@ -36,15 +38,6 @@ class Kind(IntEnum):
     """An image file, and after it the regions that are to be placed, each into a slot of its own."""
     FILE = 3
     """An image file, which is put into the slot as it is where a device may decode it, and decoded where not."""
-
-
-class Region(NamedTuple):
-    """A part of an image, in pixels of it as displayed."""
-
-    x: int
-    y: int
-    width: int
-    height: int
 
 
 class Status(IntEnum):

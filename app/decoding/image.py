@@ -5,7 +5,6 @@ Owns: plain data and errors. Must not know processes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,10 +12,6 @@ from app.decoder.messages import Kind
 from models import Placement
 
 Encoded = bytes | bytearray | memoryview
-
-
-class DecodeExpiredError(Exception):
-    """The deadline has passed before the image was decoded."""
 
 
 class DecodeFailedError(Exception):
@@ -39,23 +34,37 @@ class ImageLimits:
     timeout_s: float = 10.0
 
 
+Outcome = Placement | Exception
+"""Where the pixels of an image lie in its slot, or why they are not there."""
+
+
 @dataclass(eq=False, slots=True)
 class PendingImage:
-    """An image on its way. `deaths`: of decoders that had it; from the first on it is its decoder's only image."""
+    """An image on its way through the decoders. The least `rank_s` goes first (`time.monotonic()`).
 
-    kind: Kind
+    Its slot belongs to the decoders until `ended` is called, exactly once: then no decoder can write to it any more.
+    Of REGIONS, `tail` names them with their slots (`messages.pack_regions`), and these are filled; of these `width` is
+    the number, of PIXELS (uint8 [height, width, 3]) `width` and `height` are the size.
+    """
+
+    model: int
+    rank_s: float
     body: Encoded
-    slot: int
-    width: int
-    height: int
-    deadline_s: float
-    give: Callable[[int], None]
-    future: asyncio.Future[Placement]
+    ended: Callable[[PendingImage, Outcome], None] = lambda _image, _outcome: None
+    kind: Kind = Kind.ENCODED
+    slot: int = 0
+    width: int = 0
+    height: int = 0
     tail: bytes = b""
-    """What follows the body in a decoder's buffer: the regions of an image."""
-    passed: Callable[[], None] | None = None
-    """Is told where the file itself was put into the slot; None: it is to be decoded."""
+    wanted: int = 1
+    """How many still wait for it."""
+    passed: bool = False
+    """Whether the file itself lies in the slot: so may it be of the kind FILE."""
     pixels: int = 0
+    large: bool = False
+    """It may run only where a large one may."""
+    queued: bool = False
+    """It waits for a decoder."""
     deaths: int = 0
-    abandoned: bool = False
+    """Of decoders that had it; from the first on it is its decoder's only image."""
     sent_s: float = 0.0

@@ -4,11 +4,9 @@
                  ▲                 ├─ too many pixels for now: waits again, among the large ones
                  └──── alone ◄─────┴─ it died or hung: its image is rejected, the others it had are tried again
 
-Owns: the decoders, their credits, and every image until somebody has its outcome. Must not know requests or bodies'
-forms. All of it runs in the event loop's thread; nothing in it costs more than a copy of an image's bytes.
-
-The slot of an image belongs to this pool until its pixels are there: whenever `decode` raises, the pool gives the slot
-back itself, as soon as no decoder can write to it any more.
+Owns: the decoders, their credits, and every image until it has ended. Must not know requests or bodies' forms, nor
+whose a slot is afterwards. All of it runs in the event loop's thread; nothing in it costs more than a copy of an
+image's bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ import time
 from collections.abc import Callable
 
 from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
-from app.decoding.image import DecodeExpiredError, DecodeFailedError, Encoded, ImageLimits, PendingImage
+from app.decoding.image import DecodeFailedError, ImageLimits, Outcome, PendingImage
 from app.decoding.process import DecoderProcess
 from app.decoding.replicas import Loss, Replicas
-from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
+from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError
 from app.images.header import ImageTooLargeError, InvalidImageError
 from app.processes.arena import Arena
 from models import Placement
@@ -76,7 +74,7 @@ class Decoders:
             lost=self._lost,
             ready=self._flush_soon,
         )
-        self._queue: DecodeQueue[PendingImage] = DecodeQueue(len(plan.models), limits.queue)
+        self._queue: DecodeQueue = DecodeQueue(len(plan.models), limits.queue)
         self._turns = ClientTurns()
         self._tokens = 0
         self._large = 0  # Large images with decoders, and their pixels.
@@ -105,11 +103,6 @@ class Decoders:
         """Decoders that are ready."""
         return len(self._replicas.ready)
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the decoders that are ready."""
-        return [decoder.pid for decoder in self._replicas.decoders.values() if decoder.pid]
-
     async def start(self) -> None:
         """Returns when every decoder is ready. Raises DecoderStartError."""
         await self._replicas.start()
@@ -120,96 +113,44 @@ class Decoders:
         await asyncio.gather(*self._rejecting)
         while (waiting := self._queue.pop()) is not None:
             left.append(waiting)
-        for entry in left:
-            self._fail(entry, DecodeFailedError("the service stops"))
+        for image in left:
+            self._end(image, DecodeFailedError("the service stops"))
 
-    async def decode(
-        self,
-        model: int,
-        slot: int,
-        body: Encoded,
-        *,
-        give: Callable[[int], None],
-        deadline_s: float,
-        rank_s: float,
-        client: str = "",
-        size: tuple[int, int] | None = None,
-        tail: bytes = b"",
-        count: int = 0,
-        passed: Callable[[], None] | None = None,
-        again: bool = False,
-    ) -> Placement:
-        """Decode an image into a slot of the arena. Times are in `time.monotonic()`.
+    def decode(self, image: PendingImage, *, client: str = "", again: bool = False) -> None:
+        """Decode an image; its `ended` is called once, perhaps before this returns.
 
-        `count`: of regions that `tail` names with their slots (`messages.pack_regions`); these are filled, and not
-        `slot`. `give`: frees the slot, called when this raises and nobody writes to the slot any more. `rank_s`: the
-        least is decoded first; images of one `client` stand behind each other. `size`: width and height, where `body`
-        is uint8 [height, width, 3] and only to be placed. `passed`: where the file itself may be put into the slot, for
-        a device to decode, is called when it was. `again`: it was passed before, and no limit on what waits counts.
-        Cancelled, the image leaves the heap at once.
-        Raises DecodeQueueFullError, DecodeExpiredError, InvalidImageError, ImageTooLargeError, DecodeFailedError.
+        Images of one `client` stand behind each other. `again`: it was here before, and no limit on what waits counts.
+        What `ended` hears if not the placement: DecodeQueueFullError, InvalidImageError, ImageTooLargeError,
+        DecodeFailedError.
         """
-        kind = Kind.REGIONS if count else Kind.PIXELS if size else Kind.FILE if passed else Kind.ENCODED
-        width, height = size or (count, 0)
-        future: asyncio.Future[Placement] = self._loop.create_future()
-        image = PendingImage(kind, body, slot, width, height, deadline_s, give, future, tail, passed, width * height)
-        entry = Entry(model, image, rank_s)
+        if image.kind is Kind.PIXELS:
+            image.pixels = image.width * image.height
         try:
             self._queue.admit(again=again)
-        except DecodeQueueFullError:
-            give(slot)
-            raise
+        except DecodeQueueFullError as error:
+            image.ended(image, error)
+            return
         if image.pixels >= self._limits.large_pixels:
             try:
-                self._queue.enlarge(entry)
-            except DecodeQueueFullError:
-                self._queue.leave(entry)
-                give(slot)
-                raise
-        now_s = time.monotonic()
-        entry.rank_s += self._turns.behind_s(client, now_s, self.seconds_an_image, self._queue.waiting)
-        self._queue.push(entry)
+                self._queue.enlarge(image)
+            except DecodeQueueFullError as error:
+                self._end(image, error)
+                return
+        behind_s = self._turns.behind_s(client, time.monotonic(), self.seconds_an_image, self._queue.waiting)
+        image.rank_s += behind_s
+        self._queue.push(image)
         self._flush_soon()
-        timer = self._loop.call_later(max(0.0, deadline_s - now_s), self._expire, entry)
-        try:
-            return await image.future
-        except asyncio.CancelledError:
-            self._abandon(entry)
-            raise
-        finally:
-            timer.cancel()
 
-    def _expire(self, entry: Entry[PendingImage]) -> None:
-        """The deadline has passed: the client hears it now, also where a decoder has the image."""
-        image = entry.payload
-        if image.future.done():
-            return
-        if self._queue.discard(entry):
-            self._fail(entry, DecodeExpiredError())
-        else:
-            image.abandoned = True
-            image.future.set_exception(DecodeExpiredError())
+    def drop(self, image: PendingImage) -> None:
+        """One who waited for the image does so no longer. What no one waits for is not decoded, if that can be."""
+        image.wanted -= 1
+        if not image.wanted and self._queue.discard(image):
+            self._end(image, DecodeFailedError("it is not wanted any more"))
 
-    def _abandon(self, entry: Entry[PendingImage]) -> None:
-        """Nobody waits for the image any more."""
-        image = entry.payload
-        if self._queue.discard(entry):
-            self._leave(entry)
-        elif image.future.done() and not image.future.cancelled() and image.future.exception() is None:
-            image.give(image.slot)  # It was decoded, and the one who asked was cancelled before hearing so.
-        else:
-            image.abandoned = True
-
-    def _leave(self, entry: Entry[PendingImage]) -> None:
-        """Out of this pool, its slot free."""
-        self._queue.leave(entry)
-        entry.payload.give(entry.payload.slot)
-
-    def _fail(self, entry: Entry[PendingImage], error: Exception) -> None:
+    def _end(self, image: PendingImage, outcome: Outcome) -> None:
         """No decoder has the image, and none will."""
-        self._leave(entry)
-        if not entry.payload.future.done():
-            entry.payload.future.set_exception(error)
+        self._queue.leave(image)
+        image.ended(image, outcome)
 
     def _flush_soon(self) -> None:
         """Send what can be sent, once a turn of the loop: what comes in one turn goes in one packet."""
@@ -224,17 +165,17 @@ class Decoders:
             decoder = self._next_decoder()
             if decoder is None:
                 break
-            entry = self._queue.pop(self._has_room)
-            if entry is None:
+            image = self._queue.pop(self._has_room)
+            if image is None:
                 break
-            if entry.payload.deaths and decoder.sent:
+            if image.deaths and decoder.sent:
                 # It wants a decoder of its own; there is one as soon as one has nothing left.
                 idle = next((each for each in self._replicas.ready if not each.sent), None)
                 if idle is None:
-                    self._queue.push(entry)
+                    self._queue.push(image)
                     break
                 decoder = idle
-            self._give_to(decoder, entry, now_s)
+            self._give_to(decoder, image, now_s)
         for decoder in self._replicas.decoders.values():
             decoder.flush()
 
@@ -257,24 +198,23 @@ class Decoders:
                     best = decoder
         return best
 
-    def _give_to(self, decoder: DecoderProcess, entry: Entry[PendingImage], now_s: float) -> None:
-        image = entry.payload
+    def _give_to(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> None:
         buffer = decoder.free_buffers.pop()
         decoder.inbox.write(buffer, image.body, image.tail)
         self._tokens = token = (self._tokens + 1) % (1 << 31)
         if not decoder.sent:
             decoder.heard_s = now_s
-        decoder.add(token, entry, buffer)
+        decoder.add(token, image, buffer)
         image.sent_s = now_s
-        if entry.large:
+        if image.large:
             self._large += 1
             self._large_pixels += image.pixels
-        large_pixels = _ALWAYS if entry.large else self._limits.large_pixels
+        large_pixels = _ALWAYS if image.large else self._limits.large_pixels
         job = Job(
             token=token,
             kind=image.kind,
             buffer=buffer,
-            model=entry.model,
+            model=image.model,
             slot=image.slot,
             size=len(image.body) + len(image.tail),
             max_pixels=self._limits.max_pixels,
@@ -286,71 +226,66 @@ class Decoders:
 
     def _answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
         """Raises KeyError for a job that this decoder does not have."""
-        entry = decoder.answered(answer.token)
+        image = decoder.answered(answer.token)
         now_s = time.monotonic()
-        image = entry.payload
         credible_s = max(_CREDIBLE * self._image_s, _ALWAYS_CREDIBLE_S)
         taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
         self._image_s += _MEAN_RATE * (taken_s - self._image_s)
         self._image_bytes += _MEAN_RATE * (len(image.body) - self._image_bytes)
-        self._queue.took(entry.model, taken_s)
+        self._queue.took(image.model, taken_s)
         decoder.heard_s = now_s
-        self._returned(entry)
-        self._outcome(entry, answer)
+        self._returned(image)
+        self._outcome(image, answer)
         if self._queue.waiting:
             self._flush_soon()
 
-    def _returned(self, entry: Entry[PendingImage]) -> None:
+    def _returned(self, image: PendingImage) -> None:
         """A decoder has the image no longer."""
-        if entry.large:
+        if image.large:
             self._large -= 1
-            self._large_pixels -= entry.payload.pixels
+            self._large_pixels -= image.pixels
 
-    def _outcome(self, entry: Entry[PendingImage], answer: Decoded) -> None:
-        image = entry.payload
-        if image.abandoned or image.future.done():
-            self._leave(entry)
-        elif answer.status == Status.PLACED or (answer.status == Status.PASSED and image.passed is not None):
-            self._queue.leave(entry)
-            if answer.status == Status.PASSED and image.passed is not None:
-                image.passed()
-            where = answer.scale, answer.pad_x, answer.pad_y
-            image.future.set_result(Placement(answer.width, answer.height, *where))
-        elif answer.status == Status.LARGE:
-            image.pixels = answer.width * answer.height
-            try:
-                self._queue.enlarge(entry)
-            except DecodeQueueFullError as error:
-                self._fail(entry, error)
-            else:
-                self._queue.push(entry)
-        elif answer.status == Status.TOO_LARGE:
-            self._fail(entry, ImageTooLargeError(answer.text))
-        elif answer.status == Status.INVALID:
-            self._fail(entry, InvalidImageError(answer.text))
-        else:
-            self._fail(entry, DecodeFailedError(answer.text))
+    def _outcome(self, image: PendingImage, answer: Decoded) -> None:
+        match answer.status:
+            case _ if not image.wanted:
+                self._end(image, DecodeFailedError("it is not wanted any more"))
+            case Status.PLACED | Status.PASSED if answer.status is Status.PLACED or image.kind is Kind.FILE:
+                image.passed = answer.status is Status.PASSED
+                self._end(image, Placement(answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y))
+            case Status.LARGE:
+                image.pixels = answer.width * answer.height
+                try:
+                    self._queue.enlarge(image)
+                except DecodeQueueFullError as error:
+                    self._end(image, error)
+                else:
+                    self._queue.push(image)
+            case Status.TOO_LARGE:
+                self._end(image, ImageTooLargeError(answer.text))
+            case Status.INVALID:
+                self._end(image, InvalidImageError(answer.text))
+            case _:
+                self._end(image, DecodeFailedError(answer.text))
 
     def _lost(self, loss: Loss) -> None:
         """Reject the image that ended its decoder; the others that it had are tried again."""
         self._restarted("hung" if loss.hung else "died")
-        for entry in loss.entries:
-            self._returned(entry)
-            image = entry.payload
+        for image in loss.images:
+            self._returned(image)
             image.deaths += 1
-            if image.abandoned or image.future.done():
-                self._leave(entry)
-            elif entry is loss.culprit or image.deaths > _MOST_DEATHS:
-                rejecting = asyncio.create_task(self._reject(entry, hung=loss.hung), name="rejection of an image")
+            if not image.wanted:
+                self._end(image, DecodeFailedError("it is not wanted any more"))
+            elif image is loss.culprit or image.deaths > _MOST_DEATHS:
+                rejecting = asyncio.create_task(self._reject(image, hung=loss.hung), name="rejection of an image")
                 self._rejecting.add(rejecting)
                 rejecting.add_done_callback(self._rejecting.discard)
             else:
-                self._queue.push(entry)
+                self._queue.push(image)
         self._flush_soon()
 
-    async def _reject(self, entry: Entry[PendingImage], *, hung: bool) -> None:
-        body = entry.payload.body
+    async def _reject(self, image: PendingImage, *, hung: bool) -> None:
+        body = image.body
         digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
         what, sentence = ("hung", "takes too long to decode") if hung else ("died", "could not be decoded")
         log.error("a decoder %s at an image of %d bytes, sha256 %s", what, len(body), digest)
-        self._fail(entry, InvalidImageError(f"the image {sentence}"))
+        self._end(image, InvalidImageError(f"the image {sentence}"))

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from app.decoder.inbox import Inbox
 from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Status, answers_in
 from app.decoding.image import PendingImage
-from app.decoding.waiting import Entry
 from app.pace import Pace
 from app.processes.arena import Arena
 from app.processes.fork_server import Begun, Child, ForkServer, begin
@@ -68,7 +67,7 @@ class DecoderProcess:
         self.number = number
         self.free_buffers = list(range(plan.buffers - 1, -1, -1))
         self.inbox = Inbox(plan.buffers, plan.buffer_bytes)
-        self.sent: dict[int, tuple[Entry[PendingImage], int]] = {}
+        self.sent: dict[int, tuple[PendingImage, int]] = {}
         self.bytes = 0
         self.out = bytearray()
         self.heard_s = 0.0
@@ -98,32 +97,31 @@ class DecoderProcess:
         return self.pid is not None and not self.is_retiring
 
     @property
-    def working_on(self) -> Entry[PendingImage] | None:
+    def working_on(self) -> PendingImage | None:
         """The image that it has begun and not ended, by what it says itself."""
         token = self.inbox.working_on
         return None if token is None or token not in self.sent else self.sent[token][0]
 
-    def add(self, token: int, entry: Entry[PendingImage], buffer: int) -> None:
+    def add(self, token: int, image: PendingImage, buffer: int) -> None:
         """It has this image from now on."""
-        self.sent[token] = entry, buffer
-        self.bytes += len(entry.payload.body)
-        self.is_reserved = entry.payload.deaths > 0
+        self.sent[token] = image, buffer
+        self.bytes += len(image.body)
+        self.is_reserved = image.deaths > 0
 
-    def answered(self, token: int) -> Entry[PendingImage]:
+    def answered(self, token: int) -> PendingImage:
         """It has answered for this image, and has it no longer. Raises KeyError."""
-        entry, buffer = self.sent.pop(token)
-        image = entry.payload
+        image, buffer = self.sent.pop(token)
         self.bytes -= len(image.body)
         self.inbox.trim(buffer, len(image.body) + len(image.tail))
         self.free_buffers.append(buffer)
         self.is_reserved, self.has_answered = False, True
-        return entry
+        return image
 
-    def clear(self) -> list[Entry[PendingImage]]:
+    def clear(self) -> list[PendingImage]:
         """It has no image any more; returns those that it had."""
-        entries = [entry for entry, _ in self.sent.values()]
+        images = [image for image, _ in self.sent.values()]
         self.sent.clear()
-        return entries
+        return images
 
     async def start(self, fork_server: ForkServer) -> None:
         """Fork it. Raises OSError."""

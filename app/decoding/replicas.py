@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from app.decoder.messages import Decoded, DecodePlan
 from app.decoding.image import PendingImage
 from app.decoding.process import DecoderProcess, DecoderStartError, begin_fork_server
-from app.decoding.waiting import Entry
 from app.processes.arena import Arena
 from app.processes.fork_server import BACKOFF_S, ForkServer
 from app.processes.forking import is_stopped
@@ -30,12 +29,12 @@ _STOOD_STILL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A decoder has ended. `entries`: what it had; `culprit`: which of these is known to have ended it; `hung`: by
+    """A decoder has ended. `images`: what it had; `culprit`: which of these is known to have ended it; `hung`: by
     never coming to an end.
     """
 
-    entries: tuple[Entry[PendingImage], ...]
-    culprit: Entry[PendingImage] | None
+    images: tuple[PendingImage, ...]
+    culprit: PendingImage | None
     hung: bool
 
 
@@ -81,7 +80,7 @@ class Replicas:
         self._tasks.append(asyncio.create_task(self._watch(fork_server), name="decoders' watch"))
         await asyncio.gather(*first)
 
-    async def stop(self) -> list[Entry[PendingImage]]:
+    async def stop(self) -> list[PendingImage]:
         """End every process; returns what they had. Idempotent."""
         for task in self._tasks:
             task.cancel()
@@ -89,7 +88,7 @@ class Replicas:
         if self.fork_server is not None:
             await self.fork_server.stop()
         decoders = self.decoders.values()
-        left = [entry for decoder in decoders for entry in decoder.clear()]
+        left = [image for decoder in decoders for image in decoder.clear()]
         for decoder in decoders:
             decoder.kill("it was stopped")
             decoder.close()

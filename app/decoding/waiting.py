@@ -1,7 +1,7 @@
 """What waits to be decoded, in the order in which it is decoded.
 
 Owns: one heap a model, the bound on what waits, and the turns between models and between clients. Pure logic: no
-processes, no asyncio, no clock. Must not know what an entry holds.
+processes, no asyncio, no clock. Must not know what is in an image.
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
 furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first:
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, TypeVar
 
-Payload = TypeVar("Payload")
+from app.decoding.image import PendingImage
 
 _CLIENTS = 1000
 
@@ -26,25 +24,14 @@ class DecodeQueueFullError(Exception):
     """As many images wait to be decoded, or are being decoded, as may be."""
 
 
-@dataclass(eq=False, slots=True)
-class Entry(Generic[Payload]):
-    """One image. `rank_s`: the least goes first; `large`: it may run only where a large one may."""
-
-    model: int
-    payload: Payload
-    rank_s: float
-    large: bool = False
-    queued: bool = field(default=False, repr=False)
-
-
-class _Lane(Generic[Payload]):
+class _Waiting:
     """What waits of one model: small and large apart; entries that were discarded leave when they come up."""
 
     def __init__(self) -> None:
-        self.heaps: tuple[list[tuple[float, int, Entry[Payload]]], ...] = ([], [])
+        self.heaps: tuple[list[tuple[float, int, PendingImage]], ...] = ([], [])
         self.served_s = 0.0
 
-    def first(self, *, large: bool) -> Entry[Payload] | None:
+    def first(self, *, large: bool) -> PendingImage | None:
         heap = self.heaps[large]
         while heap and not heap[0][2].queued:
             heapq.heappop(heap)
@@ -74,12 +61,12 @@ class ClientTurns:
         return behind_s
 
 
-class DecodeQueue(Generic[Payload]):
+class DecodeQueue:
     """Not thread-safe: one thread (the event loop) calls it."""
 
     def __init__(self, models: int, limit: int) -> None:
         """`limit`: images that may wait or be with a decoder; an eighth of them may be large."""
-        self._lanes: list[_Lane[Payload]] = [_Lane() for _ in range(models)]
+        self._models: list[_Waiting] = [_Waiting() for _ in range(models)]
         self._limit = limit
         self._large_limit = max(1, limit // 8)
         self._order = count()
@@ -98,56 +85,56 @@ class DecodeQueue(Generic[Payload]):
             raise DecodeQueueFullError(f"{self.held} images are waiting to be decoded")
         self.held += 1
 
-    def leave(self, entry: Entry[Payload]) -> None:
+    def leave(self, image: PendingImage) -> None:
         """The image is decoded, refused or given up."""
         self.held -= 1
-        self.held_large -= entry.large
+        self.held_large -= image.large
 
-    def enlarge(self, entry: Entry[Payload]) -> None:
+    def enlarge(self, image: PendingImage) -> None:
         """The image has turned out to be a large one. Raises DecodeQueueFullError when too many of these are here."""
         if self.held_large >= self._large_limit:
             raise DecodeQueueFullError(f"{self.held_large} large images are waiting to be decoded")
         self.held_large += 1
-        entry.large = True
+        image.large = True
 
-    def push(self, entry: Entry[Payload]) -> None:
+    def push(self, image: PendingImage) -> None:
         """Let an admitted image wait: for the first time, or again after its decoder was lost."""
-        lane = self._lanes[entry.model]
-        if not self._waits(lane):
-            lane.served_s = max(lane.served_s, self._clock_s)  # A model that was idle earns no credit.
-        entry.queued = True
+        waiting = self._models[image.model]
+        if not self._waits(waiting):
+            waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
+        image.queued = True
         self.waiting += 1
-        heapq.heappush(lane.heaps[entry.large], (entry.rank_s, next(self._order), entry))
+        heapq.heappush(waiting.heaps[image.large], (image.rank_s, next(self._order), image))
 
-    def discard(self, entry: Entry[Payload]) -> bool:
+    def discard(self, image: PendingImage) -> bool:
         """Take a waiting image out; False when it does not wait (any more)."""
-        if not entry.queued:
+        if not image.queued:
             return False
-        entry.queued = False
+        image.queued = False
         self.waiting -= 1
         return True
 
-    def pop(self, fits: Callable[[Payload], bool] = lambda _: True) -> Entry[Payload] | None:
+    def pop(self, fits: Callable[[PendingImage], bool] = lambda _: True) -> PendingImage | None:
         """The image whose turn it is; `fits`: whether a large one may run now. None when there is none."""
-        best: tuple[float, Entry[Payload]] | None = None
-        for lane in self._lanes:
-            first = lane.first(large=False)
-            other = lane.first(large=True)
-            if other is not None and (first is None or other.rank_s < first.rank_s) and fits(other.payload):
+        best: tuple[float, PendingImage] | None = None
+        for waiting in self._models:
+            first = waiting.first(large=False)
+            other = waiting.first(large=True)
+            if other is not None and (first is None or other.rank_s < first.rank_s) and fits(other):
                 first = other
-            if first is not None and (best is None or lane.served_s < best[0]):
-                best = lane.served_s, first
+            if first is not None and (best is None or waiting.served_s < best[0]):
+                best = waiting.served_s, first
         if best is None:
             return None
         self._clock_s = max(self._clock_s, best[0])
-        entry = best[1]
-        self.discard(entry)
-        heapq.heappop(self._lanes[entry.model].heaps[entry.large])
-        return entry
+        image = best[1]
+        self.discard(image)
+        heapq.heappop(self._models[image.model].heaps[image.large])
+        return image
 
     def took(self, model: int, seconds: float) -> None:
         """Decoding an image of the model has taken so long."""
-        self._lanes[model].served_s += seconds
+        self._models[model].served_s += seconds
 
-    def _waits(self, lane: _Lane[Payload]) -> bool:
-        return lane.first(large=False) is not None or lane.first(large=True) is not None
+    def _waits(self, waiting: _Waiting) -> bool:
+        return waiting.first(large=False) is not None or waiting.first(large=True) is not None

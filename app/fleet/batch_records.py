@@ -9,9 +9,9 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from app.fleet.outcome import Pending
 from app.fleet.process import Computed, WorkerProcess
 from app.fleet.served_model import ModelPool
+from app.fleet.submission import Submission
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.scheduling.queue import Batch
@@ -28,7 +28,7 @@ class BatchRecords:
     def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
         self._metrics, self._tracing = metrics, tracing
 
-    def sent(self, batch: Batch[Pending], served: ModelPool, device: str) -> None:
+    def sent(self, batch: Batch[Submission], served: ModelPool, device: str) -> None:
         """A batch is sent to a worker of the device."""
         size, padding, _ = served.metrics.batch(device)
         size.observe(len(batch.items))
@@ -36,7 +36,7 @@ class BatchRecords:
             padding.inc(batch.size - len(batch.items))
 
     def done(
-        self, batch: Batch[Pending], served: ModelPool, worker: WorkerProcess, done: Computed
+        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Computed
     ) -> SpanContext | None:
         """A batch is done. Returns its span, where one of its requests is traced."""
         try:
@@ -50,9 +50,9 @@ class BatchRecords:
             return None
 
     def _span(
-        self, batch: Batch[Pending], served: ModelPool, worker: WorkerProcess, done: Computed
+        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Computed
     ) -> SpanContext | None:
-        traces = [item.payload.trace for item in batch.items if item.payload.trace is not None]
+        traces = [trace for item in batch.items if (trace := item.payload.terms.recorder.trace) is not None]
         if self._tracing is None or not traces:
             return None
         assert worker.ready is not None

@@ -11,14 +11,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from app.fleet.outcome import Pending
 from app.fleet.process import Computed, WorkerProcess
 from app.fleet.served_model import ModelPool
-from app.processes.arena import Refill
+from app.fleet.submission import ItemStatus, Submission, files_among
 from app.scheduling.queue import Batch, Item
 
 REFUSED_IN_A_ROW = 64
-"""Of the files of a model: more than the strange files of one request, and few beside what a card does in a second."""
+"""Undecodable files of a model before its files are decoded by the host for a while: more than one request may have."""
 PAUSE_S = 60.0
 
 log = logging.getLogger("anychip.dispatcher")
@@ -36,8 +35,8 @@ class DeviceFiles:
         """Say of each model whether its files pass. What a device could not do, its next worker may."""
         self.stop()
         self._in_a_row.clear()
-        for served in self._models.values():
-            self._let_pass(served)
+        for pool in self._models.values():
+            self._let_pass(pool)
 
     def stop(self) -> None:
         """End the pauses. Idempotent."""
@@ -45,44 +44,35 @@ class DeviceFiles:
             pause.cancel()
         self._pauses.clear()
 
-    def freed(
-        self, served: ModelPool, batch: Batch[Pending], done: Computed, device: str
-    ) -> Mapping[Item[Pending], Refill]:
-        """Give the slots of a batch back. Not those whose files the device could not decode, while somebody waits for
-        them: returns these items, each with what fills its slot anew. Counts both kinds.
+    def refused(
+        self, pool: ModelPool, batch: Batch[Submission], done: Computed, device: str
+    ) -> frozenset[Item[Submission]]:
+        """The items whose files the device could not decode, of those that are still wanted. Counts both kinds.
 
         A worker is not believed that it was asked to decode what is no file.
         """
-        again: dict[Item[Pending], Refill] = {}
-        files = served.slots.files
-        if files:
-            asked = [item for item in batch.items if item.payload.slot in files]
-            refused = [
-                item for position, item in enumerate(batch.items) if position in done.undecoded and item in asked
-            ]
-            if asked:
-                self._count(served, device, decoded=len(asked) - len(refused), refused=len(refused))
-            again = {item: files.pop(item.payload.slot) for item in refused if not item.payload.future.done()}
-        for item in batch.items:
-            if item not in again:
-                served.slots.give(item.payload.slot)
-        return again
+        asked = set(files_among(batch.items))
+        if not asked:
+            return frozenset()
+        refused = [batch.items[position] for position in asked.intersection(done.undecoded)]
+        self._count(pool, device, decoded=len(asked) - len(refused), refused=len(refused))
+        return frozenset([item for item in refused if item.payload.status is not ItemStatus.ENDED])
 
-    def _count(self, served: ModelPool, device: str, *, decoded: int, refused: int) -> None:
-        served.metrics.device_decodes(device, decoded=decoded, refused=refused)
-        self._in_a_row[served] = 0 if decoded else self._in_a_row.get(served, 0) + refused
-        if self._in_a_row[served] >= REFUSED_IN_A_ROW and served.passes_files:
-            served.passes_files = False
-            self._pauses[served] = asyncio.get_running_loop().call_later(PAUSE_S, self._end_pause, served)
+    def _count(self, pool: ModelPool, device: str, *, decoded: int, refused: int) -> None:
+        pool.metrics.device_decodes(device, decoded=decoded, refused=refused)
+        self._in_a_row[pool] = 0 if decoded else self._in_a_row.get(pool, 0) + refused
+        if self._in_a_row[pool] >= REFUSED_IN_A_ROW and pool.passes_files:
+            pool.passes_files = False
+            self._pauses[pool] = asyncio.get_running_loop().call_later(PAUSE_S, self._end_pause, pool)
             message = "%s could decode none of the last %d files for %s: the host decodes them for %g s"
-            log.warning(message, device, self._in_a_row[served], served.model.name, PAUSE_S)
+            log.warning(message, device, self._in_a_row[pool], pool.model.name, PAUSE_S)
 
-    def _end_pause(self, served: ModelPool) -> None:
-        del self._pauses[served]
-        self._in_a_row[served] = 0
-        self._let_pass(served)
+    def _end_pause(self, pool: ModelPool) -> None:
+        del self._pauses[pool]
+        self._in_a_row[pool] = 0
+        self._let_pass(pool)
 
-    def _let_pass(self, served: ModelPool) -> None:
+    def _let_pass(self, pool: ModelPool) -> None:
         ready = [worker.ready for worker in self._workers.values() if worker.ready]
-        loaded = [each for each in (one.loaded[served.index] for one in ready) if each]
-        served.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)
+        loaded = [each for each in (one.loaded[pool.index] for one in ready) if each]
+        pool.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)

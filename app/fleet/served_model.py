@@ -5,6 +5,8 @@ Must not know queues or workers.
 
 from __future__ import annotations
 
+import asyncio
+
 from app.link import ServedModel
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
@@ -26,12 +28,30 @@ class ModelPool(ServedModel):
         """Whether its workers decode files, which then go into slots in place of pixels (--decode)."""
         self.images = 0
         """Images accepted and not yet answered."""
+        self._watchers: set[asyncio.Event] = set()  # Set whenever a request of any form has ended.
 
     def add_form(self, floats: ModelPool) -> None:
         """Make `floats` the form of this model that takes normalised tensors."""
         self.floats = floats
         self.forms.append(floats)
-        floats.metrics, floats.statistics = self.metrics, self.statistics
+        floats.metrics, floats.statistics, floats._watchers = self.metrics, self.statistics, self._watchers
+
+    def answered(self, count: int) -> None:
+        """A request for so many images has ended."""
+        self.images -= count
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def drained(self) -> None:
+        """Until no accepted image, in any form, waits for its answer."""
+        ended = asyncio.Event()
+        self._watchers.add(ended)
+        try:
+            while self.images_under_way:
+                ended.clear()
+                await ended.wait()
+        finally:
+            self._watchers.discard(ended)
 
     @property
     def images_under_way(self) -> int:

@@ -18,9 +18,10 @@ from app.grpc.messages import message
 from app.grpc.relay import address_in
 from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
+from app.ingress.inference import run
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import interrupted_at
-from app.link import Link, ServedModel
+from app.link import Link, ServedModel, Terms
 from app.observability.triton_statistics import VERSION
 from app.protocols import open_inference, wire
 from app.protocols.options import CLASSIFICATION, X_PRIORITY
@@ -33,7 +34,6 @@ from app.protocols.tensors import (
     checked_id,
     checked_shape,
 )
-from app.serving.terms import Terms
 
 Message = Any
 CallContext = Any
@@ -79,11 +79,12 @@ class GrpcInferCall(Call[InferenceResponse]):
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[InferenceResponse]:
-        service = ingress.service
         request = inference_request(*self._request)
-        work = open_inference.prepare(service, served, request, terms, started_s=self._received_s, name=self.model)
+        work = open_inference.prepare(
+            ingress.link, served, request, terms, started_s=self._received_s, name=self.model
+        )
         work.terms.deadline_s = min(work.terms.deadline_s, self._ends_s)
-        return lambda: open_inference.run(service, served, work)
+        return lambda: run(ingress, served, work)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
         """Only a client that has gone cancels a call: said before the work itself hears of it."""

@@ -22,8 +22,8 @@ from app.grpc.call import (
 from app.grpc.contents import RawRequest
 from app.grpc.messages import SERVICE, message
 from app.ingress.ingress import Ingress
+from app.link import INLINE_BYTES
 from app.protocols import signatures, triton
-from app.serving.filling import INLINE_BYTES
 
 _INFER = f"/{SERVICE}/ModelInfer"
 

@@ -17,11 +17,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from app.errors import ServiceError, invalid_request
 from app.ingress.budget import Lease
 from app.ingress.converter import INSTANCES, Converter
+from app.link import Encoded
 from app.protocols import wire
 from app.protocols.documents import read_instances
 from app.protocols.options import OVERLAP, TILE, TIMEOUT_MS
 from app.protocols.parameters import DEFAULT_OPTIONS, read, read_options
-from app.serving.filling import Encoded
 from models import Options
 from models.tasks.tiles import Tiling
 

@@ -20,9 +20,9 @@ from app.http.body import Body, Fields
 from app.ingress.budget import Lease
 from app.ingress.ingress import Call
 from app.ingress.interrupt import Interruption, interrupted_at
+from app.link import Terms
 from app.protocols.options import X_PRIORITY, X_TIMEOUT_MS
 from app.protocols.parameters import deadline_s, read_header
-from app.serving.terms import Terms
 
 _LEAST_UPLOAD_BYTES_PER_S = 4096
 """After an upload's first five seconds; slower ones are refused."""

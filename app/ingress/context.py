@@ -25,8 +25,8 @@ from app.errors import ClientLeftError, ServiceError, internal_error, without_fr
 from app.ingress.budget import Budget, Lease
 from app.link import Link
 from app.observability.metrics import MODELLESS
+from app.observability.recorder import Recorder
 from app.observability.tracing import TRACEPARENT, RequestTrace
-from app.serving.recorder import Recorder
 
 log = logging.getLogger("anychip")
 

@@ -2,7 +2,7 @@
 
     find ─► admission ─► body, within the budget ─► what it asks ─► run, until the client leaves
 
-Owns: this order, and what all transports share: the models' service, who may ask it, and the budget of bodies. A
+Owns: this order, and what all transports share: the link to the owner, who may ask, and the budget of bodies. A
 transport brings a `Call`: how its terms, its body and its request are read. Must not know what is asked.
 """
 
@@ -21,16 +21,17 @@ from app.ingress.budget import Budget, Lease
 from app.ingress.context import RequestContext
 from app.ingress.converter import Converter
 from app.ingress.interrupt import Ending, interrupted_at
+from app.ingress.items import Replies
+from app.ingress.threads import Threads
 from app.ingress.trim import Trim
-from app.link import ServedModel
+from app.link import ComputedBy, Link, ServedModel, Terms
 from app.protocols import signatures
-from app.serving.service import Service
-from app.serving.terms import Terms
 
 Answer = TypeVar("Answer")
 T = TypeVar("T")
 
 _FEW_CONNECTIONS = 8
+_OFFLOAD_THREADS = 2
 
 
 def connections(limit: int) -> Budget:
@@ -70,23 +71,30 @@ Run = Callable[[], Awaitable[Answer]]
 
 
 class Ingress:
-    """Into one service."""
+    """Into the service behind one link. Made inside a running event loop."""
 
-    def __init__(self, service: Service, access: Access) -> None:
-        self.service, self.link, self.access = service, service.link, access
+    def __init__(self, link: Link, access: Access) -> None:
+        self.link, self.access = link, access
+        self.replies = Replies(link)
+        self._threads = Threads(_OFFLOAD_THREADS)
         self.converter = Converter()
-        self.bodies = Budget(self.link.settings.max_buffered_bytes, "bytes of requests and answers")
+        self.bodies = Budget(link.settings.max_buffered_bytes, "bytes of requests and answers")
         """Of requests until they are computed, of large answers until their client has read them."""
         self._trim = Trim(self.bodies)
         self.limits = ClientLimits()
-        self.calls = Budget(self.link.settings.max_connections, "calls")
-        self.connections = connections(self.link.settings.max_connections)
+        self.calls = Budget(link.settings.max_connections, "calls")
+        self.connections = connections(link.settings.max_connections)
         self._under_way: set[Ending] = set()
 
     async def close(self) -> None:
         """End what the ingress has started. Idempotent."""
         await self._trim.close()
         await self.converter.close()
+        await self._threads.close()
+
+    def made_by(self, computed_by: ComputedBy) -> dict[str, str | bool]:
+        """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
+        return {**computed_by._asdict(), **({"simulated": True} if self.link.simulated else {})}
 
     def refuse_what_is_under_way(self) -> None:
         """Each call that has no answer yet gets DRAINING now: it was waited for long enough."""
@@ -95,7 +103,7 @@ class Ingress:
 
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
         """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
-        return await self.service.offload(function, *arguments)
+        return await self._threads.run(function, *arguments)
 
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
@@ -108,7 +116,7 @@ class Ingress:
         context.model = call.model
         terms = call.terms(self.link.settings)
         terms.client = context.caller.name
-        self.service.admission.check(self.service.models[served.model.name], terms)
+        self.link.check(served, terms)
         with (
             self.limits.request(context.caller) as client_lease,
             self.bodies.lease(context.caller.name, client_lease) as lease,
@@ -118,9 +126,9 @@ class Ingress:
             try:
                 with interrupted_at(terms.deadline_s) as limit:
                     await call.read(lease, limit)
-                    recorder.uploaded(served, time.monotonic() - context.started_s)
+                    recorder.uploaded(served.metrics, time.monotonic() - context.started_s)
                     run = await call.prepare(self, served, terms, lease)
             except (ServiceError, ClientLeftError) as error:
-                recorder.upload_failed(served, error)
+                recorder.upload_failed(served.metrics, error)
                 raise
             return await call.watched(run(), recorder.abandon)

@@ -14,7 +14,7 @@ import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -134,19 +134,12 @@ def sealed_memory(name: str, size: int) -> int:
     return descriptor
 
 
-Refill = Callable[[int], Awaitable[None]]
-
-
 class FreeSlots:
     """Which slots of a pool are free. Last freed, first taken: a lightly loaded service touches few pages."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count - 1, -1, -1))
         self._taken: set[int] = set()
-        self.files: dict[int, Refill] = {}
-        """Slots that hold a file and no pixels, each with what puts pixels there instead, given its number. When that
-        raises, it has given the slot back, or will.
-        """
 
     def __len__(self) -> int:
         return len(self._free)
@@ -155,12 +148,6 @@ class FreeSlots:
     def taken(self) -> int:
         """How many are not free."""
         return len(self._taken)
-
-    def files_among(self, slots: Sequence[int]) -> tuple[int, ...]:
-        """The positions of those that hold a file."""
-        if not self.files:
-            return ()
-        return tuple([position for position, slot in enumerate(slots) if slot in self.files])
 
     def take(self) -> int:
         """A free slot's number. Raises IndexError when none is left."""
@@ -172,5 +159,3 @@ class FreeSlots:
         """Free a taken slot. Raises KeyError for one that is not taken: that would hand one slot to two images."""
         self._taken.remove(index)
         self._free.append(index)
-        if self.files:
-            self.files.pop(index, None)

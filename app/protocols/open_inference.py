@@ -10,7 +10,7 @@ and answer alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,23 +20,18 @@ import orjson
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.link import Cascade, ServedModel
+from app.link import Cascade, Encoded, Frame, Link, ServedModel, Terms
 from app.protocols import ultralytics, wire
 from app.protocols.options import PRIORITY, TIMEOUT_US
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
 from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, cascade_signature, signature
-from app.protocols.tensors import InferenceRequest, InferenceResponse, InputTensor, OutputTensor, RequestedOutput
+from app.protocols.tensors import InferenceRequest, InputTensor, OutputTensor, RequestedOutput
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
-from app.serving.filling import INLINE_BYTES, Encoded, Frame
-from app.serving.inference import infer
-from app.serving.prediction import Finish, predict
-from app.serving.service import Service
-from app.serving.staged import predict_staged
-from app.serving.terms import Terms
 from models import Model, Options, PixelModel, Placement, TensorModel
 
 Array = npt.NDArray[Any]
+Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, Any]]
 
 NORMAL_PRIORITY = 2
 """The protocol counts priorities from 1, the highest; ours from 0, the normal one, upwards: 1 is ours 1, 2 is 0, …"""
@@ -77,7 +72,7 @@ def raw(model: Model, content: wire.Buffer) -> InputTensor:
 
 
 def prepare(
-    service: Service, served: ServedModel, request: InferenceRequest, terms: Terms, *, started_s: float, name: str
+    link: Link, served: ServedModel, request: InferenceRequest, terms: Terms, *, started_s: float, name: str
 ) -> Work:
     """What a request for the model `name` means; its own parameters win over `terms`, its timeout counts from
     `started_s`.
@@ -85,9 +80,9 @@ def prepare(
     Raises INVALID_REQUEST.
     """
     timeout_us, level = read(TIMEOUT_US, request.parameters), read(PRIORITY, request.parameters)
-    cascade = service.link.cascades.get(name)
+    cascade = link.cascades.get(name)
     described = signature(served) if cascade is None else cascade_signature(cascade)
-    outputs = _outputs(service.settings, served, described, request.outputs)
+    outputs = _outputs(link.settings, served, described, request.outputs)
     if timeout_us:
         terms = replace(terms, deadline_s=deadline_s(started_s, timeout_us / 1e6))
     if level:
@@ -96,7 +91,7 @@ def prepare(
     if "score_threshold" not in request.parameters and any(output.name == ROWS for output in outputs):
         options = replace(options, score_threshold=LEAST_SCORE)
     if isinstance(served.model, PixelModel):
-        floats, images = _images(served, served.model, request.inputs, service.settings.max_images)
+        floats, images = _images(served, served.model, request.inputs, link.settings.max_images)
         return Work(terms, outputs, options, floats, images, cascade=cascade)
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
@@ -104,39 +99,15 @@ def prepare(
     return Work(terms, outputs, arrays=arrays)
 
 
-async def run(service: Service, served: ServedModel, work: Work) -> InferenceResponse:
-    """Have it computed. Raises ServiceError; cancelled, it gives up its reservation."""
-    names = [output.name for output in work.outputs]
-    if work.cascade is not None:
-        staged = await predict_staged(service, work.cascade, work.images, work.terms, options=work.options)
-        texts = [orjson.dumps(each) for each in staged.predictions]
-        made_by = service.made_by(staged.computed_by)
-        return InferenceResponse([_result(output, texts, served) for output in work.outputs], made_by)
-    if isinstance(served.model, PixelModel):
-        form = served.floats if work.floats else served
-        assert form is not None
-        answer = await predict(
-            service, form, work.images, work.terms, options=work.options, finish=_finisher(set(names))
-        )
-        made: Mapping[str, Any] = {name: [each[name] for each in answer.predictions] for name in names}
-        made_by = service.made_by(answer.computed_by)
-    else:
-        tensors = await infer(service, served, work.arrays, work.terms, names)
-        made, made_by = tensors.outputs, service.made_by(tensors.computed_by)
-    if sum(map(_size_bytes, made.values())) <= INLINE_BYTES:
-        outputs = _results(work.outputs, made, served)
-    else:
-        outputs = await service.offload(_results, work.outputs, made, served)
-    return InferenceResponse(outputs, made_by)
-
-
-def _size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
+def size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
+    """Of an output, as a batch or in rows."""
     if isinstance(rows, np.ndarray):
         return rows.nbytes
     return sum(row.nbytes if isinstance(row, np.ndarray) else len(row) for row in rows)
 
 
-def _finisher(names: set[str]) -> Finish:
+def finisher(names: set[str]) -> Finish:
+    """What makes the outputs of these names of what a worker sent for an image; may run in a thread."""
     tensors = bool(names - {PREDICTIONS, ROWS})
 
     def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
@@ -243,17 +214,18 @@ def _array(tensor: InputTensor) -> Array:
     return wire.from_bytes(tensor.name, tensor.datatype, tensor.shape, tensor.content)
 
 
-def _results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served: ServedModel) -> list[OutputTensor]:
+def results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served: ServedModel) -> list[OutputTensor]:
     """The outputs that are sent, of batches or of their rows. May run in a thread."""
     found = []
     for output in outputs:
         rows = made[output.name]
         batch = rows if isinstance(rows, np.ndarray) or output.name == PREDICTIONS else wire.stacked(rows)
-        found.append(_result(output, batch, served))
+        found.append(result(output, batch, served))
     return found
 
 
-def _result(output: RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> OutputTensor:
+def result(output: RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> OutputTensor:
+    """An output that is sent, of its batch."""
     if isinstance(batch, list):
         return OutputTensor(output.name, BYTES, (len(batch),), batch)
     if not output.classification:

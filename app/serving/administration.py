@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from app import link
 from app.errors import ServiceError
-from app.fleet.dispatcher import Dispatcher
+from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
 from app.fleet.served_model import ModelPool
 from app.link import DecodedBy, Devices, DeviceStatus, ModelState, ServedOn
@@ -24,20 +24,20 @@ class ServiceAdministration(link.Administration):
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        fleet: Fleet,
         models: Mapping[str, ModelPool],
         repository: Repository,
         choice: Choice,
         profiles: Mapping[str, Profile],
     ) -> None:
-        self._dispatcher, self._models, self._repository = dispatcher, models, repository
+        self._fleet, self._models, self._repository = fleet, models, repository
         self._choice, self._profiles = choice, profiles
         self.draining = False
 
     def why_not(self, model: str = "") -> str:  # noqa: D102
         if self.draining:
             return "the service is shutting down"
-        readiness = self._dispatcher.readiness
+        readiness = self._fleet.readiness
         if model:
             return readiness.reason(model)
         states = {name: readiness.state(name) for name in self._models}
@@ -51,7 +51,7 @@ class ServiceAdministration(link.Administration):
         return "; ".join(reasons)
 
     def state(self, model: str) -> tuple[ModelState, str]:  # noqa: D102
-        return self._dispatcher.readiness.state(model), self._dispatcher.readiness.reason(model)
+        return self._fleet.readiness.state(model), self._fleet.readiness.reason(model)
 
     def served_on(self, model: str) -> list[ServedOn]:  # noqa: D102
         return [
@@ -68,7 +68,7 @@ class ServiceAdministration(link.Administration):
                     by=loaded.decoding.by, refusal=loaded.decoding.refusal, errors=loaded.decoding.errors
                 ),
             )
-            for device, loaded in self._dispatcher.loaded(self._models[model])
+            for device, loaded in self._fleet.loaded(self._models[model])
         ]
 
     def profile_of(self, model: str) -> str:  # noqa: D102
@@ -76,7 +76,7 @@ class ServiceAdministration(link.Administration):
         return "" if profile is None else profile.name
 
     def devices(self) -> Devices:  # noqa: D102
-        ready = {worker.device: worker.ready for worker in self._dispatcher.workers() if worker.ready}
+        ready = {worker.device: worker.ready for worker in self._fleet.workers() if worker.ready}
         return Devices(
             devices=[
                 DeviceStatus(
@@ -92,7 +92,7 @@ class ServiceAdministration(link.Administration):
         )
 
     def workers(self) -> list[str]:  # noqa: D102
-        return [worker.device for worker in self._dispatcher.workers()]
+        return [worker.device for worker in self._fleet.workers()]
 
     async def load(self, model: str) -> None:  # noqa: D102
         await self._repository.load(model)
@@ -104,4 +104,4 @@ class ServiceAdministration(link.Administration):
         if device not in self._choice.devices:
             there_is = ", ".join(self._choice.devices)
             raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")
-        return await self._dispatcher.release(device)
+        return await self._fleet.release(device)

@@ -8,13 +8,10 @@ Owns: how they are written, and which boxes are cut out. Must not know how anyth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from math import ceil, floor
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
 from app.config import STAGES
-from app.decoder.messages import Region
 from app.link import Cascade, ServedModel
 from models import ModelError, parse_spec
 
@@ -37,26 +34,6 @@ def check_cascade(cascade: Cascade, models: Mapping[str, ServedModel]) -> None:
     unknown = [label for label in cascade.classes if label not in first.labels]
     if unknown:
         raise ModelError(f"{cascade.first} has no class {unknown[0]!r}, which {cascade.name} wants.")
-
-
-def regions(
-    cascade: Cascade, detections: Sequence[Mapping[str, Any]], width: int, height: int
-) -> list[tuple[int, Region]]:
-    """What is cut out of an image: the detection's position and the region, the best score first."""
-    found: list[tuple[int, Region]] = []
-    for number, detection in enumerate(detections):
-        if len(found) >= cascade.most:
-            break
-        box = detection["box"]
-        wide, high = box["x2"] - box["x1"], box["y2"] - box["y1"]
-        if min(wide, high) < cascade.min_side or (cascade.classes and detection["label"] not in cascade.classes):
-            continue
-        left = min(width - 1, max(0, floor(box["x1"] - cascade.margin * wide)))
-        top = min(height - 1, max(0, floor(box["y1"] - cascade.margin * high)))
-        right = max(left + 1, min(width, ceil(box["x2"] + cascade.margin * wide)))
-        bottom = max(top + 1, min(height, ceil(box["y2"] + cascade.margin * high)))
-        found.append((number, Region(left, top, right - left, bottom - top)))
-    return found
 
 
 def parse_cascade(text: str) -> Cascade:

@@ -15,13 +15,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
-from app.fleet.dispatcher import Dispatcher
+from app.fleet.fleet import Fleet
 from app.fleet.process import WorkerStartError
 from app.fleet.served_model import ModelPool
 from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
@@ -35,15 +35,8 @@ _CHANGES_PER_MINUTE = 12
 class Repository:
     """Of the models that clients see, by name."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Mapping[str, ModelPool],
-        dispatcher: Dispatcher,
-        drained: Callable[[ModelPool], Awaitable[None]],
-    ) -> None:
-        """`drained` waits until no accepted image of a model waits for its answer."""
-        self._settings, self._models, self._dispatcher, self._drained = settings, models, dispatcher, drained
+    def __init__(self, settings: Settings, models: Mapping[str, ModelPool], fleet: Fleet) -> None:
+        self._settings, self._models, self._fleet = settings, models, fleet
         self._lock = asyncio.Lock()
         self._begun_s = deque[float](maxlen=_CHANGES_PER_MINUTE)
         """When the last changes were begun."""
@@ -84,7 +77,7 @@ class Repository:
             served.unloaded = True
             try:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._drained(served), self._settings.drain_s)
+                    await asyncio.wait_for(served.drained(), self._settings.drain_s)
                 await self._hand_over({}, "unload")
             except BaseException:
                 served.unloaded = False
@@ -121,7 +114,7 @@ class Repository:
     async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:
         """To workers with the models that are loaded, of which some are new. Raises INTERNAL."""
         models: list[Model | None] = []
-        for served in self._dispatcher.models.values():
+        for served in self._fleet.models.values():
             model = served.model
             name = model.image_model.name if isinstance(model, NormalisedModel) else model.name
             shown: Model = new.get(name) or self._models[name].model
@@ -129,7 +122,7 @@ class Repository:
                 shown = NormalisedModel.of(shown)  # With every model go its other forms.
             models.append(None if self._models[name].unloaded and name not in new else shown)
         try:
-            await self._dispatcher.hand_over(models, reason)
+            await self._fleet.hand_over(models, reason)
         except WorkerStartError as error:
             log.error("%s: no worker could take over: %s", reason, error)
             raise ServiceError("INTERNAL", "the model could not be replaced; quote the request id") from None

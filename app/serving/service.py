@@ -1,6 +1,4 @@
-"""The service: models on workers, with all that a request needs of them.
-
-    find ─► admission ─► filling ─► scheduling, workers ─► answer        app.serving.prediction, app.serving.inference
+"""The service: the owner of queues, decoders and workers, behind its link (app.link).
 
 Owns: what is made at the start and ended at the stop, in which order. Must not know a transport, nor the flow of a
 request. All but decoding and large copies runs in the event loop's thread, so nothing here needs a lock.
@@ -11,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
 
 import torch
 
@@ -20,22 +17,19 @@ from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.image import ImageLimits
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import FORK_SERVER
-from app.fleet.dispatcher import Dispatcher
+from app.fleet.fleet import Fleet
 from app.fleet.profiles import taken_up
 from app.fleet.served_model import ModelPool
-from app.link import Link, ServedModel
+from app.link import Tables
 from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
 from app.observability.triton_metrics import TritonMetrics
 from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
-from app.serving.admission import Admission
 from app.serving.cascades import check_cascade, parse_cascade
-from app.serving.filling import Filling
-from app.serving.items import ComputedBy
 from app.serving.repository import Repository
-from app.serving.threads import Threads
+from app.serving.submissions import Submissions
 from backends import Choice, choose, host, simulated
 from backends.null import backend as null
 from models import Model, ModelError, NormalisedModel, PixelModel
@@ -43,15 +37,12 @@ from models.tasks.tiles import Tiling, parse_tilings
 
 log = logging.getLogger("anychip.service")
 
-_OFFLOAD_THREADS = 2
 _DECODE_QUEUE_SIZE = 256
 _DECODE_TIMEOUT_S = 10.0
 _BYTES_A_PIXEL = 40
 """While an image is decoded: 16 of WebP at its worst, and as much again for copies and what allocators keep."""
 _DECODER_BYTES = 1 << 30
 """A decoder's address space beside its images."""
-
-_Result = TypeVar("_Result")
 
 
 class Service:
@@ -64,7 +55,7 @@ class Service:
             raise ModelError(f"two models have one name: {', '.join(sorted(names))}")
         self.tracing = tracing
         self.choice = _chosen(settings)
-        settings, self.profiles = taken_up(settings, self.choice, models)
+        settings, profiles = taken_up(settings, self.choice, models)
         if settings.max_images > settings.queue_size:
             log.info("a request may hold %d images: no more may wait (--queue-size)", settings.queue_size)
             settings = settings.model_copy(update={"max_images": settings.queue_size})
@@ -77,36 +68,30 @@ class Service:
         pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.takes_floats else []
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
         decoders = settings.decoders or host.core_count()
-        # A decoder may still write to the slots of images that nobody waits for any more.
+        # A decoder may still write to the slots of images whose clients have left.
         spare_slots = CREDITS * max(2, decoders)
-        self.dispatcher = Dispatcher(
-            settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=self.profiles
+        self.fleet = Fleet(
+            settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=profiles
         )
-        self.models = {name: self.dispatcher.models[name] for name in names}
+        self.models = {name: self.fleet.models[name] for name in names}
         cascades = {each.name: each for each in map(parse_cascade, settings.stage_specs)}
         for cascade in cascades.values():
             check_cascade(cascade, self.models)
-        self.admission = Admission(self.dispatcher)
-        repository = Repository(settings, self.models, self.dispatcher, self.admission.drained)
-        self.administration = ServiceAdministration(
-            self.dispatcher, self.models, repository, self.choice, self.profiles
-        )
-        self.link = Link(
+        repository = Repository(settings, self.models, self.fleet)
+        self.administration = ServiceAdministration(self.fleet, self.models, repository, self.choice, profiles)
+        tables = Tables(
             settings,
             self.models,
             cascades,
             _tilings(settings, self.models),
-            metrics=self.metrics,
-            tracing=tracing,
-            simulated=self.choice.simulated,
-            administration=self.administration,
+            self.metrics,
+            tracing,
+            self.choice.simulated,
+            self.administration,
         )
-        self._threads = Threads(_OFFLOAD_THREADS)
         reads_pixels = self.choice.backend.facts.reads_pixels
         self.decoders = self._made_decoders(forms, decoders) if reads_pixels else None
-        self.filling = Filling(
-            self.dispatcher.arena, self._threads, settings.max_image_pixels, self.decoders, reads_pixels=reads_pixels
-        )
+        self.link = Submissions(tables, self.fleet, self.decoders, reads_pixels=reads_pixels)
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         """What others made for this service and want to end with it."""
         self._background: set[asyncio.Task[None]] = set()
@@ -122,24 +107,23 @@ class Service:
         decoding = [] if self.decoders is None else [self.decoders.start()]
         if not decoding:
             discard_prepared(FORK_SERVER)  # Nothing will be decoded.
-        await asyncio.gather(self.dispatcher.start(), *decoding)
+        await asyncio.gather(self.fleet.start(), *decoding)
 
     async def stop(self) -> None:
-        """Stop workers and threads. What is still under way gets 503. Idempotent."""
+        """Stop decoders and workers. What is still under way gets 503. Idempotent."""
         self.administration.draining = True
         for end in self.on_stop:
             await end()
         if self.decoders is not None:
             await self.decoders.stop()
-        await self._threads.close()
-        await self.dispatcher.stop()
+        await self.fleet.stop()
 
     def _made_decoders(self, forms: Sequence[Model], count: int) -> Decoders | None:
         """None where no model takes images."""
         geometry = tuple(model if isinstance(model, PixelModel) else None for model in forms)
         if not any(geometry):
             return None
-        settings, arena = self.settings, self.dispatcher.arena
+        settings, arena = self.settings, self.fleet.arena
         style = settings.log_level, settings.log_format
         memory_bytes = _DECODER_BYTES + _BYTES_A_PIXEL * settings.max_image_pixels
         plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style, memory_bytes)
@@ -156,33 +140,23 @@ class Service:
     def _decoder_restarted(self, reason: str) -> None:
         self.metrics.decoder_restarts.labels(reason).inc()
 
-    def pool(self, served: ServedModel) -> ModelPool:
-        """What the owner has of a model."""
-        return self.dispatcher.models[served.model.name]
+    def refuse(self) -> None:
+        """Take no requests any more."""
+        self.link.refusing = True
 
-    async def offload(self, function: Callable[..., _Result], *arguments: object) -> _Result:
-        """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
-        return await self._threads.run(function, *arguments)
+    def kill(self) -> None:
+        """End every worker now, whatever it does: there is no time left to stop."""
+        for replica in self.fleet.replicas:
+            replica.kill()
 
     async def drained(self) -> None:
         """Until no accepted image waits for its answer."""
-        await self.admission.drained(*self.models.values())
+        for pool in self.models.values():
+            await pool.drained()
 
     def images_under_way(self) -> int:
         """Images accepted and not yet answered."""
-        return sum(served.images_under_way for served in self.models.values())
-
-    def made_by(self, computed_by: ComputedBy) -> dict[str, str | bool]:
-        """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
-        made_by: dict[str, str | bool] = {
-            "weights": computed_by.weights,
-            "device": computed_by.device,
-            "engine": computed_by.engine,
-            "precision": computed_by.precision,
-        }
-        if self.choice.simulated:
-            made_by["simulated"] = True
-        return made_by
+        return sum(pool.images_under_way for pool in self.models.values())
 
     def release_in_background(self) -> None:
         """Have every worker give cached memory back; the log says what came of it."""
@@ -191,7 +165,7 @@ class Service:
         task.add_done_callback(self._background.discard)
 
     async def _release_all(self) -> None:
-        for worker, returned in (await self.dispatcher.release()).items():
+        for worker, returned in (await self.fleet.release()).items():
             log.info("%s gave back %d bytes", worker, sum(returned.values()))
 
 

@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from app.access.access import Access
 from app.config import Settings
 from app.errors import ServiceError
+from app.ingress.inference import infer
+from app.ingress.ingress import Ingress
+from app.ingress.prediction import predict
+from app.link import Terms
 from app.precision.gate import Gate, compile_options, weights_key
-from app.serving.inference import infer
-from app.serving.prediction import predict
 from app.serving.service import Service
-from app.serving.terms import Terms
 from backends import EngineRefusedError, LoadReport, WrongAnswersError
 from backends.contract.backend import Executable
 from backends.vendors.cpu import CpuBackend
@@ -453,11 +455,12 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
         list(models.values()),
     )
     await service.start()
+    ingress = Ingress(service.link, Access(service.settings))
     try:
         for name in names.values():
             served = service.models[name]
             asked = [arrays(1 + seed % 3, length=3 + seed, seed=seed) for seed in range(8)]
-            answers = await asyncio.gather(*(infer(service, served, inputs, terms()) for inputs in asked))
+            answers = await asyncio.gather(*(infer(ingress, served, inputs, terms()) for inputs in asked))
             for inputs, answer in zip(asked, answers, strict=True):
                 for output, wanted in expected(inputs).items():
                     np.testing.assert_allclose(answer.outputs[output], wanted, atol=1e-5)
@@ -465,15 +468,16 @@ async def test_requests_run_together_and_are_answered_as_pytorch_answers(models)
             assert batches.sum == images
             assert sum(batches.counts) < images
         served = service.models[names[".onnx"]]
-        only = await infer(service, served, arrays(2), terms(), ["end_logits"])
+        only = await infer(ingress, served, arrays(2), terms(), ["end_logits"])
         assert list(only.outputs) == ["end_logits"]
         with pytest.raises(ServiceError, match="must be INT64, not FP32") as caught:
-            await infer(service, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, terms())
+            await infer(ingress, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, terms())
         assert caught.value.code == "INVALID_REQUEST"
         with pytest.raises(ServiceError, match="takes tensors, not images"):
-            await predict(service, served, [b"an image"], terms(), options=Options())
+            await predict(ingress, served, [b"an image"], terms(), options=Options())
         assert service.images_under_way() == 0
     finally:
+        await ingress.close()
         await service.stop()
 
 

@@ -19,8 +19,8 @@ import pytest_asyncio
 import torch
 from PIL import Image
 
-from app.decoder.messages import DecodePlan
-from app.decoding.image import DecodeExpiredError, ImageLimits
+from app.decoder.messages import DecodePlan, Kind
+from app.decoding.image import ImageLimits, PendingImage
 from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError
 from app.images.decoding import decode
@@ -59,20 +59,38 @@ class Rig:
         self.decoders = Decoders(plan, self.arena, count, ImageLimits(**given), restarted=self.reasons.append)
 
     async def decode(self, body, model=0, *, deadline_s=60.0, rank_s=None, size=None):
-        now_s = time.monotonic()
+        """Raises TimeoutError at the deadline; whoever leaves gets its slot back when no decoder has it."""
         slot = self.slots[model].take()
-        placement = await self.decoders.decode(
-            model,
-            slot,
-            body,
-            give=self.slots[model].give,
-            deadline_s=now_s + deadline_s,
-            rank_s=now_s if rank_s is None else rank_s,
-            size=size,
-        )
+        ended = asyncio.get_running_loop().create_future()
+
+        def hear(_, outcome):
+            if ended.done():
+                self.slots[model].give(slot)
+            elif isinstance(outcome, Exception):
+                self.slots[model].give(slot)
+                ended.set_exception(outcome)
+            else:
+                ended.set_result(outcome)
+
+        rank_s = time.monotonic() if rank_s is None else rank_s
+        kind, (width, height) = Kind.PIXELS if size else Kind.ENCODED, size or (0, 0)
+        image = PendingImage(model, rank_s, body, hear, kind, slot, width, height)
+        self.decoders.decode(image)
+        try:
+            placement = await asyncio.wait_for(ended, deadline_s)
+        except BaseException:
+            if ended.cancelled():
+                self.decoders.drop(image)
+            elif ended.exception() is None:
+                self.slots[model].give(slot)
+            raise
         pixels = self.arena.slot(model, slot).reshape(MODELS[model].input_shape).copy()
         self.slots[model].give(slot)
         return placement, pixels
+
+    @property
+    def pids(self):
+        return [decoder.pid for decoder in self.decoders._replicas.decoders.values() if decoder.pid]
 
     def all_free(self):
         return all(len(slots) == SLOTS for slots in self.slots) and self.decoders._queue.held == 0
@@ -100,7 +118,7 @@ async def made():
         await rig.decoders.start()
         yield rig
     finally:
-        processes = [psutil.Process(pid) for pid in (rig.decoders._replicas.fork_server.pid, *rig.decoders.pids)]
+        processes = [psutil.Process(pid) for pid in (rig.decoders._replicas.fork_server.pid, *rig.pids)]
         await rig.decoders.stop()
         rig.arena.close()
         await until(lambda: not any(process.is_running() for process in processes))
@@ -140,8 +158,8 @@ async def test_pixels_and_placement_are_those_of_this_process(made):
 
 async def test_what_a_library_writes_itself_is_in_no_log(made):
     """libjpeg's warnings of strange images go to the file descriptor 2, past Python and the form of the log."""
-    assert made.decoders.pids
-    assert {os.readlink(f"/proc/{pid}/fd/2") for pid in made.decoders.pids} == {os.devnull}
+    assert made.pids
+    assert {os.readlink(f"/proc/{pid}/fd/2") for pid in made.pids} == {os.devnull}
 
 
 async def test_pixels_that_need_no_decoding_are_placed_alike(made):
@@ -197,7 +215,7 @@ async def test_an_image_whose_deadline_passes_is_answered_then_and_not_decoded(m
         busy = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(12)]
         await asyncio.sleep(0)
         started_s = time.monotonic()
-        with pytest.raises(DecodeExpiredError):
+        with pytest.raises(asyncio.TimeoutError):
             await made.decode(image(CRASHES), FAULTY, deadline_s=0.02, rank_s=time.monotonic() + 9)
         assert time.monotonic() - started_s < 0.2
         await asyncio.gather(*busy)
@@ -238,7 +256,7 @@ async def test_whatever_becomes_of_images_every_slot_comes_back_once(made, seed)
             if chance.random() < 0.3:
                 chance.choice(tasks).cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    known = (tuple, DecodeExpiredError, InvalidImageError, asyncio.CancelledError)
+    known = (tuple, asyncio.TimeoutError, InvalidImageError, asyncio.CancelledError)
     assert all(isinstance(result, known) for result in results), results
 
 
@@ -267,7 +285,7 @@ async def test_decoders_killed_under_load_cost_nobody_an_answer(made):
         tasks = [asyncio.create_task(many()) for _ in range(4)]
         for kill in range(6):
             await until(lambda: made.decoders.up == 2)
-            os.kill(made.decoders.pids[kill % 2], signal.SIGKILL)
+            os.kill(made.pids[kill % 2], signal.SIGKILL)
             await until(lambda kill=kill: len(made.reasons) > kill)
         await asyncio.gather(*tasks)
     assert made.reasons == ["died"] * 6
@@ -277,7 +295,7 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
     async with made.limited(timeout_s=0.5):
         tasks = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(20)]
         await asyncio.sleep(0)
-        os.kill(made.decoders.pids[0], signal.SIGSTOP)
+        os.kill(made.pids[0], signal.SIGSTOP)
         await asyncio.gather(*tasks)
         assert len(made.reasons) == 1
 
@@ -286,22 +304,22 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
 async def test_another_fork_server_takes_the_place_of_a_dead_one_and_costs_no_image(made, number):
     async with made.limited():
         await made.decode(image(20))
-        first, pids = made.decoders._replicas.fork_server.pid, made.decoders.pids
+        first, pids = made.decoders._replicas.fork_server.pid, made.pids
         os.kill(first, number)
         await until(lambda: made.decoders._replicas.fork_server.pid != first, 60)
         await until(lambda: not psutil.pid_exists(first))
         await made.decode(image(20))
         assert made.reasons == []
-        os.kill(made.decoders.pids[0], signal.SIGKILL)
-        await until(lambda: made.decoders.up == 2 and not set(made.decoders.pids) & set(pids), 60)
-        assert {psutil.Process(pid).ppid() for pid in made.decoders.pids} == {os.getpid()}
+        os.kill(made.pids[0], signal.SIGKILL)
+        await until(lambda: made.decoders.up == 2 and not set(made.pids) & set(pids), 60)
+        assert {psutil.Process(pid).ppid() for pid in made.pids} == {os.getpid()}
 
 
 async def test_decoders_of_a_fork_server_that_is_gone_are_replaced_one_by_one_under_load(made):
     """What they do not share any more was 150 MiB of each."""
     async with made.limited():
         await made.decode(image(20))
-        first, pids = made.decoders._replicas.fork_server.pid, made.decoders.pids
+        first, pids = made.decoders._replicas.fork_server.pid, made.pids
         stop = asyncio.Event()
         least = 2
 
@@ -314,7 +332,7 @@ async def test_decoders_of_a_fork_server_that_is_gone_are_replaced_one_by_one_un
         clients = [asyncio.create_task(client()) for _ in range(16)]
         try:
             os.kill(first, signal.SIGKILL)
-            await until(lambda: made.decoders.up == 2 and not set(made.decoders.pids) & set(pids), 60)
+            await until(lambda: made.decoders.up == 2 and not set(made.pids) & set(pids), 60)
         finally:
             stop.set()
             await asyncio.gather(*clients)
@@ -322,16 +340,16 @@ async def test_decoders_of_a_fork_server_that_is_gone_are_replaced_one_by_one_un
         assert {each.parent for each in made.decoders._replicas.decoders.values()} == {
             made.decoders._replicas.fork_server.pid
         }
-        after = made.decoders.pids
+        after = made.pids
         for _ in range(3):
             await made.decode(image(20))
-        assert made.decoders.pids == after
+        assert made.pids == after
 
 
 async def test_a_fork_server_that_is_stopped_does_not_leave_the_replicas_empty(made):
     async with made.limited():
         os.kill(made.decoders._replicas.fork_server.pid, signal.SIGSTOP)
-        for pid in made.decoders.pids:
+        for pid in made.pids:
             os.kill(pid, signal.SIGKILL)
         tasks = [asyncio.create_task(made.decode(image(20))) for _ in range(4)]
         # It is given five seconds to fork; then there is another one.
@@ -344,7 +362,7 @@ async def test_decoders_hold_none_of_each_others_descriptors(made):
     async with made.limited():
         await made.decode(image(20))
         inboxes = []
-        for pid in made.decoders.pids:
+        for pid in made.pids:
             paths = [f"/proc/{pid}/fd/{each}" for each in os.listdir(f"/proc/{pid}/fd")]
             named = {(os.readlink(path).partition(" ")[0], os.stat(path).st_ino) for path in paths}
             assert sum("anychip-inbox" in name for name, _ in named) == 1
@@ -365,7 +383,7 @@ async def test_a_decoder_that_is_taken_over_gets_nowhere(made):
 async def test_a_decoder_has_no_part_in_the_services_streams(made):
     """What it says the server writes down, as a decoder's words: no line of another logger, such as the audit's."""
     await until(lambda: made.decoders.up == 2)
-    for pid in made.decoders.pids:
+    for pid in made.pids:
         links = {os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0] for name in os.listdir(f"/proc/{pid}/fd")}
         assert links == {"/dev/null", "/memfd", "socket"}
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import Settings
+from app.ingress.cascade import regions
 from app.link import Cascade
-from app.serving.cascades import parse_cascade, regions
+from app.serving.cascades import parse_cascade
 from models import ModelError
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,9 +14,9 @@ from app.access.access import Caller
 from app.access.keys import CallerLimits
 from app.access.limits import ClientLimits
 from app.errors import ServiceError
+from app.link import Terms
 from app.scheduling.scheduler import Scheduler
 from app.serving.filling import Filling
-from app.serving.terms import Terms
 from tests.support.images import png
 
 WIDE = png(size=(20, 5))
@@ -87,19 +86,17 @@ def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at_in_tiles(limited: bool) -> None:
-    filling = Filling(None, None, 10**9, None, reads_pixels=False)  # type: ignore[arg-type]
-    given_back: list[int] = []
-    served: Any = SimpleNamespace(slots=SimpleNamespace(give=given_back.append))
+    filled: list[Any] = []
+    filling = Filling(cast(Any, None), 10**9, None, lambda _, outcome: filled.append(outcome), reads_pixels=False)
     with ClientLimits().request(caller(pixels=150 if limited else 0)) as client_lease:
-        terms = Terms(0.0, client_lease=client_lease)
-        assert filling.size_of(served, terms, WIDE) == (20, 5)
+        item: Any = SimpleNamespace(terms=Terms(0.0, client_lease=client_lease))
+        assert filling.measured(WIDE, client_lease) == (20, 5)
+        filling.fill([item], WIDE)
         if limited:
-            assert "150 pixels" in refused(filling.size_of, served, terms, WIDE).message
-            filled = filling.image(served, terms, WIDE, 7, 0)
-            assert refused(asyncio.run, filled).code == "QUEUE_FULL"
-            assert given_back == [7]
+            assert "150 pixels" in refused(filling.measured, WIDE, client_lease).message
+            assert [error.code for error in filled] == ["QUEUE_FULL"]
         else:
-            filling.size_of(served, terms, WIDE)
+            assert [(placement.width, placement.height) for placement in filled] == [(20, 5)]
 
 
 def test_priorities_are_for_those_who_may() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.decoder.messages import Decoded, DecodePlan, Status, jobs_in
 from app.decoding import pool
-from app.decoding.image import ImageLimits
+from app.decoding.image import ImageLimits, PendingImage
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import DecoderProcess
 from app.processes.arena import Arena
@@ -67,12 +67,25 @@ async def decoding(count=2, buffers=CREDITS, models=1):
         arena.close()
 
 
+def begun(decoders, model, body, rank):
+    """A task that waits for an image, and drops it when it is cancelled."""
+    ended = asyncio.get_running_loop().create_future()
+    image = PendingImage(model, rank, body, lambda _, outcome: ended.done() or ended.set_result(outcome))
+    decoders.decode(image)
+
+    async def outcome():
+        try:
+            return await ended
+        finally:
+            if ended.cancelled():
+                decoders.drop(image)
+
+    return asyncio.ensure_future(outcome())
+
+
 async def ask(decoders, *bodies):
     """Tasks of images that come in this order; what can be sent has been sent."""
-    asked = []
-    for rank, body in enumerate(bodies):
-        decode = decoders.decode(0, 0, body, give=lambda _: None, deadline_s=1e9, rank_s=rank)
-        asked.append(asyncio.ensure_future(decode))
+    asked = [begun(decoders, 0, body, rank) for rank, body in enumerate(bodies)]
     await turns()
     return asked
 
@@ -150,9 +163,7 @@ async def answered_models(decoders, clock, image_s, pauses):
     """
     asked, order = [], []
     for number in range(120):
-        for model in range(2):
-            decode = decoders.decode(model, 0, SMALL, give=lambda _: None, deadline_s=1e9, rank_s=number)
-            asked.append(asyncio.ensure_future(decode))
+        asked += [begun(decoders, model, SMALL, number) for model in range(2)]
     await turns()
     for pause_s in pauses:
         clock.now_s += pause_s

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.decoder.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
-from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, Entry
+from app.decoding.image import PendingImage
+from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError
+
+
+def waiting(model, name, rank_s, large=False):
+    """An image whose body is its name."""
+    return PendingImage(model, rank_s, name, large=large)
 
 
 def filled(entries, models=2):
@@ -30,12 +36,12 @@ def drained(queue, *, large=True, cost_s=1.0):
 
 
 def test_the_least_rank_goes_first_and_equals_go_in_their_order():
-    entries = [Entry(0, name, rank) for name, rank in (("b", 2.0), ("a", 1.0), ("c", 2.0))]
-    assert [entry.payload for entry in drained(filled(entries))] == ["a", "b", "c"]
+    entries = [waiting(0, name, rank) for name, rank in (("b", 2.0), ("a", 1.0), ("c", 2.0))]
+    assert [entry.body for entry in drained(filled(entries))] == ["a", "b", "c"]
 
 
 def test_models_share_by_the_seconds_their_images_take():
-    queue = filled([Entry(model, model, float(number)) for number in range(40) for model in (0, 1)])
+    queue = filled([waiting(model, model, float(number)) for number in range(40) for model in (0, 1)])
     order = []
     for _ in range(20):
         entry = queue.pop()
@@ -51,13 +57,13 @@ def arrived(turns, clients, *, image_s=0.01, apart_s=0.0):
     for number, client in enumerate(clients):
         now_s = 100 + number * apart_s
         behind_s = turns.behind_s(client, now_s, image_s, len(entries))
-        entries.append(Entry(0, client, now_s + behind_s))
+        entries.append(waiting(0, client, now_s + behind_s))
     return entries
 
 
 def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
     entries = arrived(ClientTurns(), ["many"] * 50 + ["few"] * 2, apart_s=0.001)
-    order = [entry.payload for entry in drained(filled(entries))]
+    order = [entry.body for entry in drained(filled(entries))]
     assert order.index("few") < 10
     assert order[:20].count("few") == 2
     assert order.count("many") == 50
@@ -66,8 +72,8 @@ def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
 def test_the_images_of_one_client_keep_their_order():
     entries = arrived(ClientTurns(), ["one"] * 30)
     for number, entry in enumerate(entries):
-        entry.payload = number
-    assert [entry.payload for entry in drained(filled(entries))] == list(range(30))
+        entry.body = number
+    assert [entry.body for entry in drained(filled(entries))] == list(range(30))
 
 
 def test_what_a_client_sent_in_vain_is_not_held_against_it_and_clients_are_forgotten():
@@ -81,26 +87,26 @@ def test_what_a_client_sent_in_vain_is_not_held_against_it_and_clients_are_forgo
 
 
 def test_a_model_that_was_idle_has_earned_no_credit():
-    queue = filled([Entry(0, number, float(number)) for number in range(20)])
+    queue = filled([waiting(0, number, float(number)) for number in range(20)])
     for _ in range(10):
         queue.took(queue.pop().model, 1.0)
     for number in range(10):
         queue.admit()
-        queue.push(Entry(1, number, 0.0))
+        queue.push(waiting(1, number, 0.0))
     order = [entry.model for entry in drained(queue)]
     assert order[:10].count(1) in (5, 6)
 
 
 def test_large_images_are_left_where_none_may_be_taken():
-    entries = [Entry(0, "large", 0.0, large=True), Entry(0, "small", 1.0)]
+    entries = [waiting(0, "large", 0.0, large=True), waiting(0, "small", 1.0)]
     queue = filled(entries)
-    assert [entry.payload for entry in drained(queue, large=False)] == ["small"]
-    assert [entry.payload for entry in drained(queue)] == ["large"]
+    assert [entry.body for entry in drained(queue, large=False)] == ["small"]
+    assert [entry.body for entry in drained(queue)] == ["large"]
 
 
 def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
     queue = DecodeQueue(1, 16)
-    entries = [Entry(0, number, 0.0) for number in range(16)]
+    entries = [waiting(0, number, 0.0) for number in range(16)]
     for entry in entries:
         queue.admit()
         queue.push(entry)
@@ -122,35 +128,35 @@ def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
     )
 )
 def test_every_image_comes_out_once_or_was_discarded_and_counts_agree(actions):
-    queue: DecodeQueue[int] = DecodeQueue(3, 1000)
-    waiting: dict[int, Entry[int]] = {}
+    queue: DecodeQueue = DecodeQueue(3, 1000)
+    left: dict[int, PendingImage] = {}
     for number, (action, model, value) in enumerate(actions):
         if action == "push":
             queue.admit()
-            entry = Entry(model, number, value)
+            entry = waiting(model, number, value)
             if number % 3 == 0:
                 queue.enlarge(entry)
             queue.push(entry)
-            waiting[number] = entry
-        elif action == "discard" and waiting:
-            entry = waiting.pop(min(waiting))
+            left[number] = entry
+        elif action == "discard" and left:
+            entry = left.pop(min(left))
             assert queue.discard(entry)
             assert not queue.discard(entry)
             queue.leave(entry)
         elif action.startswith("pop"):
             small = action == "pop small"
             entry = queue.pop(lambda _, small=small: not small)
-            fitting = [each for each in waiting.values() if not (small and each.large)]
+            fitting = [each for each in left.values() if not (small and each.large)]
             assert (entry is None) == (not fitting)
             if entry is not None:
                 assert not (small and entry.large)
                 same = [each.rank_s for each in fitting if each.model == entry.model]
                 assert entry.rank_s == min(same)
-                del waiting[entry.payload]
+                del left[entry.body]
                 queue.took(entry.model, abs(value))
                 queue.leave(entry)
-        assert queue.waiting == queue.held == len(waiting)
-        assert queue.held_large == sum(entry.large for entry in waiting.values())
+        assert queue.waiting == queue.held == len(left)
+        assert queue.held_large == sum(entry.large for entry in left.values())
 
 
 numbers = st.integers(0, 2**31 - 1)

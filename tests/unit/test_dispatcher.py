@@ -5,20 +5,24 @@ import contextlib
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet import device_files
-from app.fleet.dispatcher import Dispatcher
+from app.fleet.fleet import Fleet
 from app.fleet.process import Computed
-from app.link import ModelState
+from app.ingress.items import Replies
+from app.link import Frame, ModelState, Tables, Terms
 from app.observability.metrics import Metrics
+from app.serving.submissions import Submissions
 from app.worker.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 
 PLAN = SimpleNamespace(has=lambda index: True)
 MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random", is_program=False)
 SLOTS = 64
+IMAGE = Frame(np.zeros(4, np.uint8), 2, 2)
 
 
 class Worker:
@@ -36,6 +40,9 @@ class Worker:
     def send(self, message):
         self.sent.append(message)
 
+    def model(self, _index):
+        return SimpleNamespace(weights=self.id)
+
     @property
     def runs(self):
         return [message for message in self.sent if isinstance(message, Run)]
@@ -45,24 +52,38 @@ class Worker:
 async def dispatching(*workers, replicas=("ready",)):
     choice = SimpleNamespace(devices=("null:0",), vendor="null")
     settings = Settings(models="m", batch_sizes="1,8", queue_size=SLOTS - 32)
-    dispatcher = Dispatcher(settings, choice, [MODEL], Metrics(enabled=False), None)
-    dispatcher.replicas += [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
+    metrics = Metrics(enabled=False)
+    fleet = Fleet(settings, choice, [MODEL], metrics, None)
+    fleet.replicas += [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
     for worker in workers:
-        dispatcher._worker_ready(worker)
-    yield dispatcher
-    dispatcher.arena.close()
+        fleet._worker_ready(worker)
+    fleet.link = Submissions(
+        Tables(settings, fleet.models, {}, {}, metrics, None, False, None), fleet, None, reads_pixels=False
+    )
+    fleet.replies = Replies(fleet.link)
+    yield fleet
+    assert not fleet.link._under_way
+    fleet.arena.close()
 
 
-def ask(dispatcher, images=1, lasts_s=60.0):
-    """Submit so many requests of one image; tasks of their outcomes."""
-    served = dispatcher.models["m"]
+def ask(fleet, images=1, lasts_s=60.0):
+    """Submit so many requests of one image; tasks of their results."""
     tasks = []
     for _ in range(images):
-        now_s = time.monotonic()
-        reservation = dispatcher.scheduler.reserve("m", 1, now_s + lasts_s, 0, now_s)
-        item = dispatcher.submit(reservation, served.slots.take(), None, 0)
-        tasks.append(asyncio.ensure_future(dispatcher.outcome(served, item)))
+        room = fleet.link.reserve(fleet.models["m"], 1, Terms(time.monotonic() + lasts_s))
+        tasks.append(submit(fleet, room, 0))
     return tasks
+
+
+def submit(fleet, room, position, *, is_last=True):
+    """A task of the result of an item, whose slot is filled."""
+    [submitted] = fleet.replies.submit(room, IMAGE, None, position)
+
+    async def result():
+        with room if is_last else contextlib.nullcontext():
+            return await fleet.replies.result(submitted)
+
+    return asyncio.ensure_future(result())
 
 
 def done(run, results=None):
@@ -74,9 +95,9 @@ async def turns(number=5):
         await asyncio.sleep(0)
 
 
-def free_slots(dispatcher):
+def free_slots(fleet):
     """How many slots can be taken; all of them are given back."""
-    slots = dispatcher.models["m"].slots
+    slots = fleet.models["m"].slots
     taken = []
     with contextlib.suppress(IndexError):
         while True:
@@ -88,69 +109,69 @@ def free_slots(dispatcher):
 
 async def test_what_comes_in_one_turn_of_the_loop_goes_in_one_batch():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        tasks = ask(dispatcher, 8)
+    async with dispatching(worker) as fleet:
+        tasks = ask(fleet, 8)
         await turns()
         [run] = worker.runs
         assert len(run.slots) == 8
-        dispatcher._worker_message(worker, done(run))
+        fleet._worker_message(worker, done(run))
         await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize("results", [(), ((),) * 7, ((),) * 9])
 async def test_a_batch_whose_results_do_not_fit_is_tried_again_and_no_slot_is_lost(results):
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask(dispatcher, 8)
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        tasks = ask(fleet, 8)
         await turns()
-        dispatcher._worker_message(worker, done(worker.runs[0], results))
+        fleet._worker_message(worker, done(worker.runs[0], results))
         for number in range(1, 9):
             await turns()
             assert len(worker.runs) == number + 1
             assert len(worker.runs[-1].slots) == 1
-            dispatcher._worker_message(worker, done(worker.runs[-1]))
+            fleet._worker_message(worker, done(worker.runs[-1]))
         assert len(await asyncio.gather(*tasks)) == 8
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 async def test_a_deadline_that_passes_with_a_worker_is_answered_when_it_passes():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        [task] = ask(dispatcher, lasts_s=0.5)
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        [task] = ask(fleet, lasts_s=0.5)
         await turns()
         [run] = worker.runs
         with pytest.raises(ServiceError) as error:
             await asyncio.wait_for(task, 20)
         assert error.value.code == "DEADLINE_EXCEEDED"
-        assert free_slots(dispatcher) == before - 1, "the worker still looks at it"
-        dispatcher._worker_message(worker, done(run))
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before - 1, "the worker still looks at it"
+        fleet._worker_message(worker, done(run))
+        assert free_slots(fleet) == before
 
 
 async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
 
         def fail(*_):
             raise RuntimeError("the disk of the statistics is full")
 
-        monkeypatch.setattr(dispatcher.models["m"], "statistics", SimpleNamespace(batch=fail))
-        [task] = ask(dispatcher)
+        monkeypatch.setattr(fleet.models["m"], "statistics", SimpleNamespace(batch=fail))
+        [task] = ask(fleet)
         await turns()
-        dispatcher._worker_message(worker, done(worker.runs[0]))
-        assert (await task).worker is worker
-        assert free_slots(dispatcher) == before
+        fleet._worker_message(worker, done(worker.runs[0]))
+        assert (await task).computed_by.weights == worker.id
+        assert free_slots(fleet) == before
 
 
 async def test_the_image_that_takes_down_a_device_with_two_batches_fails_alone():
     """The device begins the second batch before it answers the first; an image of the second one is to blame."""
     workers = [Worker(f"null:0#{number}", depth=2) for number in range(3)]
-    async with dispatching(workers[0]) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask(dispatcher, 16)
+    async with dispatching(workers[0]) as fleet:
+        before = free_slots(fleet)
+        tasks = ask(fleet, 16)
         await turns()
         poison = workers[0].runs[1].slots[3]
         lost = 0
@@ -158,31 +179,31 @@ async def test_the_image_that_takes_down_a_device_with_two_batches_fails_alone()
             worker = workers[lost]
             begun = [run for run in worker.runs if run.batch_id not in worker.__dict__.setdefault("answered", set())]
             if any(poison in run.slots for run in begun):
-                dispatcher._worker_gone(worker, "it died")
+                fleet._worker_gone(worker, "it died")
                 lost += 1
-                dispatcher._worker_ready(workers[lost])
+                fleet._worker_ready(workers[lost])
             else:
                 worker.answered.add(begun[0].batch_id)
-                dispatcher._worker_message(worker, done(begun[0]))
+                fleet._worker_message(worker, done(begun[0]))
             await turns()
         failed = [task.exception() for task in tasks if task.exception()]
         assert [error.code for error in failed] == ["INFERENCE_FAILED"]
         assert lost == 2
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 async def test_what_a_lost_worker_had_not_begun_is_computed_together():
     workers = [Worker("null:0#1"), Worker("null:0#2")]
-    async with dispatching(workers[0]) as dispatcher:
-        tasks = ask(dispatcher, 16)
+    async with dispatching(workers[0]) as fleet:
+        tasks = ask(fleet, 16)
         await turns()
         assert [len(run.slots) for run in workers[0].runs] == [8, 8]
-        dispatcher._worker_gone(workers[0], "it died")
-        dispatcher._worker_ready(workers[1])
+        fleet._worker_gone(workers[0], "it died")
+        fleet._worker_ready(workers[1])
         answered = 0
         await turns()
         while answered < len(workers[1].runs):
-            dispatcher._worker_message(workers[1], done(workers[1].runs[answered]))
+            fleet._worker_message(workers[1], done(workers[1].runs[answered]))
             answered += 1
             await turns()
         assert [len(run.slots) for run in workers[1].runs] == [1] * 8 + [8]
@@ -192,27 +213,27 @@ async def test_what_a_lost_worker_had_not_begun_is_computed_together():
 @pytest.mark.parametrize("end", ["the worker dies", "the batch fails", "the batch is done"])
 async def test_the_slots_of_clients_that_left_are_free_in_the_end(end):
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask(dispatcher, 8)
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        tasks = ask(fleet, 8)
         await turns()
         for task in tasks:
             task.cancel()
         await turns()
-        assert free_slots(dispatcher) == before - 8, "the device may still look at them"
+        assert free_slots(fleet) == before - 8, "the device may still look at them"
         if end == "the worker dies":
-            dispatcher._worker_gone(worker, "it died")
+            fleet._worker_gone(worker, "it died")
         elif end == "the batch fails":
-            dispatcher._worker_message(worker, Failed(worker.runs[0].batch_id, "it failed"))
+            fleet._worker_message(worker, Failed(worker.runs[0].batch_id, "it failed"))
         else:
-            dispatcher._worker_message(worker, done(worker.runs[0]))
-        assert free_slots(dispatcher) == before
+            fleet._worker_message(worker, done(worker.runs[0]))
+        assert free_slots(fleet) == before
 
 
 async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fails_alone():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        tasks = ask(dispatcher, 8)
+    async with dispatching(worker) as fleet:
+        tasks = ask(fleet, 8)
         await turns()
         poison = worker.runs[0].slots[5]
         answered = 0
@@ -220,7 +241,7 @@ async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fai
             run = worker.runs[answered]
             answered += 1
             answer = Failed(run.batch_id, "poison") if poison in run.slots else done(run)
-            dispatcher._worker_message(worker, answer)
+            fleet._worker_message(worker, answer)
             await turns()
         assert [bool(task.exception()) for task in tasks].count(True) == 1
         assert answered == 9
@@ -228,41 +249,37 @@ async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fai
 
 async def test_an_upload_that_outlives_an_unload_is_refused_and_does_not_wait_for_its_deadline():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        served = dispatcher.models["m"]
-        before = free_slots(dispatcher)
-        now_s = time.monotonic()
-        reservation = dispatcher.scheduler.reserve("m", 2, now_s + 60, 0, now_s)
+    async with dispatching(worker) as fleet:
+        served = fleet.models["m"]
+        before = free_slots(fleet)
+        room = fleet.link.reserve(served, 2, Terms(time.monotonic() + 60))
         served.unloaded = True
         # While workers still have the model, what was accepted is answered.
-        item = dispatcher.submit(reservation, served.slots.take(), None, 0)
-        outcome = asyncio.ensure_future(dispatcher.outcome(served, item))
+        task = submit(fleet, room, 0, is_last=False)
         await turns()
-        dispatcher._worker_message(worker, done(worker.runs[0]))
-        await outcome
-        dispatcher._worker_retiring(worker)
-        dispatcher._worker_ready(Worker("null:0#2", models=(None,)))
-        slot = served.slots.take()
+        fleet._worker_message(worker, done(worker.runs[0]))
+        await task
+        fleet.dispatcher.retire(worker)
+        fleet._worker_ready(Worker("null:0#2", models=(None,)))
         with pytest.raises(ServiceError, match="unloaded") as refusal:
-            dispatcher.submit(reservation, slot, None, 1)
+            await submit(fleet, room, 1)
         assert refusal.value.code == "NOT_READY"
-        dispatcher.scheduler.release(reservation)
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 async def test_between_a_workers_death_and_the_next_start_requests_wait():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        assert dispatcher.readiness.state("m") is ModelState.READY
-        dispatcher._worker_gone(worker, "it died")
+    async with dispatching(worker) as fleet:
+        assert fleet.readiness.state("m") is ModelState.READY
+        fleet._worker_gone(worker, "it died")
         # The replica hears of it a few turns of the loop later: its state is still "ready".
-        assert dispatcher.readiness.state("m") is ModelState.STARTING
-        [task] = ask(dispatcher)
+        assert fleet.readiness.state("m") is ModelState.STARTING
+        [task] = ask(fleet)
         following = Worker("null:0#2")
-        dispatcher._worker_ready(following)
+        fleet._worker_ready(following)
         await turns()
-        dispatcher._worker_message(following, done(following.runs[0]))
-        assert (await task).worker is following
+        fleet._worker_message(following, done(following.runs[0]))
+        assert (await task).computed_by.weights == following.id
 
 
 @pytest.mark.parametrize(
@@ -276,62 +293,62 @@ async def test_between_a_workers_death_and_the_next_start_requests_wait():
     ],
 )
 async def test_the_state_of_a_model_follows_from_replicas_and_unloading(replicas, unloaded, state):
-    async with dispatching(replicas=replicas) as dispatcher:
-        dispatcher.models["m"].unloaded = unloaded
-        assert dispatcher.readiness.state("m") is state
-        assert dispatcher.readiness.reason("m")
+    async with dispatching(replicas=replicas) as fleet:
+        fleet.models["m"].unloaded = unloaded
+        assert fleet.readiness.state("m") is state
+        assert fleet.readiness.reason("m")
         if not state.accepts_requests:
             with pytest.raises(ServiceError):
-                dispatcher.refuse_unless_served("m")
+                fleet.refuse_unless_served("m")
 
 
 async def test_many_callers_share_one_release():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        tasks = [asyncio.create_task(dispatcher.release()) for _ in range(1000)]
+    async with dispatching(worker) as fleet:
+        tasks = [asyncio.create_task(fleet.release()) for _ in range(1000)]
         await turns()
         [release] = [message for message in worker.sent if isinstance(message, Release)]
         tasks.pop().cancel()
         await turns()
-        dispatcher._worker_message(worker, Released("request", {2: 7}, release.request))
+        fleet._worker_message(worker, Released("request", {2: 7}, release.request))
         assert await asyncio.gather(*tasks) == [{worker.id: {2: 7}}] * 999
 
 
 async def test_a_release_ends_with_its_worker():
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        task = asyncio.create_task(dispatcher.release("null:0"))
+    async with dispatching(worker) as fleet:
+        task = asyncio.create_task(fleet.release("null:0"))
         await turns()
-        dispatcher._worker_gone(worker, "it died")
+        fleet._worker_gone(worker, "it died")
         assert await task == {worker.id: {}}
 
 
 async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slots():
     stuck, other = Worker(), Worker("null:0#2")
     stuck.abandoned, stuck.exited = True, asyncio.get_running_loop().create_future()
-    async with dispatching(stuck) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask(dispatcher, 3)
+    async with dispatching(stuck) as fleet:
+        before = free_slots(fleet)
+        tasks = ask(fleet, 3)
         await turns()
         [run] = stuck.runs
         for slot in run.slots:
-            dispatcher.arena.slot(0, slot)[:] = slot + 1
-        dispatcher._worker_gone(stuck, "it cannot be killed")
-        dispatcher._worker_ready(other)
+            fleet.arena.slot(0, slot)[:] = slot + 1
+        fleet._worker_gone(stuck, "it cannot be killed")
+        fleet._worker_ready(other)
         seen = set()
         for _ in range(3):
             await turns()
             [slot] = other.runs[-1].slots
             assert slot not in run.slots
-            seen.add(int(dispatcher.arena.slot(0, slot)[0]) - 1)
-            dispatcher._worker_message(other, done(other.runs[-1]))
+            seen.add(int(fleet.arena.slot(0, slot)[0]) - 1)
+            fleet._worker_message(other, done(other.runs[-1]))
         await asyncio.gather(*tasks)
         assert seen == set(run.slots)
         # It may still write to these, until it is gone.
-        assert free_slots(dispatcher) == before - 3
+        assert free_slots(fleet) == before - 3
         stuck.exited.set_result(None)
         await turns()
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 class Host:
@@ -339,26 +356,33 @@ class Host:
 
     def __init__(self, error=None):
         self.asked, self.may_end, self.error = [], asyncio.Event(), error
+        self.decoding = None
 
-    def refill(self, slots):
-        async def refill(slot):
-            self.asked.append(slot)
+    def refill(self, link):
+        async def decode(item):
             await self.may_end.wait()
-            if self.error is not None:
-                slots.give(slot)
-                raise self.error
+            link._filled(item, self.error or item.placement)
+
+        def refill(item):
+            self.asked.append(item.slot)
+            self.decoding = asyncio.ensure_future(decode(item))
 
         return refill
 
 
-def ask_with_files(dispatcher, host, images, files, **options):
+def ask_with_files(fleet, host, images, files, **options):
     """As `ask`; the slots of the images at these positions hold files."""
-    tasks = ask(dispatcher, images, **options)
-    slots = dispatcher.models["m"].slots
-    for position, slot in enumerate(sorted(slots._taken, reverse=False)):
+    tasks = ask(fleet, images, **options)
+    by_slot = {item.slot: item for item in fleet.link._under_way.values()}
+    for position, slot in enumerate(sorted(fleet.models["m"].slots._taken)):
         if position in files:
-            slots.files[slot] = host.refill(slots)
+            by_slot[slot].refill = host.refill(fleet.link)
     return tasks
+
+
+def with_files(fleet):
+    """The slots that hold files."""
+    return {item.slot for item in fleet.link._under_way.values() if item.refill is not None}
 
 
 def undone(run, undecoded):
@@ -369,32 +393,31 @@ def undone(run, undecoded):
 
 async def test_slots_with_files_are_named_to_the_worker():
     worker, host = Worker(), Host()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask_with_files(dispatcher, host, 8, {1, 6})
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        tasks = ask_with_files(fleet, host, 8, {1, 6})
         await turns()
         [run] = worker.runs
-        files = dispatcher.models["m"].slots.files
-        assert {run.slots[position] for position in run.files} == set(files)
+        assert {run.slots[position] for position in run.files} == with_files(fleet)
         assert len(run.files) == 2
-        dispatcher._worker_message(worker, done(run))
+        fleet._worker_message(worker, done(run))
         await asyncio.gather(*tasks)
-        assert not files
-        assert free_slots(dispatcher) == before
+        assert not with_files(fleet)
+        assert free_slots(fleet) == before
 
 
 async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_front_and_the_others_are_answered():
     worker, host = Worker(), Host()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask_with_files(dispatcher, host, 8, set(range(8)))
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        tasks = ask_with_files(fleet, host, 8, set(range(8)))
         await turns()
         [run] = worker.runs
-        dispatcher._worker_message(worker, undone(run, (3,)))
+        fleet._worker_message(worker, undone(run, (3,)))
         await turns()
         assert host.asked == [run.slots[3]]
         assert sum(task.done() for task in tasks) == 7
-        others = ask(dispatcher, 9)
+        others = ask(fleet, 9)
         await turns()
         host.may_end.set()
         await turns()
@@ -403,112 +426,112 @@ async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_fron
                 if run.slots[3] in worker.runs[number].slots:
                     assert worker.runs[number].slots[0] == run.slots[3], "what came later goes before it"
                     assert worker.runs[number].files == ()
-                dispatcher._worker_message(worker, done(worker.runs[number]))
+                fleet._worker_message(worker, done(worker.runs[number]))
                 await turns()
         await asyncio.gather(*tasks, *others)
         assert len(host.asked) == 1
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 async def test_an_image_that_the_host_cannot_decode_either_fails_with_its_words():
     worker, host = Worker(), Host(ServiceError("INVALID_IMAGE", "the JPEG is broken or truncated"))
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        [task] = ask_with_files(dispatcher, host, 1, {0})
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        [task] = ask_with_files(fleet, host, 1, {0})
         await turns()
-        dispatcher._worker_message(worker, undone(worker.runs[0], (0,)))
+        fleet._worker_message(worker, undone(worker.runs[0], (0,)))
         host.may_end.set()
         with pytest.raises(ServiceError, match="broken or truncated"):
             await task
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_whoever_leaves_while_the_host_decodes_takes_no_slot_along(fails):
     worker, host = Worker(), Host(ServiceError("INVALID_IMAGE", "broken") if fails else None)
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        [task] = ask_with_files(dispatcher, host, 1, {0})
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        [task] = ask_with_files(fleet, host, 1, {0})
         await turns()
-        dispatcher._worker_message(worker, undone(worker.runs[0], (0,)))
+        fleet._worker_message(worker, undone(worker.runs[0], (0,)))
         await turns()
         task.cancel()
         await turns()
-        assert free_slots(dispatcher) == before - 1  # A decoder may still write to it.
+        assert free_slots(fleet) == before - 1  # A decoder may still write to it.
         host.may_end.set()
         await turns()
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
         assert len(worker.runs) == 1
 
 
 async def test_whoever_left_before_the_device_gave_up_costs_the_host_nothing():
     worker, host = Worker(), Host()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        [task] = ask_with_files(dispatcher, host, 1, {0})
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        [task] = ask_with_files(fleet, host, 1, {0})
         await turns()
         task.cancel()
         await turns()
-        dispatcher._worker_message(worker, undone(worker.runs[0], (0,)))
+        fleet._worker_message(worker, undone(worker.runs[0], (0,)))
         await turns()
         assert host.asked == []
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 @pytest.mark.parametrize("undecoded", [(0,), (-1,), (9,)])
 async def test_a_worker_is_not_believed_that_it_was_asked_to_decode_pixels(undecoded):
     worker = Worker()
-    async with dispatching(worker) as dispatcher:
-        before = free_slots(dispatcher)
-        [task] = ask(dispatcher)
+    async with dispatching(worker) as fleet:
+        before = free_slots(fleet)
+        [task] = ask(fleet)
         await turns()
-        dispatcher._worker_message(worker, undone(worker.runs[0], undecoded))
+        fleet._worker_message(worker, undone(worker.runs[0], undecoded))
         await task
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 async def test_files_of_a_batch_that_ended_its_worker_are_decoded_on_the_host_and_run_alone():
     workers, host = [Worker("null:0#1"), Worker("null:0#2")], Host()
     host.may_end.set()
-    async with dispatching(workers[0]) as dispatcher:
-        before = free_slots(dispatcher)
-        tasks = ask_with_files(dispatcher, host, 3, {0, 1, 2})
+    async with dispatching(workers[0]) as fleet:
+        before = free_slots(fleet)
+        tasks = ask_with_files(fleet, host, 3, {0, 1, 2})
         await turns()
-        dispatcher._worker_gone(workers[0], "it died")
+        fleet._worker_gone(workers[0], "it died")
         await turns()
         assert len(host.asked) == 3
-        dispatcher._worker_ready(workers[1])
+        fleet._worker_ready(workers[1])
         for number in range(3):
             await turns()
             assert [len(run.slots) for run in workers[1].runs] == [1] * (number + 1)
             assert workers[1].runs[-1].files == ()
-            dispatcher._worker_message(workers[1], done(workers[1].runs[-1]))
+            fleet._worker_message(workers[1], done(workers[1].runs[-1]))
         await asyncio.gather(*tasks)
-        assert free_slots(dispatcher) == before
+        assert free_slots(fleet) == before
 
 
 async def test_files_pass_only_where_every_worker_decodes_them():
     by_host, by_device = Worker("null:0#1"), decoding_worker("null:0#2")
-    async with dispatching(by_device) as dispatcher:
-        served = dispatcher.models["m"]
+    async with dispatching(by_device) as fleet:
+        served = fleet.models["m"]
         assert served.passes_files
-        dispatcher._worker_ready(by_host)
+        fleet._worker_ready(by_host)
         assert not served.passes_files
-        dispatcher._worker_gone(by_host, "it died")
+        fleet._worker_gone(by_host, "it died")
         assert served.passes_files
-        dispatcher._worker_gone(by_device, "it died")
+        fleet._worker_gone(by_device, "it died")
         assert not served.passes_files
 
 
-async def of_device(dispatcher, worker, undecoded=()):
+async def of_device(fleet, worker, undecoded=()):
     """A batch of eight files, of which the device cannot decode these."""
-    tasks = ask_with_files(dispatcher, FILLED, 8, range(8))
+    tasks = ask_with_files(fleet, FILLED, 8, range(8))
     await turns()
-    dispatcher._worker_message(worker, undone(worker.runs[-1], tuple(undecoded)))
+    fleet._worker_message(worker, undone(worker.runs[-1], tuple(undecoded)))
     while not all(task.done() for task in tasks):
         await turns()
-        if worker.runs[-1].files == () and not dispatcher.scheduler.idle(worker.id):
-            dispatcher._worker_message(worker, done(worker.runs[-1]))
+        if worker.runs[-1].files == () and not fleet.scheduler.idle(worker.id):
+            fleet._worker_message(worker, done(worker.runs[-1]))
     await asyncio.gather(*tasks)
 
 
@@ -526,33 +549,33 @@ BATCHES_IN_A_ROW = device_files.REFUSED_IN_A_ROW // 8
 
 async def test_files_do_not_pass_for_a_while_after_a_row_that_the_device_cannot_decode(caplog):
     worker = decoding_worker()
-    async with dispatching(worker) as dispatcher:
-        served = dispatcher.models["m"]
+    async with dispatching(worker) as fleet:
+        served = fleet.models["m"]
         for _ in range(BATCHES_IN_A_ROW - 1):
-            await of_device(dispatcher, worker, range(8))
-        await of_device(dispatcher, worker, range(7))  # One of them was decoded: strange files, a decoder that works.
+            await of_device(fleet, worker, range(8))
+        await of_device(fleet, worker, range(7))  # One of them was decoded: strange files, a decoder that works.
         for _ in range(BATCHES_IN_A_ROW - 1):
-            await of_device(dispatcher, worker, range(8))
+            await of_device(fleet, worker, range(8))
         assert served.passes_files
-        await of_device(dispatcher, worker, range(8))
+        await of_device(fleet, worker, range(8))
         assert not served.passes_files
         assert "could decode none of the last 64 files for m" in caplog.text
-        pause = dispatcher._files._pauses[served]
+        pause = fleet.dispatcher.files._pauses[served]
         assert 0 < pause.when() - asyncio.get_running_loop().time() <= device_files.PAUSE_S
-        dispatcher._files._end_pause(served)
+        fleet.dispatcher.files._end_pause(served)
         assert served.passes_files
-        await of_device(dispatcher, worker, range(8))  # The row begins anew.
+        await of_device(fleet, worker, range(8))  # The row begins anew.
         assert served.passes_files
         pause.cancel()
 
 
 async def test_a_new_worker_ends_the_pause_of_files():
     worker = decoding_worker()
-    async with dispatching(worker) as dispatcher:
+    async with dispatching(worker) as fleet:
         for _ in range(BATCHES_IN_A_ROW):
-            await of_device(dispatcher, worker, range(8))
-        assert not dispatcher.models["m"].passes_files
-        [pause] = dispatcher._files._pauses.values()
-        dispatcher._worker_ready(decoding_worker("null:0#2"))
-        assert dispatcher.models["m"].passes_files
+            await of_device(fleet, worker, range(8))
+        assert not fleet.models["m"].passes_files
+        [pause] = fleet.dispatcher.files._pauses.values()
+        fleet._worker_ready(decoding_worker("null:0#2"))
+        assert fleet.models["m"].passes_files
         assert pause.cancelled()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.protocols.open_inference import _results, _size_bytes
+from app.protocols.open_inference import results, size_bytes
 from app.protocols.tensors import RequestedOutput
 
 
 def test_rows_are_stacked_whoever_does_it():
     rows = [np.full((2, 3), number, np.float32) for number in range(4)]
-    assert _size_bytes(rows) == _size_bytes(np.stack(rows)) == 96
-    assert _size_bytes([b"abc", b"d"]) == 4
-    found = _results([RequestedOutput("x"), RequestedOutput("predictions")], {"x": rows, "predictions": [b"a"]}, None)
+    assert size_bytes(rows) == size_bytes(np.stack(rows)) == 96
+    assert size_bytes([b"abc", b"d"]) == 4
+    found = results([RequestedOutput("x"), RequestedOutput("predictions")], {"x": rows, "predictions": [b"a"]}, None)
     assert np.array_equal(found[0].data, np.stack(rows))
     assert (found[0].shape, found[1].shape, found[1].data) == ((4, 2, 3), (1,), [b"a"])

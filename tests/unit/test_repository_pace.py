@@ -17,7 +17,7 @@ MOST = 12
 
 @given(st.lists(st.floats(0, 20), max_size=80))
 async def test_no_minute_has_more_changes_than_are_allowed(pauses: list[float]) -> None:
-    repository = Repository(cast(Any, None), {}, cast(Any, None), cast(Any, None))
+    repository = Repository(cast(Any, None), {}, cast(Any, None))
     now_s, begun = 1000.0, list[float]()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: now_s)

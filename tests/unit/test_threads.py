@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.serving.threads import Threads
+from app.ingress.threads import Threads
 
 
 @pytest.fixture

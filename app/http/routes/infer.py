@@ -23,8 +23,9 @@ from app.http.body import Body, Fields
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.converter import OUTPUTS, TENSORS
+from app.ingress.inference import run
 from app.ingress.ingress import Ingress, Run
-from app.link import ServedModel
+from app.link import INLINE_BYTES, ServedModel, Terms
 from app.observability.triton_statistics import VERSION
 from app.protocols import documents, open_inference, wire
 from app.protocols.documents import name_of, parameters_of
@@ -38,8 +39,6 @@ from app.protocols.tensors import (
     RequestedOutput,
     checked_id,
 )
-from app.serving.filling import INLINE_BYTES
-from app.serving.terms import Terms
 from models import Model
 
 router = APIRouter(tags=["inference"])
@@ -143,17 +142,17 @@ class RestInferCall(HttpCall[InferenceResponse]):
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[InferenceResponse]:
-        service, body = ingress.service, self.body
+        body = self.body
         encoding = self.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
         if encoding not in ("", "identity"):
-            body = await ingress.offload(_inflated, encoding, body, service.settings.max_body_bytes)
+            body = await ingress.offload(_inflated, encoding, body, ingress.link.settings.max_body_bytes)
             lease.take(len(body))
         header_bytes = _header_bytes(self.headers, len(body))
         self.parsed = await _parsed(ingress, served.model, body, header_bytes, lease)
         work = open_inference.prepare(
-            service, served, self.parsed.request, terms, started_s=self.context.started_s, name=self.model
+            ingress.link, served, self.parsed.request, terms, started_s=self.context.started_s, name=self.model
         )
-        return lambda: open_inference.run(service, served, work)
+        return lambda: run(ingress, served, work)
 
 
 def _header_bytes(headers: Fields, size: int) -> int | None:

@@ -12,15 +12,14 @@ from app.http.answer import Content, as_json, as_response
 from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
+from app.ingress.cascade import predict_cascade
 from app.ingress.ingress import Ingress, Run
-from app.link import ServedModel
+from app.ingress.prediction import Answer
+from app.ingress.prediction import predict as predict_images
+from app.ingress.tiles import TILED_MASKS, predict_tiled
+from app.link import ServedModel, Terms
 from app.protocols.options import PREDICT
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
-from app.serving.prediction import Answer
-from app.serving.prediction import predict as predict_images
-from app.serving.staged import predict_staged
-from app.serving.terms import Terms
-from app.serving.tiles import TILED_MASKS, predict_tiled
 from models.tasks.tiles import Tiling
 
 router = APIRouter(tags=["predict"])
@@ -69,7 +68,7 @@ async def predict(request: Request, model: str) -> Response:
 async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
     """The content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model))
-    made_by = ingress.service.made_by(answered.computed_by)
+    made_by = ingress.made_by(answered.computed_by)
     return as_json({"model": model, "predictions": answered.predictions, **made_by})
 
 
@@ -95,17 +94,16 @@ class PredictCall(HttpCall[Answer]):
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[Answer]:
-        service = ingress.service
         images = await read_images(
-            self.headers, self.body, service.settings.max_images, ingress.converter, lease, any_type=self._any_type
+            self.headers, self.body, ingress.link.settings.max_images, ingress.converter, lease, any_type=self._any_type
         )
         if (cascade := ingress.link.cascades.get(self.model)) is not None:
             if self._tiling is not None and self._tiling.side:
                 raise invalid_request("two stages do not look at tiles")
-            return lambda: predict_staged(service, cascade, images, terms, options=self._options)
+            return lambda: predict_cascade(ingress, cascade, images, terms, options=self._options)
         tiling = self._tiling
         if tiling is None and self._options.masks in TILED_MASKS:
             tiling = ingress.link.tilings.get(self.model)
         if tiling is not None and tiling.side:
-            return lambda: predict_tiled(service, served, images, terms, options=self._options, tiling=tiling)
-        return lambda: predict_images(service, served, images, terms, options=self._options)
+            return lambda: predict_tiled(ingress, served, images, terms, options=self._options, tiling=tiling)
+        return lambda: predict_images(ingress, served, images, terms, options=self._options)

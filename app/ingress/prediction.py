@@ -1,6 +1,6 @@
 """The flow of a request of images: encoded images or pixels in, predictions out.
 
-    reservation ─► each image into a slot, computed (app.serving.items) ─► postprocess ─► Answer
+    room ─► each image computed (app.ingress.items) ─► postprocess ─► Answer
 
 Owns: what is made of what a worker sent for an image. Must not know a transport.
 """
@@ -10,19 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy.typing as npt
 
 from app.errors import ServiceError, invalid_request
-from app.fleet.outcome import Outcome
-from app.fleet.served_model import ModelPool
-from app.link import ServedModel
-from app.serving.filling import Encoded, Frame
-from app.serving.items import ComputedBy, Fill, Items, computed_by
-from app.serving.service import Service
-from app.serving.terms import Terms
+from app.ingress.ingress import Ingress
+from app.ingress.items import Items
+from app.link import ComputedBy, Content, Encoded, Frame, Regions, Result, ServedModel, Terms
 from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
@@ -50,7 +45,7 @@ def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement
 
 
 async def predict(
-    service: Service,
+    ingress: Ingress,
     served: ServedModel,
     images: Sequence[Encoded | Frame],
     terms: Terms,
@@ -58,7 +53,7 @@ async def predict(
     options: Options,
     finish: Finish = prediction,
 ) -> Answer:
-    """Predict for images, all or nothing. Raises ServiceError; cancelled, it gives up its reservation at once."""
+    """Predict for images, all or nothing. Raises ServiceError; cancelled, it gives up its room at once."""
     if isinstance(served.model, TensorModel):
         name = served.model.name
         raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
@@ -68,37 +63,33 @@ async def predict(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"
         )
-
-    pool = service.pool(served)
-    fills = [partial(service.filling.image, pool, terms, image) for image in images]
-    return await computed(service, pool, fills, terms, options=options, finish=finish)
+    return await computed(ingress, served, images, terms, options=options, finish=finish)
 
 
 async def computed(
-    service: Service,
-    served: ModelPool,
-    fills: Sequence[Fill],
+    ingress: Ingress,
+    served: ServedModel,
+    contents: Sequence[Content],
     terms: Terms,
     *,
     options: Options,
     finish: Finish = prediction,
 ) -> Answer:
-    """What `finish` makes of items that are filled so, all or nothing. Raises ServiceError."""
+    """What `finish` makes of images and of parts of images, all or nothing. Raises ServiceError."""
 
-    async def answer(outcome: Outcome, placement: Placement) -> tuple[Any, ComputedBy]:
-        by = computed_by(served, outcome)
+    async def answer(result: Result) -> tuple[Any, ComputedBy]:
         # The worker's own model: after a hand-over the labels may be others than when the image came.
-        computed_with = outcome.worker.model(served.index)
-        assert isinstance(computed_with, (PixelModel, NormalisedModel))
-        model = computed_with.image_model
-        if outcome.result is None:
+        assert isinstance(result.model, PixelModel | NormalisedModel)
+        model = result.model.image_model
+        if result.arrays is None:
             log.error("%s answered with NaN or infinity", model.name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
-        if sum(array.nbytes for array in outcome.result) <= _INLINE_BYTES:
-            return finish(model, outcome.result, placement, options), by
-        return await service.offload(finish, model, outcome.result, placement, options), by
+        if sum(array.nbytes for array in result.arrays) <= _INLINE_BYTES:
+            return finish(model, result.arrays, result.placement, options), result.computed_by
+        made = await ingress.offload(finish, model, result.arrays, result.placement, options)
+        return made, result.computed_by
 
-    with service.admission.reserved(served, len(fills), terms) as reservation:
-        items = Items(service.dispatcher, served, terms, reservation, options, answer)
-        answers = await items.run(fills)
+    count = sum(len(each.regions) if isinstance(each, Regions) else 1 for each in contents)
+    with ingress.link.reserve(served, count, terms) as room:
+        answers = await Items(ingress.replies, room, options, answer).run(contents)
     return Answer([made for made, _ in answers], answers[-1][1])

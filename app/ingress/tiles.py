@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.decoder.messages import Region
 from app.errors import invalid_request
-from app.link import ServedModel
-from app.serving.filling import Encoded
-from app.serving.items import Fill
-from app.serving.prediction import Answer, computed
-from app.serving.regions import RegionFills
-from app.serving.service import Service
-from app.serving.terms import Terms
+from app.images.header import Region
+from app.ingress.ingress import Ingress
+from app.ingress.prediction import Answer, computed
+from app.link import Encoded, Regions, ServedModel, Terms
 from models import MaskForm, Options, PixelModel
 from models.tasks.tiles import Tiling, merged
 
@@ -26,7 +22,7 @@ TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")
 
 
 async def predict_tiled(
-    service: Service,
+    ingress: Ingress,
     served: ServedModel,
     images: Sequence[Encoded],
     terms: Terms,
@@ -34,16 +30,15 @@ async def predict_tiled(
     options: Options,
     tiling: Tiling,
 ) -> Answer:
-    """As app.serving.prediction.predict. Besides its tiles, each image is looked at as a whole: that finds objects
+    """Predict for images, all or nothing. Besides its tiles, each image is looked at as a whole: that finds objects
     larger than a tile. Raises ServiceError.
     """
-    model, most = served.model, service.settings.max_images
+    model, most = served.model, ingress.link.settings.max_images
     if not isinstance(model, PixelModel) or not model.adapter.tiled:
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in TILED_MASKS:
         raise invalid_request("with tiles, masks are answered as polygons")
-    pool = service.pool(served)
-    sizes = [service.filling.size_of(pool, terms, image) for image in images]
+    sizes = [ingress.link.measure(image, terms) for image in images]
     regions = [_regions(tiling, width, height) for width, height in sizes]
     count = sum(map(len, regions))
     if count > most:
@@ -51,15 +46,13 @@ async def predict_tiled(
             f"tiles of {tiling.side} pixels make {count} images of this request, and it may hold {most}: "
             "ask for larger tiles, or start the service with a larger --max-images"
         )
-    fills: list[Fill] = []
-    for image, places in zip(images, regions, strict=True):
-        fills += RegionFills(service.filling, pool, terms, image, places).fills()
-    answer = await computed(service, pool, fills, terms, options=options)
+    contents = [Regions(image, places) for image, places in zip(images, regions, strict=True)]
+    answer = await computed(ingress, served, contents, terms, options=options)
     left = iter(answer.predictions)
     predictions = []
     for (width, height), places in zip(sizes, regions, strict=True):
         parts = [(next(left), region.x, region.y) for region in places]
-        predictions.append(await service.offload(merged, model.adapter, parts, width, height, options))
+        predictions.append(await ingress.offload(merged, model.adapter, parts, width, height, options))
     return Answer(predictions, answer.computed_by)
 
 

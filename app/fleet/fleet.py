@@ -1,0 +1,225 @@
+"""Models on workers: which workers there are, what each serves, and what is handed to them.
+
+Owns: the scheduler, the arena and its slots, the replicas, and what is heard of workers. What becomes of items is
+app.fleet.dispatcher's. Must not know HTTP, encoded images or predictions. Everything here runs in the event loop's
+thread, so nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+from app.config import Settings
+from app.errors import ServiceError
+from app.fleet.batch_records import BatchRecords
+from app.fleet.device_metrics import DeviceMetrics, ServedStates
+from app.fleet.dispatcher import Dispatcher
+from app.fleet.handover import Handovers
+from app.fleet.plans import how_served, memories, worker_devices, worker_plans
+from app.fleet.process import Computed, Message, WorkerProcess
+from app.fleet.profiles import Profile, store_sizes
+from app.fleet.readiness import Readiness
+from app.fleet.releases import Releases
+from app.fleet.replica import Events, Replica
+from app.fleet.served_model import ModelPool
+from app.fleet.submission import Submission
+from app.link import ModelState
+from app.observability.metrics import Metrics
+from app.observability.tracing import Tracing
+from app.processes.arena import Arena
+from app.scheduling.scheduler import Scheduler
+from app.worker.growth import LARGEST
+from app.worker.messages import Failed, HandOver, Loaded, Released, Stats
+from backends import Choice
+from models import Model, NormalisedModel
+
+log = logging.getLogger("anychip.dispatcher")
+
+
+class Fleet:
+    """Made, started and stopped inside one running event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        choice: Choice,
+        models: Sequence[Model],
+        metrics: Metrics,
+        tracing: Tracing | None,
+        *,
+        spare_slots: int = 0,
+        profiles: Mapping[str, Profile] | None = None,
+    ) -> None:
+        """`spare_slots`: beyond those of images that wait or are computed. `profiles`: of models, by name."""
+        self._profiles = profiles or {}
+        devices = worker_devices(settings, choice)
+        # Two batches a worker, and twice as many workers while they hand over.
+        served_with = [how_served(settings, self._profiles, model) for model in models]
+        largest = max(LARGEST if how.grows else how.batch_sizes[-1] for how in served_with)
+        slots = settings.queue_size + 2 * largest * 2 * len(devices) + spare_slots
+        self.models = {model.name: ModelPool(index, model, slots, metrics) for index, model in enumerate(models)}
+        for pool in self.models.values():
+            if isinstance(pool.model, NormalisedModel):
+                self.models[pool.model.image_model.name].add_form(pool)
+        self.scheduler: Scheduler[Submission] = Scheduler(
+            dict.fromkeys(self.models, settings.queue_size), settings.max_wait_ms / 1e3
+        )
+        self.arena = Arena([(math.prod(model.input_shape), slots) for model in models], memories(choice, models))
+        self.replicas: list[Replica] = []
+        self.readiness = Readiness(self.models, self.scheduler, self.replicas)
+        self._settings, self._choice, self._metrics = settings, choice, metrics
+        self._device_metrics = {device: DeviceMetrics(metrics, device, choice.vendor) for device in choice.devices}
+        self._served_states = ServedStates(metrics)
+        self._workers: dict[str, WorkerProcess] = {}
+        self._handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
+        self._releases = Releases()
+        self.dispatcher = Dispatcher(
+            self.scheduler,
+            self.models,
+            self._workers,
+            arena=self.arena,
+            records=BatchRecords(metrics, tracing),
+            refuse_unless_served=self.refuse_unless_served,
+        )
+        for pool in self.models.values():
+            if not isinstance(pool.model, NormalisedModel):
+                self._watch(pool)
+
+    def _watch(self, pool: ModelPool) -> None:
+        queues = [self.scheduler.queues[name] for name in pool.names]
+        pool.metrics.queue_depth.set_function(lambda: sum(queue.depth for queue in queues))
+        pool.metrics.queue_reserved.set_function(lambda: sum(queue.reserved for queue in queues))
+        pool.metrics.queue_limit.set(self._settings.queue_size * len(pool.names))
+        pool.metrics.images_in_flight.set_function(lambda: pool.images_under_way)
+        pool.metrics.slots_taken.set_function(lambda: pool.slots_taken)
+
+    async def start(self) -> None:
+        """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
+        events = Events(
+            ready=self._worker_ready,
+            message=self._worker_message,
+            retiring=self.dispatcher.retire,
+            gone=self._worker_gone,
+            died=self._worker_died,
+            broken=self._replica_broken,
+        )
+        models = [pool.model for pool in self.models.values()]
+        for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
+            self.replicas.append(Replica(device, plan, self.arena, events))
+        await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
+
+    def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
+        """Batch sizes that a worker has found, by the number of the model, for the next start. Not for the loop."""
+        if device != self._choice.device(self._choice.devices[0]).name:
+            return  # Profiles are of the first device.
+        for pool in self.models.values():
+            if pool.index in sizes:
+                try:
+                    store_sizes(sizes[pool.index], self._settings, self._choice, pool.model)
+                except OSError as error:
+                    log.warning("the batch sizes found for %s cannot be kept: %s", pool.model.name, error)
+
+    async def stop(self) -> None:
+        """Stop every worker; what is still under way has no outcome. Idempotent."""
+        self.dispatcher.stop()
+        await self._handovers.stop()
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
+        self.arena.close()
+
+    def refuse_unless_served(self, name: str) -> None:
+        """Raises NOT_READY where no worker serves the model and none is being started for it."""
+        state = self.readiness.state(name)
+        if not state.accepts_requests:
+            self.models[name].metrics.rejected["not_ready"].inc()
+            retry_after_s = 60 if state is ModelState.UNLOADED else 1
+            raise ServiceError("NOT_READY", self.readiness.reason(name), retry_after_s=retry_after_s)
+
+    def workers(self) -> list[WorkerProcess]:
+        """The workers that are ready."""
+        return list(self._workers.values())
+
+    def loaded(self, pool: ModelPool) -> list[tuple[str, Loaded]]:
+        """How each ready worker serves the model, with its device."""
+        workers = [(worker.device, worker.ready) for worker in self.workers()]
+        loaded = [(device, ready.loaded[pool.index]) for device, ready in workers if ready]
+        return [(device, each) for device, each in loaded if each]
+
+    def retry_after_s(self, name: str) -> int:
+        """Seconds until the queue has drained at the rate the workers show, at least one."""
+        return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
+
+    async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
+        """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one
+        that is to be unloaded. What still waits for such a one is refused. It goes on when the caller is cancelled.
+
+        Raises WorkerStartError when a new worker cannot start: nothing has changed then.
+        """
+        await self._handovers.run(self._hand_over(tuple(models), reason))
+
+    async def _hand_over(self, models: tuple[Model | None, ...], reason: str) -> None:
+        await self._handovers.to(models, reason)
+        for (name, pool), model in zip(self.models.items(), models, strict=True):
+            if model is not None:
+                pool.model = model
+            else:
+                self.dispatcher.refuse_waiting(name, f"{name} was unloaded")
+
+    async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
+        """Have every worker (of a device) release cached memory; returns bytes by worker and level, once all have.
+
+        A worker does it after the batches it has. One that ends meanwhile has returned nothing.
+        """
+        return await self._releases.release([each for each in self.workers() if device in (None, each.device)])
+
+    def _worker_ready(self, worker: WorkerProcess) -> None:
+        assert worker.ready is not None
+        self._workers[worker.id] = worker
+        loaded = {name: each for name, each in zip(self.models, worker.ready.loaded, strict=True) if each}
+        self.scheduler.add_worker(
+            worker.id,
+            {name: each.latency_s for name, each in loaded.items()},
+            {name: each.depth for name, each in loaded.items()},
+        )
+        self._device_metrics[worker.device].ready()
+        self._membership_changed()
+        log.info("%s is ready: %s", worker.id, worker.ready.device_name)
+        self.dispatcher.dispatch_soon()
+        if worker.ready.staged:
+            self._handovers.compile(worker)
+
+    def _membership_changed(self) -> None:
+        self._served_states.show(self._workers.values())
+        self.dispatcher.files.workers_changed()
+
+    def _worker_message(self, worker: WorkerProcess, message: Message) -> None:
+        match message:
+            case Computed():
+                self.dispatcher.computed(worker, message)
+            case Failed():
+                self.dispatcher.failed(worker, message)
+            case Stats():
+                self._device_metrics[worker.device].report(worker.id, message)
+            case Released():
+                self._device_metrics[worker.device].released(message)
+                self._releases.released(worker, message)
+            case HandOver():
+                self._handovers.relieve(worker, message.trigger)
+
+    def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        self._workers.pop(worker.id, None)
+        self._releases.worker_gone(worker)
+        last = not any(other.device == worker.device for other in self._workers.values())
+        self._device_metrics[worker.device].gone(worker.id, last=last)
+        self._membership_changed()
+        self.dispatcher.gone(worker, reason)
+
+    def _worker_died(self, replica: Replica, kind: str) -> None:
+        self._metrics.worker_restarts.labels(replica.device, kind).inc()
+
+    def _replica_broken(self, _replica: Replica, _reason: str) -> None:
+        for name in self.models:
+            if not self.readiness.state(name).accepts_requests:
+                self.dispatcher.refuse_waiting(name, f"no worker is left for {name}")

@@ -1,0 +1,104 @@
+"""The flow of an inference request: of tensors, arrays in, arrays out; of images, their outputs by name.
+
+    check ─► room ─► each row computed (app.ingress.items) ─► collect ─► TensorAnswer
+    Work (app.protocols.open_inference) ─► run ─► InferenceResponse
+
+Owns: what tensors of a request become items, and their answer. Must not know a transport. An item is one row of the
+batch dimension: rows of several requests run together. Networks without a batch dimension take a request as one item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.errors import invalid_request
+from app.ingress.cascade import predict_cascade
+from app.ingress.ingress import Ingress
+from app.ingress.items import Items
+from app.ingress.prediction import predict
+from app.link import INLINE_BYTES, Array, ComputedBy, Result, ServedModel, TensorRow, Terms, too_late
+from app.protocols import open_inference
+from app.protocols.open_inference import Work
+from app.protocols.tensors import InferenceResponse
+from models import InputError, PixelModel, TensorModel
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAnswer:
+    """Outputs by name, in the order asked for ([n, …] where the model has a batch dimension), and who computed them."""
+
+    outputs: dict[str, Array]
+    computed_by: ComputedBy
+
+
+async def infer(
+    ingress: Ingress,
+    served: ServedModel,
+    inputs: Mapping[str, Array],
+    terms: Terms,
+    outputs: Sequence[str] = (),
+) -> TensorAnswer:
+    """Answer for arrays of the declared types and shapes, all or nothing. `outputs`: names; none means all.
+
+    Raises ServiceError (INVALID_REQUEST for arrays that do not fit); cancelled, it gives up its room at once.
+    """
+    model = served.model
+    if not isinstance(model, TensorModel):
+        raise invalid_request(f"{model.name} takes images, not tensors of its own")
+    try:
+        count, options = model.asked(inputs, outputs)
+    except InputError as error:
+        raise invalid_request(str(error)) from None
+    if count > ingress.link.settings.max_images:
+        limit = ingress.link.settings.max_images
+        raise invalid_request(f"a batch of {count} is more than the {limit} a request may hold")
+    with ingress.link.reserve(served, count, terms) as room:
+        items = Items(ingress.replies, room, options, _as_it_is, has_answers=False)
+        computed = await items.run([TensorRow(inputs)] * count)
+        started_s = time.monotonic()
+        results = [result.arrays or () for result in computed]
+        if sum(array.nbytes for result in results for array in result) <= INLINE_BYTES:
+            collected = model.collect(results, options)
+        else:
+            collected = await ingress.offload(model.collect, results, options)
+        now_s = time.monotonic()
+        if now_s >= terms.deadline_s:
+            served.metrics.expired["postprocess"].inc(count)
+            raise too_late()
+        terms.recorder.collected(served.metrics, served.statistics, now_s - started_s)
+    return TensorAnswer(collected, computed[-1].computed_by)
+
+
+async def _as_it_is(result: Result) -> Result:
+    return result
+
+
+async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceResponse:
+    """Have it computed. Raises ServiceError; cancelled, it gives up its room."""
+    names = [output.name for output in work.outputs]
+    if work.cascade is not None:
+        found = await predict_cascade(ingress, work.cascade, work.images, work.terms, options=work.options)
+        texts = [orjson.dumps(each) for each in found.predictions]
+        made_by = ingress.made_by(found.computed_by)
+        return InferenceResponse([open_inference.result(output, texts, served) for output in work.outputs], made_by)
+    if isinstance(served.model, PixelModel):
+        form = served.floats if work.floats else served
+        assert form is not None
+        answer = await predict(
+            ingress, form, work.images, work.terms, options=work.options, finish=open_inference.finisher(set(names))
+        )
+        made: Mapping[str, Any] = {name: [each[name] for each in answer.predictions] for name in names}
+        made_by = ingress.made_by(answer.computed_by)
+    else:
+        tensors = await infer(ingress, served, work.arrays, work.terms, names)
+        made, made_by = tensors.outputs, ingress.made_by(tensors.computed_by)
+    if sum(map(open_inference.size_bytes, made.values())) <= INLINE_BYTES:
+        outputs = open_inference.results(work.outputs, made, served)
+    else:
+        outputs = await ingress.offload(open_inference.results, work.outputs, made, served)
+    return InferenceResponse(outputs, made_by)

@@ -1,0 +1,138 @@
+"""The way of the items of a request: images, or rows of tensors.
+
+    submit over the link ─► its one reply ─► answer, all of a request's or none
+
+Owns: this order, and what is recorded of each item. What fills a slot is the owner's business, what is made of a result
+the caller's. Must not know images or tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+from app.link import Content, Link, Regions, Reply, Result, Room, too_late
+from models import Options, TensorOptions
+
+T = TypeVar("T")
+Token = tuple[int, asyncio.Future[Result]]
+
+
+class Replies:
+    """What was submitted over a link and has no reply yet."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._tokens = count()
+        self._futures: dict[int, asyncio.Future[Result]] = {}
+        self._loop = asyncio.get_running_loop()
+        link.connect(self._replied)
+
+    def submit(self, room: Room, content: Content, options: Options | TensorOptions, position: int) -> list[Token]:
+        """Have items computed; `result` must follow for each of the tokens."""
+        items = len(content.regions) if isinstance(content, Regions) else 1
+        submitted = [(next(self._tokens), self._loop.create_future()) for _ in range(items)]
+        self._futures.update(submitted)
+        self._link.submit(room, [token for token, _ in submitted], content, options, position)
+        return submitted
+
+    async def result(self, submitted: Token) -> Result:
+        """What became of an item. Raises ServiceError; cancelled, the item leaves its queue at once."""
+        token, future = submitted
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._link.cancel(token)
+            raise
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        future = self._futures.pop(token)
+        if future.done():
+            return
+        if isinstance(reply, Result):
+            future.set_result(reply)
+        else:
+            future.set_exception(reply)
+            future.exception()  # The task that would hear it may have been cancelled before it began.
+
+
+@dataclass(slots=True)
+class Items(Generic[T]):
+    """The items of one request that has its room.
+
+    `answer`: what is made of a result; `has_answers`: whether that is the item's own answer, and not a part of the
+    request's.
+    """
+
+    replies: Replies
+    room: Room
+    options: Options | TensorOptions
+    answer: Callable[[Result], Awaitable[T]]
+    has_answers: bool = True
+
+    async def run(self, contents: Sequence[Content]) -> list[T]:
+        """All of them, at the same time, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
+        submitted: list[Token] = []
+        for content in contents:
+            submitted += self.replies.submit(self.room, content, self.options, len(submitted))
+        if len(submitted) == 1:
+            return [await self._run_one(submitted[0], 0)]
+        return await all_or_nothing([self._run_one(each, position) for position, each in enumerate(submitted)])
+
+    async def _run_one(self, submitted: Token, position: int) -> T:
+        result = await self.replies.result(submitted)
+        served, terms = self.room.served, self.room.terms
+        recorder = terms.recorder
+        computed_s = time.monotonic()
+        is_answered = False
+        try:
+            self._check_deadline()
+            answer = await self.answer(result)
+            if self.has_answers:
+                self._check_deadline()
+            is_answered = True
+        except asyncio.CancelledError:
+            if recorder.abandoned:
+                served.metrics.cancelled["postprocess"].inc()
+            raise
+        finally:
+            now_s = time.monotonic()
+            # What the device did not take was waiting, in the queue or in front of the worker.
+            infer_s = max(result.queued_s, computed_s - result.infer_s)
+            if recorder.trace is not None:
+                begun = [("decode", result.begun_s), ("queue", result.queued_s), ("infer", infer_s)]
+                # An item without an answer of its own (a row of tensors) ends with the device.
+                if self.has_answers or not is_answered:
+                    begun.append(("post", computed_s))
+                recorder.trace.stages(begun, now_s, position, result.batch)
+        seconds = {
+            "decode": result.queued_s - result.begun_s,
+            "queue": infer_s - result.queued_s,
+            "infer": result.infer_s,
+        }
+        if self.has_answers:
+            seconds["postprocess"] = now_s - computed_s
+        recorder.image(served.metrics, served.statistics, seconds, terms.deadline_s - now_s)
+        return answer
+
+    def _check_deadline(self) -> None:
+        """Raises DEADLINE_EXCEEDED when it has passed."""
+        if time.monotonic() >= self.room.terms.deadline_s:
+            self.room.served.metrics.expired["postprocess"].inc()
+            raise too_late()
+
+
+async def all_or_nothing(answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Gather; the first failure cancels the rest and waits for them, so that nothing is left under way."""
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,84 @@
+"""What a request leaves behind: how long each stage took, its spans, its counts.
+
+Owns: the stages of a request, and where each is written: metrics, Triton's statistics, the Server-Timing header. Must
+not decide anything: the flow of a request (app.ingress.items) reads the same without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from app.errors import ClientLeftError, ServiceError
+from app.observability.metrics import Exemplar, ModelMetrics
+from app.observability.tracing import RequestTrace
+from app.observability.triton_statistics import ModelStatistics
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of each stage; of several images, those of the slowest."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def header(self) -> str:
+        """The Server-Timing header: milliseconds of each stage."""
+        taken = self.seconds.get
+        return (
+            f"decode;dur={taken('decode', 0.0) * 1e3:.3f}, queue;dur={taken('queue', 0.0) * 1e3:.3f}, "
+            f"infer;dur={taken('infer', 0.0) * 1e3:.3f}, post;dur={taken('postprocess', 0.0) * 1e3:.3f}"
+        )
+
+    def include(self, seconds: Mapping[str, float]) -> None:
+        """Take in another image's stages."""
+        if not self.seconds:
+            self.seconds.update(seconds)
+            return
+        for stage, taken in seconds.items():
+            self.seconds[stage] = max(taken, self.seconds.get(stage, 0.0))
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Records one request. `trace`: where its spans go; `exemplar`: what its measurements are labelled with.
+
+    `abandoned`: the client has left, so that what is cancelled from now on counts as its doing.
+    """
+
+    timings: Timings = field(default_factory=Timings)
+    trace: RequestTrace | None = None
+    exemplar: Exemplar | None = None
+    abandoned: bool = False
+
+    def abandon(self) -> None:
+        """The client has left."""
+        self.abandoned = True
+
+    def uploaded(self, metrics: ModelMetrics, seconds: float) -> None:
+        """The body has arrived, so long after the first byte."""
+        metrics.stage_seconds["upload"].observe(seconds, self.exemplar)
+
+    def upload_failed(self, metrics: ModelMetrics, error: ServiceError | ClientLeftError) -> None:
+        """The body has not arrived. What else is wrong with it is counted as the request's outcome alone."""
+        if isinstance(error, ClientLeftError):
+            metrics.cancelled["upload"].inc()
+        elif error.code in ("DEADLINE_EXCEEDED", "REQUEST_TIMEOUT"):
+            metrics.expired["upload"].inc()
+        elif error.code == "QUEUE_FULL":
+            metrics.rejected["buffer_full"].inc()
+
+    def image(
+        self, metrics: ModelMetrics, statistics: ModelStatistics, seconds: Mapping[str, float], slack_s: float
+    ) -> None:
+        """An item was answered, so long before its deadline, after so many seconds in each stage."""
+        for stage, taken in seconds.items():
+            metrics.stage_seconds[stage].observe(taken, self.exemplar)
+        metrics.deadline_slack.observe(slack_s)
+        statistics.image(seconds)
+        self.timings.include(seconds)
+
+    def collected(self, metrics: ModelMetrics, statistics: ModelStatistics, seconds: float) -> None:
+        """A request's answer was put together in so many seconds, where its items have none of their own."""
+        metrics.stage_seconds["postprocess"].observe(seconds)
+        statistics.stages["postprocess"].add(seconds)
+        self.timings.include({"postprocess": seconds})

@@ -1,0 +1,182 @@
+"""The owner's end of the link: who is let in, and each item from its slot to its one reply.
+
+    reserve ─► submit: a slot, filled (app.serving.filling) ─► queue, worker (app.fleet.dispatcher) ─► reply
+
+Owns: every reason to refuse a request that is well formed, its count and its sentence; what is under way, and that each
+item gets exactly one reply, also when its client leaves or its deadline passes. Must not know a transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from prometheus_client import Counter
+
+from app.decoding.pool import Decoders
+from app.errors import ServiceError, invalid_request
+from app.fleet.fleet import Fleet
+from app.fleet.served_model import ModelPool
+from app.fleet.submission import ItemStatus, Submission
+from app.link import Content, Encoded, Link, Reply, Room, ServedModel, Tables, Terms, too_late
+from app.scheduling.queue import Checked, DeadlineUnreachableError, NeverRoomError, QueueFullError, Reservation
+from app.serving.filling import Filling
+from models import Options, Placement, TensorOptions
+
+
+class Submissions(Link):
+    """Of one ingress in the owner's own event loop."""
+
+    def __init__(self, tables: Tables, fleet: Fleet, decoders: Decoders | None, *, reads_pixels: bool) -> None:
+        """`decoders`: None where nothing is to be decoded; `reads_pixels`: whether the device looks at pixels."""
+        super().__init__(tables)
+        self._fleet = fleet
+        self._loop = asyncio.get_running_loop()
+        self._filling = Filling(
+            fleet.arena, tables.settings.max_image_pixels, decoders, self._filled, reads_pixels=reads_pixels
+        )
+        self.refusing = False
+        """The service is about to stop, and takes no requests any more."""
+        self._under_way: dict[int, Submission] = {}
+        """What has no reply yet, by its token."""
+
+    def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
+        self._on_reply = on_reply
+
+    def check(self, served: ServedModel, terms: Terms) -> None:  # noqa: D102
+        if self.refusing:
+            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+        name, now_s = served.model.name, time.monotonic()
+        self._fleet.refuse_unless_served(name)
+        try:
+            expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s)
+        except (QueueFullError, DeadlineUnreachableError) as error:
+            self._refuse(served, error, 1)
+        terms.checked = Checked(name, terms.deadline_s, terms.priority, now_s, expected_s)
+
+    def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:  # noqa: D102
+        now_s, name = time.monotonic(), served.model.name
+        if now_s >= terms.deadline_s:
+            served.metrics.expired["upload"].inc(count)
+            raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
+        self._fleet.refuse_unless_served(name)
+        if terms.client_lease is not None:
+            terms.client_lease.admit_images(count)
+        checked = None if terms.checked is None else Checked(*terms.checked)
+        try:
+            reservation = self._fleet.scheduler.reserve(
+                name, count, terms.deadline_s, terms.priority, now_s, client=terms.client, checked=checked
+            )
+        except NeverRoomError as error:
+            raise invalid_request(f"{error}; send fewer at a time") from None
+        except (QueueFullError, DeadlineUnreachableError) as error:
+            self._refuse(served, error, count)
+        return _Reserved(self, self._fleet.models[name], terms, reservation, count)
+
+    def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:  # noqa: D102
+        return self._filling.measured(image, terms.client_lease)
+
+    def submit(  # noqa: D102
+        self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
+    ) -> None:
+        assert isinstance(room, _Reserved)
+        now_s = time.monotonic()
+        items = [
+            Submission(
+                token,
+                room.pool,
+                room.pool.slots.take(),
+                options,
+                position + number,
+                room.reservation,
+                room.terms,
+                self._ended,
+                now_s,
+            )
+            for number, token in enumerate(tokens)
+        ]
+        for item in items:
+            self._under_way[item.token] = item
+        room.tokens += tokens
+        self._filling.fill(items, content)
+
+    def cancel(self, token: int) -> None:  # noqa: D102
+        item = self._under_way.get(token)
+        if item is not None:
+            counts = item.pool.metrics.cancelled if item.terms.recorder.abandoned else None
+            self._withdraw(item, ServiceError("INTERNAL", "the request was cancelled"), counts)
+
+    def expire(self, tokens: Sequence[int]) -> None:
+        """The deadline of these items has passed: those that have no reply get it now."""
+        for token in tokens:
+            if (item := self._under_way.get(token)) is not None:
+                self._withdraw(item, too_late(), item.pool.metrics.expired)
+
+    def release(self, reservation: Reservation) -> None:
+        """The request of a reservation has ended."""
+        self._fleet.scheduler.release(reservation)
+
+    def _withdraw(self, item: Submission, error: ServiceError, counts: Mapping[str, Counter] | None) -> None:
+        """End an item early. Where a process has its slot in hand, the slot comes back when that is over."""
+        status = item.status
+        if counts is not None:
+            counts[status.value].inc()
+        item.end(error)
+        if status is ItemStatus.FILLING:
+            self._filling.drop(item)
+        elif status is ItemStatus.QUEUED:
+            self._fleet.dispatcher.discard(item)
+
+    def _filled(self, item: Submission, filled: Placement | ServiceError) -> None:
+        """No process writes to the item's slot any more."""
+        if item.status is ItemStatus.ENDED:
+            item.give_slot()
+        elif isinstance(filled, ServiceError):
+            item.end(filled)
+            item.give_slot()
+        elif time.monotonic() >= item.terms.deadline_s:
+            self._withdraw(item, too_late(), item.pool.metrics.expired)
+            item.give_slot()
+        else:
+            item.placement = filled
+            self._fleet.dispatcher.enqueue(item)
+
+    def _ended(self, item: Submission, reply: Reply) -> None:
+        del self._under_way[item.token]
+        trace = item.terms.recorder.trace
+        if trace is not None and isinstance(reply, ServiceError):
+            begun = [("decode", item.begun_s), ("queue", item.queued_s)]
+            trace.stages(begun if item.queued_s else begun[:1], time.monotonic(), item.position, None)
+        self._on_reply(item.token, reply)
+
+    def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:
+        retry_after_s = self._fleet.retry_after_s(served.model.name)
+        if isinstance(error, QueueFullError):
+            served.metrics.rejected["queue_full"].inc(count)
+            raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=retry_after_s) from None
+        served.metrics.rejected["deadline"].inc(count)
+        message = f"{error}, and the deadline is before that; try again"
+        raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None
+
+
+class _Reserved(Room):
+    """A reservation; one timer ends all of its items at their deadline."""
+
+    def __init__(
+        self, submissions: Submissions, pool: ModelPool, terms: Terms, reservation: Reservation, count: int
+    ) -> None:
+        super().__init__(pool, terms)
+        self.pool, self.reservation, self.tokens = pool, reservation, list[int]()
+        self._submissions, self._count = submissions, count
+        pool.images += count
+        seconds = terms.deadline_s - time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(seconds, submissions.expire, self.tokens)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        for token in self.tokens:
+            self._submissions.cancel(token)
+        self.pool.answered(self._count)
+        self._submissions.release(self.reservation)
