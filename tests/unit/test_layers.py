@@ -140,6 +140,29 @@ def test_scheduling_is_pure(path: Path) -> None:
     assert not {"asyncio", "os", "socket", "time", "torch", "models", "backends"} & set(imported(tree))
 
 
+INGRESS = ("protocols", "ingress", "http", "compat", "grpc")
+OWNER = ("serving", "scheduling", "fleet", "decoding", "worker", "decoder")
+"""The two halves of the service: they know each other by app.link alone. What starts both (main, asgi) knows both."""
+
+
+def test_the_scan_sees_an_import_of_the_other_half() -> None:
+    assert set(parts_imported(ast.parse("from app.serving.service import Service"))) & set(OWNER)
+    assert set(parts_imported(ast.parse("def f():\n    from app import fleet"))) & set(OWNER)
+
+
+@pytest.mark.parametrize(
+    "path", [path for part in (*INGRESS, *OWNER) for path in sorted((ROOT / "app" / part).rglob("*.py"))], ids=name_of
+)
+def test_ingress_and_owner_know_only_the_link_of_each_other(path: Path) -> None:
+    others = OWNER if path.relative_to(ROOT / "app").parts[0] in INGRESS else INGRESS
+    assert not set(parts_imported(ast.parse(path.read_text(encoding="utf-8")))) & set(others)
+
+
+def test_the_link_knows_neither_half() -> None:
+    imported_parts = set(parts_imported(ast.parse((ROOT / "app" / "link.py").read_text(encoding="utf-8"))))
+    assert not imported_parts & {*INGRESS, *OWNER}
+
+
 def modules_imported(tree: ast.Module, known: Mapping[str, Path]) -> set[str]:
     """Modules of ours that a module imports anywhere, those that only types need included."""
     found: set[str] = set()
