@@ -57,7 +57,7 @@ def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
 
 
 def create_app(service: Service, *, hosted: bool = False) -> FastAPI:
-    """The application over a service that somebody else starts and stops; `hosted`: others listen for it.
+    """The application over a service that its caller starts and stops; `hosted`: others listen for it.
 
     Raises KeysError.
     """
@@ -81,7 +81,7 @@ def create_app(service: Service, *, hosted: bool = False) -> FastAPI:
 
 
 def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None:
-    """Add everything there is. Each route needs a rule in app.access.rules, or nobody reaches it."""
+    """Add everything there is. Each route needs a rule in app.access.rules, or no client reaches it."""
     app.include_router(predict.router)
     if "x-anylabeling" in compat:  # Before ours: its list of models says more.
         app.include_router(labelling.router)

@@ -329,7 +329,7 @@ class Link(ABC):
 
     def find(self, name: str) -> ServedModel:
         """The model of this name; of a cascade, the first. Raises MODEL_NOT_FOUND."""
-        return self.models[self.parts(name)[0]]
+        return self.models.get(name) or self.models[self.parts(name)[0]]
 
     def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""

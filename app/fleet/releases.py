@@ -1,7 +1,7 @@
-"""Releases of cached device memory that somebody asked for.
+"""Releases of cached device memory on request.
 
-Owns: which workers have been asked and not answered yet. A worker has at most one such request; whoever asks meanwhile
-shares its answer, so that many callers cannot fill the pipe to a worker. Must not know why memory is released.
+Owns: which workers have been asked and not answered yet. A worker has at most one such request; callers that ask
+meanwhile share its answer, so that they cannot fill the pipe to a worker. Must not know why memory is released.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def _ended(work: Future[Any]) -> None:
             ended.set_result(None)
 
     def notify(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with suppress(RuntimeError):  # The loop is closed: no task waits any more.
             loop.call_soon_threadsafe(wake)
 
     work.add_done_callback(notify)

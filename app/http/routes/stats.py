@@ -238,7 +238,7 @@ def _device(samples: _Samples, device: str, vendor: str, workers: int) -> Device
 
 
 class StatsFeed:
-    """The numbers of a service, collected twice a second for everybody who listens. Belongs to one event loop."""
+    """The numbers of a service, collected twice a second for all who listen. Belongs to one event loop."""
 
     def __init__(self, link: Link, interval_s: float = INTERVAL_S) -> None:
         self._link = link
@@ -261,7 +261,7 @@ class StatsFeed:
             yield b"event: stats\ndata: " + text + b"\n\n"
 
     def _following(self) -> asyncio.Task[bytes]:
-        """What is collected next, for everybody who waits for it."""
+        """What is collected next, for all who wait for it."""
         if self._next is None:
             self._next = asyncio.create_task(self._collect(), name="stats-feed")
         return self._next
