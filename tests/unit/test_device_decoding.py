@@ -18,7 +18,7 @@ from app.images.decoding import decode
 from app.images.header import Header, InvalidImageError, read_header
 from app.images.passing import MOST_PIXELS, may_pass, read_file, write_file
 from app.precision.probes import seen
-from app.processes.arena import Arena, FreeSlots
+from app.processes.arena import Arena
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from backends import BackendError, BackendUnavailableError, DeviceLostError, WrongAnswersError
 from backends.contract import image_decoder as module
@@ -168,16 +168,6 @@ def test_a_decoder_process_puts_the_file_into_the_slot_and_says_where_the_image_
     assert answered(Kind.FILE, jpeg(3000, 60)).status == Status.PLACED  # A long strip, which only the host places.
     assert answered(Kind.FILE, b"junk").status == Status.INVALID
     arena.close()
-
-
-def test_a_slot_that_is_given_back_holds_no_file():
-    slots = FreeSlots(4)
-    first, second = slots.take(), slots.take()
-    assert slots.files_among((first, second)) == ()
-    slots.files[second] = None
-    assert slots.files_among((first, second)) == (1,)
-    slots.give(second)
-    assert not slots.files
 
 
 class FakeDecoder(ImageDecoder):
