@@ -80,9 +80,7 @@ class GrpcInferCall(Call[InferenceResponse]):
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[InferenceResponse]:
         request = inference_request(*self._request)
-        work = open_inference.prepare(
-            ingress.link, served, request, terms, started_s=self._received_s, name=self.model
-        )
+        work = open_inference.prepare(ingress.link, served, request, terms, started_s=self._received_s, name=self.model)
         work.terms.deadline_s = min(work.terms.deadline_s, self._ends_s)
         return lambda: run(ingress, served, work)
 
