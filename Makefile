@@ -8,6 +8,7 @@ VENV := .venv
 NPU_VENV := .venv-npu
 TRITON_VENV := .venv-triton
 DEPLOY_VENV := .venv-deploy
+OCR_VENV := .venv-ocr
 AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 SETUP := pyproject.toml constraints.txt deploy/install.py
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment sbom audit bench clean
+.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment ocr-environment test-ocr sbom audit bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -78,6 +79,9 @@ fuzz: $(VENV)/.developer $(AUDIT_VENV)/.installed  ## readers of strangers' byte
 test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for real; apt-get install buildah debootstrap for images
 	$(DEPLOY_VENV)/bin/python -m pytest $(PAIR) -m deploy $(ARGS)
 
+test-ocr: $(OCR_VENV)/.installed  ## plugins/ocr, compared with RapidOCR from the same networks; apt-get install fonts-wqy-zenhei
+	$(OCR_VENV)/bin/python -m pytest plugins/ocr/tests $(ARGS)
+
 lint: $(VENV)/.developer  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -93,6 +97,8 @@ triton-environment: $(TRITON_VENV)/.installed  ## make .venv-triton, in which te
 
 deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray and what checks images and charts
 
+ocr-environment: $(OCR_VENV)/.installed  ## make .venv-ocr, with plugins/ocr, RapidOCR and PP-OCR's networks
+
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder; mlu: ARGS="--build-arg BASE_IMAGE=…"
 	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
 
@@ -107,7 +113,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, because a demo should not wait for what only the tests need.
@@ -126,6 +132,10 @@ $(NPU_VENV)/.installed: tests/environments/npu_environment.py $(SETUP)
 
 $(TRITON_VENV)/.installed: tests/environments/triton_environment.py
 	$(PYTHON) tests/environments/triton_environment.py $(TRITON_VENV)
+	@touch $@
+
+$(OCR_VENV)/.installed: tests/environments/ocr_environment.py plugins/ocr/pyproject.toml $(VENV)/.developer
+	$(BIN)/python tests/environments/ocr_environment.py $(OCR_VENV)
 	@touch $@
 
 $(AUDIT_VENV)/.installed:

@@ -16,8 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from app.access.access import Access
-from app.compat import deepstack, labelling, torchserve
+from app.compat import client, deepstack, labelling, torchserve
 from app.config import split
+from app.config.values import CLIENTS
 from app.errors import Code, ServiceError, invalid_request
 from app.http.api_description import describe_api
 from app.http.docs_page import mount_docs
@@ -89,6 +90,9 @@ def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None
         app.include_router(each.router)
     if "deepstack" in compat:
         app.include_router(deepstack.router)
+    for name in compat:
+        if name not in CLIENTS:
+            app.include_router(client.router(name))
     describe_api(app)
     mount_docs(app)
     if playground:

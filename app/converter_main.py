@@ -14,7 +14,7 @@ from collections.abc import Callable
 import orjson
 
 from app.errors import ServiceError, internal_error, without_frames
-from app.ingress.converter import ANSWER, FAILED, INSTANCES, LABELLING, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
+from app.ingress.converter import ANSWER, DOCUMENT, FAILED, INSTANCES, LEAVING, MESSAGE, OUTPUTS, REQUEST, TENSORS
 from app.protocols import documents, wire
 
 _MOST_MEMORY_BYTES = 4 * 2**30
@@ -70,8 +70,8 @@ def _outputs(payload: bytes, _: int) -> bytes:
     return documents.write_outputs(payload)
 
 
-def _labelling(payload: bytes, _: int) -> bytes:
-    return documents.pack(*documents.read_labelling(payload))
+def _document(payload: bytes, _: int) -> bytes:
+    return documents.pack(*documents.read_with_image(payload))
 
 
 _CONVERSIONS: dict[int, Callable[[bytes, int], bytes]] = {
@@ -79,7 +79,7 @@ _CONVERSIONS: dict[int, Callable[[bytes, int], bytes]] = {
     TENSORS: _tensors,
     MESSAGE: _message,
     OUTPUTS: _outputs,
-    LABELLING: _labelling,
+    DOCUMENT: _document,
 }
 
 

@@ -25,12 +25,12 @@ from pydantic import BaseModel
 from app.access.limits import ClientLease
 from app.config import Settings
 from app.errors import ServiceError
-from app.images.header import Region
 from app.observability.metrics import Exemplar, Metrics, ModelMetrics
 from app.observability.recorder import Recorder
 from app.observability.tracing import Tracing
 from app.observability.triton_statistics import ModelStatistics
 from models import Model, Options, Placement, TensorOptions
+from models.contract.cascade import Cascade, Region
 from models.tasks.tiles import Tiling
 
 if TYPE_CHECKING:
@@ -56,28 +56,6 @@ class ServedModel:
         """The form that takes normalised tensors, where that is enabled."""
         self.signature: tuple[Model, Any] | None = None
         """What app.protocols.signatures computed from a model, and from which one. It is kept for each request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cascade:
-    """Two models under one name: a detector, and a classifier of what it finds.
-
-    `first` and `second`: names of served models. Boxes of `classes` (labels; none: all), at least `min_side` pixels
-    wide and high, the `most` best of an image, are cut out with `margin` of their sides around them.
-    """
-
-    name: str
-    first: str
-    second: str
-    classes: tuple[str, ...] = ()
-    margin: float = 0.0
-    min_side: float = 8.0
-    most: int = 20
-
-    @property
-    def platform(self) -> str:
-        """As Triton calls a model that is made of others."""
-        return "ensemble"
 
 
 @dataclass(slots=True)
@@ -321,7 +299,7 @@ class Link(ABC):
     def parts(self, name: str) -> tuple[str, ...]:
         """The names of the models that answer under a name: one, or those of a cascade. Raises MODEL_NOT_FOUND."""
         cascade = self.cascades.get(name)
-        names = (name,) if cascade is None else (cascade.first, cascade.second)
+        names = (name,) if cascade is None else cascade.models
         if names[0] not in self.models:
             known = ", ".join((*self.models, *self.cascades))
             raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {known}")

@@ -49,14 +49,15 @@ _UNREAD = {
 class ModelSpec:
     """A model to serve: `weights` is `official`, `sample`, `random` or a path.
 
-    Of a file that carries its own graph, `architecture` is its suffix without the dot. `sha256`: of the only file that
-    will do; "": any.
+    Of a file that carries its own graph, `architecture` is its suffix without the dot, and `sidecar` what is written
+    behind it in place of a file beside it. `sha256`: of the only file that will do; "": any.
     """
 
     name: str
     architecture: str
     weights: str
     sha256: str = ""
+    sidecar: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ _YOLO = _Family(yolo.class_count, yolo.default_labels, yolo.YOLO.of)
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
     """`[name=]architecture[:weights]` or `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) -> what to open.
 
-    Either may end with `@sha256:` and the digest that the file must have. Raises UnknownModelError, ModelError.
+    A file may be followed by what its sidecar would say: `file.onnx?task=detect&size=640`. Either may end with
+    `@sha256:` and the digest that the file must have. Raises UnknownModelError, ModelError.
     """
     text = text.strip()
     sha256 = ""
@@ -87,10 +89,10 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         name, equals, folder = text.partition("=")
         path = Path(folder if equals else name)
         spec = ModelSpec(name if equals else path.name.removesuffix(_FOLDER), "xml", str(path), sha256)
-    elif text.endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
-        name, equals, file = text.partition("=")
+    elif (written := text.partition("?"))[0].endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
+        name, equals, file = written[0].partition("=")
         path = Path(file if equals else name)
-        spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256)
+        spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256, written[2])
     else:
         _family(architecture)
         spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights, sha256)
@@ -159,7 +161,7 @@ def _exported(spec: ModelSpec, trusted: bool) -> Model:
             f"{file.name} is a program that would run here with the service's rights: name the file you trust as "
             f"{spec.name}={spec.weights}@sha256:{digest}, or trust all of them with --trust-exported true."
         )
-    model = exported.open_exported(spec.name, file)
+    model = exported.open_exported(spec.name, file, spec.sidecar)
     return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
 
 

@@ -99,6 +99,11 @@ _OTHER_SPELLING = re.compile(
 )
 
 
+def offer(path: str) -> None:
+    """Take in the route of a client that another package answers: it asks what `:predict` asks."""
+    _FIXED[path] = {"POST": "infer"}
+
+
 def _pattern(template: str) -> re.Pattern[str]:
     """The pattern of a path: a parameter is one part of it, with `:path` the rest of it, as in the application."""
     named = _PARAMETER.sub(lambda found: f"(?P<{found[1]}>{'.*' if found[2] else '[^/]+'})", re.escape(template))

@@ -18,7 +18,7 @@ from app.http.call import AsgiRequest, HttpCall
 from app.http.routes.status import models as our_models
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
-from app.ingress.converter import LABELLING
+from app.ingress.converter import DOCUMENT
 from app.ingress.ingress import Ingress, Run
 from app.ingress.prediction import Answer, predict
 from app.link import Link, ServedModel, Terms
@@ -37,17 +37,20 @@ class LabellingCall(HttpCall[Answer]):
 
     async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
-        packed = await ingress.converter.convert(LABELLING, 0, self.body)
+        packed = await ingress.converter.convert(DOCUMENT, 0, self.body)
         lease.take(len(packed))
         document, [image] = documents.unpack(packed)
-        named = ingress.link.find(document["model"])
-        self.context.model = document["model"]
-        given = {name: value for name, value in document["params"].items() if value}
+        model, params = document.get("model"), document.get("params") or {}
+        if not isinstance(model, str) or not isinstance(params, dict):
+            raise invalid_request('the body must be {"model": "…", "image": "data:image/png;base64,…", "params": {}}')
+        named = ingress.link.find(model)
+        self.context.model = model
+        given = {name: value for name, value in params.items() if value}
         options = Options(
             score_threshold=number(given, "conf_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
             iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
         )
-        if (cascade := ingress.link.cascades.get(document["model"])) is not None:
+        if (cascade := ingress.link.cascades.get(model)) is not None:
             return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
         return lambda: predict(ingress, named, [image], terms, options=options)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from app.config.values import STAGES, CommaSeparated, ModelList, split
+from app.config.values import CommaSeparated, ModelList, is_cascade, split, written_in
 
 
 class ModelSettings(BaseModel):
@@ -44,19 +44,18 @@ class ModelSettings(BaseModel):
 
     @property
     def model_specs(self) -> tuple[str, ...]:
-        """The entries of `models`; of two stages, each that is not named elsewhere."""
-        found = [entry for entry in split(self.models) if STAGES not in entry]
+        """The entries of `models`; of cascades, each model that is not named elsewhere."""
+        found = [entry for entry in split(self.models) if not is_cascade(entry)]
         for entry in self.stage_specs:
-            for stage in entry.partition("=")[2].split(STAGES):
-                text = stage.partition("?")[0].strip()
+            for text in written_in(entry):
                 if text not in found and not any(each.partition("=")[0].strip() == text for each in found):
                     found.append(text)
         return tuple(found)
 
     @property
     def stage_specs(self) -> tuple[str, ...]:
-        """The entries of `models` that are two stages: `name=detector?options > classifier`."""
-        return tuple(entry for entry in split(self.models) if STAGES in entry)
+        """The entries of `models` that are cascades: `name=detector?options > classifier`, `name=KIND:REST`."""
+        return tuple(entry for entry in split(self.models) if is_cascade(entry))
 
     @property
     def weights_dir(self) -> Path:

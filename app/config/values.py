@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
 CLIENTS = ("deepstack", "triton", "ultralytics", "x-anylabeling")
 """Clients of other servers that are answered where `compat` names them."""
+CLIENT_GROUP = "anychip.clients"
+"""The entry-point group of clients that other packages answer (app.compat.client)."""
+CASCADE_GROUP = "anychip.cascades"
+"""The entry-point group of cascades that other packages bring (models.contract.cascade)."""
 STAGES = ">"
 """Between a detector and the classifier of what it finds."""
 _FIRST_SIZES = "1,2,4,8"
@@ -16,6 +22,21 @@ _FIRST_SIZES = "1,2,4,8"
 def split(value: str) -> tuple[str, ...]:
     """The parts of a comma-separated setting, without blanks."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def is_cascade(entry: str) -> bool:
+    """Whether an entry of `models` is written with stages, or names a kind of cascade that a package brings."""
+    kind = entry.partition("=")[2].partition(":")[0].strip()
+    return STAGES in entry or any(kind == each.name for each in entry_points(group=CASCADE_GROUP))
+
+
+def written_in(entry: str) -> Sequence[str]:
+    """How the models of a cascade are written. Raises ModelError."""
+    if STAGES in entry:
+        return [stage.partition("?")[0].strip() for stage in entry.partition("=")[2].split(STAGES)]
+    from models.contract.cascade import made  # Here, as it imports torch.
+
+    return made(entry).written
 
 
 def sizes_of(batch_sizes: str) -> tuple[int, ...]:
@@ -44,9 +65,10 @@ def _ascending(value: str) -> str:
 
 
 def _known_clients(value: str) -> str:
-    unknown = [name for name in split(value) if name not in CLIENTS]
+    known = (*CLIENTS, *(entry.name for entry in entry_points(group=CLIENT_GROUP)))
+    unknown = [name for name in split(value) if name not in known]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(CLIENTS)}")
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}")
     return value
 
 

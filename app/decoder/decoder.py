@@ -12,9 +12,11 @@ import torch
 
 from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, split_regions
 from app.images.decoding import Encoded, decode
-from app.images.header import Header, ImageTooLargeError, InvalidImageError, Region, check_pixels, read_header
+from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.images.parts import part_of
 from app.images.passing import may_pass, write_file
 from models import PixelModel, Placement
+from models.contract.cascade import Region
 
 if TYPE_CHECKING:
     from app.decoder.inbox import Inbox
@@ -81,13 +83,10 @@ class Decoder:
 
     def _place(self, model: PixelModel, index: int, image: torch.Tensor, regions: Sequence[tuple[int, Region]]) -> None:
         """Each region of an image as if it were an image itself. Raises InvalidImageError for one that lies outside."""
-        height, width = image.shape[:2]
-        for slot, (x, y, columns, rows) in regions:
-            if not (0 < columns <= width - x and 0 < rows <= height - y):
-                raise InvalidImageError(f"the image of {width} x {height} has no region at {x}, {y}")
+        for slot, region in regions:
             out = torch.from_numpy(self._arena.slot(index, slot)).view(model.input_shape)
-            part = image[y : y + rows, x : x + columns].contiguous()
-            model.preprocess(part, out, columns, rows)
+            part = part_of(image, region)
+            model.preprocess(part, out, part.shape[1], part.shape[0])
 
 
 def _answered(job: Job, status: Status, placement: Placement) -> Decoded:

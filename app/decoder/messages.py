@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.images.header import Region
+from models.contract.cascade import Region
 
 if TYPE_CHECKING:
     from app.logs import Style
@@ -77,7 +77,8 @@ class Job(NamedTuple):
     height: int
 
 
-_REGION = struct.Struct("<IIIII")
+_REGION = struct.Struct("<IIIIIB8f")
+_UPRIGHT = (0.0,) * 8
 MAX_REGIONS = 4096
 """Of an image in one job."""
 REGIONS_BYTES = MAX_REGIONS * _REGION.size
@@ -85,13 +86,19 @@ REGIONS_BYTES = MAX_REGIONS * _REGION.size
 
 def pack_regions(slots: Iterable[int], regions: Iterable[Region]) -> bytes:
     """What follows an image of which several regions are placed; the job's `width` is their number."""
-    return b"".join(_REGION.pack(slot, *region) for slot, region in zip(slots, regions, strict=True))
+    packed = []
+    for slot, region in zip(slots, regions, strict=True):
+        *place, corners = region
+        packed.append(_REGION.pack(slot, *place, *(corners or _UPRIGHT)))
+    return b"".join(packed)
 
 
 def split_regions(data: memoryview, count: int) -> tuple[memoryview, list[tuple[int, Region]]]:
     """The image, and its regions with their slots."""
     end = len(data) - count * _REGION.size
-    found = [(slot, Region(*place)) for slot, *place in _REGION.iter_unpack(data[end:])]
+    found = []
+    for slot, x, y, width, height, quarters, *corners in _REGION.iter_unpack(data[end:]):
+        found.append((slot, Region(x, y, width, height, quarters, tuple(corners) if any(corners) else ())))
     return data[:end], found
 
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import unpack_from
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Format = Literal["JPEG", "PNG", "WebP", "BMP", "GIF"]
 
@@ -61,15 +61,6 @@ _BRANDS = {
     b"heix": "a HEIC image",
     b"mif1": "a HEIF image",
 }
-
-
-class Region(NamedTuple):
-    """A part of an image, in pixels of it as displayed."""
-
-    x: int
-    y: int
-    width: int
-    height: int
 
 
 class ImageError(Exception):

@@ -29,7 +29,7 @@ REQUEST = struct.Struct("<B3xIQ")
 ANSWER = struct.Struct("<BxxxxxxxQ")
 """Flags, bytes that follow; of an error they are JSON."""
 FAILED, LEAVING = 1, 2
-INSTANCES, TENSORS, MESSAGE, OUTPUTS, LABELLING = range(5)
+INSTANCES, TENSORS, MESSAGE, OUTPUTS, DOCUMENT = range(5)
 
 _PROCESSES = 2
 _SOCKET_BYTES = 1 << 20

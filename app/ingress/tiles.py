@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.errors import invalid_request
-from app.images.header import Region
 from app.ingress.ingress import Ingress
 from app.ingress.prediction import Answer, computed
 from app.link import Encoded, Regions, ServedModel, Terms
 from models import MaskForm, Options, PixelModel
+from models.contract.cascade import Region
 from models.tasks.tiles import Tiling, merged
 
 TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")

@@ -11,6 +11,7 @@ int8's loss. A model's `errors` compares. Must not know engines or devices: it s
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
@@ -232,13 +233,19 @@ def weights_key(model: Model) -> str:
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
         stated += [model.inputs, model.results, model.batched]
     is_exported = isinstance(model, ExportedImages)
-    if isinstance(model, ExportedImages):  # Mean, deviation and layout become part of the network.
-        stated += [model.export, model.normalisation]
+    if isinstance(model, ExportedImages):  # Size, mean, deviation and layout become part of the network, and its task.
+        stated += [model.export, model.normalisation, model.input_shape, _source(type(model.adapter))]
     if model.architecture in ("onnx", "xml") or is_exported:
         stated.append(_readers())
     if stated or len(digests) > 1:
         digests = [hashlib.sha256(repr((digests, stated)).encode()).hexdigest()]
     return f"{model.architecture}-{len(model.labels)}-{digests[0]}"
+
+
+@cache
+def _source(task: type) -> str:
+    """The code of a task, which may compute something on the device."""
+    return Path(inspect.getfile(task)).read_text(encoding="utf-8")
 
 
 @cache

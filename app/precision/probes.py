@@ -35,12 +35,17 @@ class CalibrationError(Exception):
 
 
 def probes(model: Model) -> Pixels:
-    """The images that come with anychip, two of them mirrored, or a tensor model's own: uint8 [n, *input_shape]."""
+    """Those of the task or of a tensor model, else the images that come with anychip, two of them mirrored.
+
+    uint8 [n, *input_shape].
+    """
     if isinstance(model, NormalisedModel):
         return model.items(probes(model.image_model))
     if isinstance(model, TensorModel):
         return model.probes()
     assert isinstance(model, PixelModel)
+    if own := model.adapter.probes():
+        return np.stack([placed(model, torch.from_numpy(np.ascontiguousarray(image)))[0] for image in own])
     pixels = decoded_by_host(model)
     return np.concatenate([pixels, pixels[:2, :, ::-1]])
 
@@ -127,7 +132,7 @@ class Calibration:
         from models.sample.generator import classification_image, detection_image
 
         for index in range(count):
-            width, height = size = ((500, 375), (640, 480), (375, 500))[index % 3]
+            size = ((500, 375), (640, 480), (375, 500))[index % 3]
             rgb: Pixels
             truth: Any
             if self._model.finds == "classes":
@@ -135,15 +140,19 @@ class Calibration:
             else:
                 rgb, boxes, classes = detection_image(_SEEDS[purpose], index, size)
                 truth = Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32))
-            out = torch.zeros(self._model.input_shape, dtype=torch.uint8)
-            placement = self._model.preprocess(torch.from_numpy(rgb), out, width, height)
-            yield out.numpy(), placement, truth
+            yield *placed(self._model, torch.from_numpy(rgb)), truth
 
 
 def _spread(files: Sequence[Path], count: int) -> list[Path]:
     """At most `count` of `files`, evenly spaced."""
     count = min(count, len(files))
     return [files[row * len(files) // count] for row in range(count)]
+
+
+def placed(model: PixelModel, image: torch.Tensor) -> tuple[Pixels, Placement]:
+    """What a network sees of an image that is decoded in full, and where the image lies in it."""
+    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    return out.numpy(), model.preprocess(image, out, image.shape[1], image.shape[0])
 
 
 def seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:

@@ -44,18 +44,18 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     return [_instance(number, instance) for number, instance in enumerate(instances)]
 
 
-def read_labelling(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
-    """`model` and `params` of a request of X-AnyLabeling, and its image. Raises INVALID_REQUEST."""
+def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
+    """A JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
     document = loaded(body)
     found = document if isinstance(document, dict) else {}
-    model, encoded, params = found.get("model"), found.get("image"), found.get("params") or {}
-    if not isinstance(model, str) or not isinstance(encoded, str) or not isinstance(params, dict):
-        raise invalid_request('the body must be {"model": "…", "image": "data:image/png;base64,…", "params": {}}')
+    encoded = next((found.pop(name) for name in ("image", "file") if isinstance(found.get(name), str)), None)
+    if encoded is None:
+        raise invalid_request('the body must be a JSON object with an "image" or a "file" in base64')
     try:
         image = base64.b64decode(encoded.rpartition(",")[2], validate=True)
     except (binascii.Error, ValueError) as error:
         raise invalid_request(f"the image is not base64: {error}") from None
-    return {"model": model, "params": params}, [image]
+    return found, [image]
 
 
 def _instance(number: int, instance: Any) -> bytes:

@@ -20,7 +20,7 @@ import orjson
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.link import Cascade, Encoded, Frame, Link, ServedModel, Terms
+from app.link import Encoded, Frame, Link, ServedModel, Terms
 from app.protocols import ultralytics, wire
 from app.protocols.options import PRIORITY, TIMEOUT_US
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
@@ -29,6 +29,7 @@ from app.protocols.tensors import InferenceRequest, InputTensor, OutputTensor, R
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
 from models import Model, Options, PixelModel, Placement, TensorModel
+from models.contract.cascade import Cascade
 
 Array = npt.NDArray[Any]
 Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, Any]]

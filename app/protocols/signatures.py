@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import ServiceError
-from app.link import Cascade, Link, ServedModel
+from app.link import Link, ServedModel
 from app.observability.triton_statistics import VERSION
 from app.protocols.wire import BYTES
 from models import Model, OutputSpec, PixelModel, TensorModel
+from models.contract.cascade import Cascade
 
 EXTENSIONS = (
     "binary_tensor_data",

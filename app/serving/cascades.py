@@ -2,42 +2,105 @@
 
     plates = yolov8n?classes=car|bus&margin=0.1 > resnet50
 
-Owns: how they are written, and which boxes are cut out. Must not know how anything is computed (app.serving.staged).
+Owns: how they are written, and which boxes are cut out. Must not know how anything is computed (app.ingress.cascade).
+Other packages bring other cascades (models.contract.cascade).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Any
 from urllib.parse import parse_qsl
 
 from app.config import STAGES
-from app.link import Cascade, ServedModel
-from models import ModelError, parse_spec
+from app.link import ServedModel
+from models import Model, ModelError, Options, parse_spec
+from models.contract.cascade import Cascade, CascadeRequest, Region, made
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEYS = "classes, margin, min_side and most"
 
 
+@dataclass(frozen=True)
+class TwoStages(Cascade):
+    """A detector, and a classifier of what it finds.
+
+    `first` and `second`: names of served models. Boxes of `classes` (labels; none: all), at least `min_side` pixels
+    wide and high, the `most` best of an image, are cut out with `margin` of their sides around them.
+    """
+
+    name: str
+    first: str
+    second: str
+    classes: tuple[str, ...] = ()
+    margin: float = 0.0
+    min_side: float = 8.0
+    most: int = 20
+
+    @property
+    def models(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Both."""
+        return self.first, self.second
+
+    def check(self, models: Mapping[str, Model]) -> None:
+        """Raise ModelError for what cannot work."""
+        first, second = models[self.first], models[self.second]
+        if first.finds != "objects":
+            raise ModelError(f"the first stage of {self.name} must find objects, and {self.first} does not.")
+        if second.finds != "classes":
+            raise ModelError(f"the second stage of {self.name} must be a classifier, and {self.second} is not.")
+        unknown = [label for label in self.classes if label not in first.labels]
+        if unknown:
+            raise ModelError(f"{self.first} has no class {unknown[0]!r}, which {self.name} wants.")
+
+    async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
+        """What the detector answers; detections that were looked at have `classes`."""
+        found = await request.whole(self.first)
+        looked_at = [
+            (number, region, prediction["detections"][which])
+            for number, prediction in enumerate(found)
+            for which, region in self.regions(prediction["detections"], prediction["width"], prediction["height"])
+        ]
+        classified = await request.parts(self.second, [(number, region) for number, region, _ in looked_at])
+        for (_, _, detection), answer in zip(looked_at, classified, strict=True):
+            detection["classes"] = answer["classes"]
+        return found
+
+    def regions(self, detections: Sequence[Mapping[str, Any]], width: int, height: int) -> list[tuple[int, Region]]:
+        """What is cut out of an image: the detection's position and the region, the best score first."""
+        found: list[tuple[int, Region]] = []
+        for number, detection in enumerate(detections):
+            if len(found) >= self.most:
+                break
+            box = detection["box"]
+            wide, high = box["x2"] - box["x1"], box["y2"] - box["y1"]
+            if min(wide, high) < self.min_side or (self.classes and detection["label"] not in self.classes):
+                continue
+            left = min(width - 1, max(0, floor(box["x1"] - self.margin * wide)))
+            top = min(height - 1, max(0, floor(box["y1"] - self.margin * high)))
+            right = max(left + 1, min(width, ceil(box["x2"] + self.margin * wide)))
+            bottom = max(top + 1, min(height, ceil(box["y2"] + self.margin * high)))
+            found.append((number, Region(left, top, right - left, bottom - top)))
+        return found
+
+
 def check_cascade(cascade: Cascade, models: Mapping[str, ServedModel]) -> None:
-    """Raises ModelError for what cannot work."""
+    """Raise ModelError for what cannot work."""
     if cascade.name in models:
         raise ModelError(f"two models have one name: {cascade.name}")
-    for name in (cascade.first, cascade.second):
+    for name in cascade.models:
         if name not in models:
             raise ModelError(f"{cascade.name} needs the model {name!r}, and there is {', '.join(models)}.")
-    first, second = models[cascade.first].model, models[cascade.second].model
-    if first.finds != "objects":
-        raise ModelError(f"the first stage of {cascade.name} must find objects, and {cascade.first} does not.")
-    if second.finds != "classes":
-        raise ModelError(f"the second stage of {cascade.name} must be a classifier, and {cascade.second} is not.")
-    unknown = [label for label in cascade.classes if label not in first.labels]
-    if unknown:
-        raise ModelError(f"{cascade.first} has no class {unknown[0]!r}, which {cascade.name} wants.")
+    cascade.check({name: models[name].model for name in cascade.models})
 
 
 def parse_cascade(text: str) -> Cascade:
-    """Read `name=detector?options > classifier`. Raises ModelError."""
+    """Read `name=detector?options > classifier`, or a cascade of another package. Raises ModelError."""
+    if STAGES not in text:
+        return made(text)
     name, equals, rest = text.partition("=")
     parts = [part.strip() for part in rest.split(STAGES)]
     name = name.strip()
@@ -55,7 +118,7 @@ def parse_cascade(text: str) -> Cascade:
         raise ModelError(f"{name} has an option {next(iter(given))!r}; there is {_KEYS}.")
     if not (0 <= margin <= 1 and 1 <= min_side <= 1e6 and 1 <= most <= 1000):
         raise ModelError(f"of {name}, margin is from 0 to 1, min_side from 1 on, and most from 1 to 1000.")
-    return Cascade(name, _name_of(first.strip()), _name_of(parts[1]), classes, margin, min_side, most)
+    return TwoStages(name, _name_of(first.strip()), _name_of(parts[1]), classes, margin, min_side, most)
 
 
 def _name_of(text: str) -> str:

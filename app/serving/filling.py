@@ -132,7 +132,7 @@ class Filling:
         """Regions of one image, each into the slot of an item, all or none."""
         first, model, regions = items[0], items[0].pool.model, content.regions
         assert isinstance(model, PixelModel)
-        placements = [model.placement(region.width, region.height) for region in regions]
+        placements = [model.placement(*region.size) for region in regions]
 
         def ended(_: PendingImage, outcome: Outcome) -> None:
             error = None if isinstance(outcome, Placement) else client_error(first.pool, outcome)

@@ -30,8 +30,8 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
     canvas = ImageDraw.Draw(image, "RGBA")
     line = max(2, round(max(image.size) / 300))
     font = ImageFont.load_default(size=max(12, 5 * line))
-    for found in prediction.get("detections") or prediction.get("classes", [])[:1]:
-        colour = _colour(found["class_id"])
+    for found in _placed(prediction) or prediction.get("classes", [])[:1]:
+        colour = _colour(found.get("class_id", 0))
         for outline in polygons(found):
             canvas.polygon(outline, fill=(*colour, 90), outline=colour, width=line)
         turned = [_point(each) for each in found.get("corners", ())]
@@ -44,12 +44,20 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
             canvas.ellipse((x - line, y - line, x + line, y + line), fill="white", outline=colour)
         corner = (found["box"]["x1"], found["box"]["y1"]) if "box" in found else (turned or [(0.0, 0.0)])[0]
         second = f": {found['classes'][0]['label']}" if found.get("classes") else ""
-        text = f"{found['label']}{second} {found['score']:.2f}"
+        label = next((each for each in found.values() if isinstance(each, str)), "")
+        text = f"{label}{second} {found['score']:.2f}"
         canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
         canvas.text(corner, text, fill="black", font=font)
     target.parent.mkdir(parents=True, exist_ok=True)
     image.save(target)
     return target
+
+
+def _placed(prediction: Prediction) -> Sequence[Prediction]:
+    """The list in an entry whose members have a place; those of tasks that other packages bring, too."""
+    lists = [each for each in prediction.values() if isinstance(each, list)]
+    placed = [each for each in lists if all(isinstance(one, dict) and one.keys() & {"box", "corners"} for one in each)]
+    return placed[0] if placed else ()
 
 
 def polygons(found: Prediction) -> Iterator[list[Point]]:

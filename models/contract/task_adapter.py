@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.measures import TENSOR_LIMITS, Accuracy, Limits, of_tensors
@@ -50,7 +51,8 @@ x, y, width and height, and angles [n, a, 1].
 @dataclass(frozen=True)
 class AdaptedFile:
     """What is known of a file. `resize`: how images come into its input; `shapes`: of its outputs, for a batch of one,
-    as the file has them; `options`: what the sidecar says under that name, as JSON.
+    as the file has them; `options`: what the sidecar says under that name, and `stated`: what the file says of itself,
+    both as JSON.
 
     Of candidates: `suppressed`, whether the network has done its own suppression; `strides` of their anchors, row by
     row, where these are known; `distances`, whether boxes are left, top, right and bottom from the anchor, in strides.
@@ -60,6 +62,7 @@ class AdaptedFile:
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
     options: str = "{}"
+    stated: str = "{}"
     suppressed: bool = False
     strides: tuple[int, ...] = ()
     distances: bool = False
@@ -73,6 +76,11 @@ class AdaptedFile:
         """One of the sidecar's options."""
         found: Mapping[str, Any] = json.loads(self.options)
         return found.get(name, default)
+
+    def metadata(self, name: str) -> str:
+        """A text that the exporter wrote into the file, "" where there is none of this name."""
+        found: Mapping[str, str] = json.loads(self.stated)
+        return found.get(name, "")
 
     def label(self, class_id: int) -> str:
         """The label of a class, which a network may also number beyond its labels."""
@@ -111,6 +119,18 @@ class TaskAdapter(ABC):
         `width` and `height`: the image's displayed size. None, as here: the usual way, by the sidecar's `resize`.
         """
         return None
+
+    def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """On the device, the last part of the network: what of a batch's outputs leaves it; all of it, as here."""
+        return tuple(outputs)
+
+    def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
+        """Those of a ladder of batch sizes that make sense; all of them, as here; never none."""
+        return tuple(ladder)
+
+    def probes(self) -> Sequence[Array]:
+        """Images, uint8 [h, w, 3], on which the precision gate compares; none, as here: those that anychip brings."""
+        return ()
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
         """In the worker: what of one image's outputs is worth sending to the server; all of it, as here."""

@@ -5,7 +5,8 @@ Owns: their fields. Must not know how a file is tried (models.exports.child) or 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from models.contract.tensors import TensorSpec
 from models.exports.layouts import Interpretation
@@ -14,7 +15,9 @@ from models.exports.metadata import ResizeHow
 
 @dataclass(frozen=True)
 class TriedImages:
-    """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them."""
+    """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them;
+    `metadata`: texts of the file, where its task takes its outputs as they are.
+    """
 
     task: str
     how: Interpretation
@@ -29,6 +32,7 @@ class TriedImages:
     licence: str
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,16 @@ def bare_environment(folder: str = os.sep) -> dict[str, str]:
     }
 
 
-def open_exported(name: str, file: Path) -> Model:
+def open_exported(name: str, file: Path, stated: str = "") -> Model:
     """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
+
+    `stated`: what the sidecar would say, where none is to be read.
 
     It is a model of images where the file's metadata or `file.json` beside it says so, else one of tensors.
     """
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
-    sidecar = read_sidecar(file)
+    sidecar = read_sidecar(file, stated)
     declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
     probes_file = str(probes.absolute()) if probes.is_file() else None
     is_tensors = declared is not None or (sidecar is not None and sidecar.task == "tensors")
@@ -177,6 +179,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         found.labels,
         found.shapes,
         json.dumps(options if found.keypoints is None else {**options, "keypoints": found.keypoints}),
+        json.dumps(found.metadata),
         suppressed=found.how.suppressed,
         strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
     )

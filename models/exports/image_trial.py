@@ -8,6 +8,7 @@ Owns: these runs. In a process of its own (models.exports.child): must not be im
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def tried(
             about = about.model_copy(update={"layout": "detr"})
         if detector is not None and about.takes != "outputs":
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
-        return _tried(file, about, onnx)
+        told = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
+        return replace(_tried(file, about, onnx), metadata=told)
     except (ValueError, WeightsError) as error:
         if detector is not None and sidecar is None:  # It was served as tensors, and is.
             return None

@@ -44,18 +44,19 @@ class ExportedNetwork(PixelNetwork):
         self.tail = tail
         self.how, self.size, self.single = model.export.how, model.file.size, model.export.batch == (1, 1)
         self.only_float32 = self.how.layout == "torchvision"
+        self.of_task = model.adapter.compute
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """What `decoded` returns. A graph that takes one image at a time gets one at a time."""
+        """What the task makes of what `decoded` returns. A graph that takes one image at a time gets one at a time."""
         if self.how.layout == "torchvision":
             alone = [decoded(self.how, self._outputs(image), self.size) for image in untraced(normalised)]
-            return tuple(torch.cat(each) for each in zip(*alone, strict=True))
+            return self.of_task([torch.cat(each) for each in zip(*alone, strict=True)])
         if self.single and normalised.shape[0] > 1:
             found = [self._outputs(normalised[row : row + 1]) for row in range(normalised.shape[0])]
             outputs = [torch.cat(each) for each in zip(*found, strict=True)]
         else:
             outputs = self._outputs(normalised)
-        return decoded(self.how, outputs, self.size)
+        return self.of_task(decoded(self.how, outputs, self.size))
 
     def cast(self, dtype: torch.dtype) -> PixelNetwork:
         """Cast the graph; one that chooses boxes before its last layers takes float32 alone."""
@@ -97,6 +98,7 @@ class ExportedImages(PixelModel):
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
         """Those that the file takes; any where images run one by one within a batch."""
         low, high = self.export.batch
+        ladder = self.adapter.batch_sizes(ladder)
         if high == 1:
             return tuple(ladder)
         return tuple(size for size in ladder if low <= size <= high) or (low,)

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -66,13 +67,17 @@ class Description(BaseModel):
     licence: str = ""
 
 
-def read_sidecar(file: Path) -> Sidecar | None:
-    """`best.json` beside `best.onnx`, None where there is none or it is something else. Raises WeightsError."""
+def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
+    """`best.json` beside `best.onnx`, None where there is none or it is something else. Raises WeightsError.
+
+    `stated`: the same as a query, `task=detect&size=[480,640]`: then no file is read.
+    """
     beside = file.with_name(f"{file.stem}.json")
-    if not beside.is_file():
+    if not stated and not beside.is_file():
         return None
     try:
-        content = json.loads(beside.read_text(encoding="utf-8-sig"))
+        text = beside.read_text(encoding="utf-8-sig") if not stated else ""
+        content = json.loads(text) if text else {name: _json(value) for name, value in parse_qsl(stated)}
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
@@ -87,6 +92,14 @@ def read_sidecar(file: Path) -> Sidecar | None:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise WeightsError(f"{beside.name} beside {file.name}: {where}: {first['msg']}.") from error
+
+
+def _json(text: str) -> Any:
+    """A value as JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def script_metadata(file: Path) -> dict[str, Any]:

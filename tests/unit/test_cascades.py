@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config import Settings
-from app.ingress.cascade import regions
-from app.link import Cascade
-from app.serving.cascades import parse_cascade
-from models import ModelError
+from app.config import Settings, values
+from app.serving.cascades import TwoStages, parse_cascade
+from models import ModelError, Options
+from models.contract import cascade
+from models.contract.cascade import GROUP, Cascade, CascadeRequest
 
 
 def test_they_are_written_with_a_sign_between_them() -> None:
     found = parse_cascade("plates=cars=yolov8n:best.pt?classes=car|traffic light&margin=0.1&most=5 > resnet50")
-    assert found == Cascade("plates", "cars", "resnet50", ("car", "traffic light"), 0.1, 8.0, 5)
-    assert parse_cascade("a=best.onnx>kinds") == Cascade("a", "best", "kinds")
+    assert found == TwoStages("plates", "cars", "resnet50", ("car", "traffic light"), 0.1, 8.0, 5)
+    assert parse_cascade("a=best.onnx>kinds") == TwoStages("a", "best", "kinds")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,36 @@ def test_stages_that_are_not_named_elsewhere_are_served_as_well():
     assert [parse_cascade(each).name for each in settings.stage_specs] == ["a", "b"]
 
 
+class Foreign(Cascade):
+    """What another package might bring."""
+
+    def __init__(self, name: str, text: str) -> None:
+        if text == "nothing":
+            raise ValueError("there is nothing to serve.")
+        self.name, self.models, self.written = name, (f"{name}.one",), (f"{name}.one=resnet18:{text}",)
+
+    async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
+        return await request.whole(self.models[0])
+
+
+def test_another_package_brings_a_cascade(monkeypatch):
+    entry = EntryPoint("foreign", f"{__name__}:Foreign", GROUP)
+    monkeypatch.setattr(values, "entry_points", lambda group: [entry] if group == GROUP else [])
+    monkeypatch.setattr(cascade, "entry_points", lambda group: [entry])
+    cascade.kinds.cache_clear()
+    monkeypatch.setattr(EntryPoint, "load", lambda _: Foreign)
+    settings = Settings(models="kinds=resnet18,found=foreign:random")
+    assert settings.model_specs == ("kinds=resnet18", "found.one=resnet18:random")
+    [found] = map(parse_cascade, settings.stage_specs)
+    assert (type(found), found.name, found.platform) == (Foreign, "found", "ensemble")
+    with pytest.raises(ModelError, match="cannot be served: there is nothing to serve"):
+        parse_cascade("found=foreign:nothing")
+    monkeypatch.setattr(EntryPoint, "load", lambda _: dict)
+    with pytest.raises(ModelError, match="cannot be served"):
+        parse_cascade("found=foreign:other")
+    cascade.kinds.cache_clear()
+
+
 @given(
     st.lists(st.tuples(*[st.floats(0, 300)] * 4), max_size=8),
     st.integers(1, 300),
@@ -67,8 +100,8 @@ def test_regions_lie_within_the_image(
         }
         for number, (x1, y1, x2, y2) in enumerate(boxes)
     ]
-    cascade = Cascade("n", "d", "c", ("b",), margin, 2.0, most)
-    chosen = regions(cascade, found, width, height)
+    stages = TwoStages("n", "d", "c", ("b",), margin, 2.0, most)
+    chosen = stages.regions(found, width, height)
     assert len(chosen) <= most
     for number, region in chosen:
         assert number % 2 == 0

@@ -35,6 +35,7 @@ def classifier_file(path: Path, classes: int, labels: list[str] | None = None) -
     ("text", "expected"),
     [
         ("resnet50", ModelSpec("resnet50", "resnet50", "official")),
+        ("a=b.onnx?size=[1,2]", ModelSpec("a", "onnx", "b.onnx", sidecar="size=[1,2]")),
         (" yolov8n ", ModelSpec("yolov8n", "yolov8n", "official")),
         ("resnet50:sample", ModelSpec("resnet50", "resnet50", "sample")),
         ("dogs=resnet50:dogs.safetensors", ModelSpec("dogs", "resnet50", "dogs.safetensors")),

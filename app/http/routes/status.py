@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from app.errors import invalid_request
 from app.http.routes.stats import counting
-from app.link import Cascade, Devices, Link, ModelState, ServedOn
+from app.link import Devices, Link, ModelState, ServedOn
 from models import Finds
+from models.contract.cascade import Cascade
 
 router = APIRouter(tags=["status"])
 
@@ -83,16 +84,16 @@ async def models(request: Request) -> Models:
 
 
 def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
-    first, second = link.models[cascade.first].model, link.models[cascade.second].model
+    first, *_, last = (link.models[name].model for name in cascade.models)
     states = [link.administration.state(each)[0] for each in link.parts(cascade.name)]
     return ModelStatus(
         name=cascade.name,
-        architecture=f"{first.name} > {second.name}",
-        task=first.task,
+        architecture=" > ".join(cascade.models),
+        task=cascade.task or first.task,
         finds=first.finds,
         weights=first.weights,
         weights_sha256=first.weights_sha256,
-        classes=len(second.labels),
+        classes=len(last.labels),
         input_shape=first.input_shape,
         ready=all(state is ModelState.READY for state in states),
         profile="",

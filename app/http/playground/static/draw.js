@@ -9,8 +9,13 @@ export function colour(classId) {
   return `hsl(${hue} 85% 62%)`;
 }
 
+// The list in an entry whose members have a place, and its name; undefined where there is none. Members of tasks that
+// other packages bring are drawn as well: with their `score` and their first text.
+export const placedIn = (prediction) => Object.entries(prediction).find(([, each]) => Array.isArray(each) && each.every((one) => one?.box || one?.corners));
+
 // What an instance is called; of two stages, with what the second says of it.
-export const nameOf = (found) => found.classes?.length ? `${found.label}: ${found.classes[0].label}` : found.label;
+export const nameOf = (found) => found.classes?.length ? `${found.label}: ${found.classes[0].label}`
+  : found.label ?? Object.values(found).find((each) => typeof each === "string") ?? "";
 
 const point = (each) => Array.isArray(each) ? each : [each.x, each.y, each.score];
 

@@ -2,6 +2,7 @@
 import { getJson, predict, ServiceError, setKey } from "./api.js";
 import { Camera } from "./camera.js";
 import { LANGUAGES, snippet } from "./code.js";
+import { placedIn } from "./draw.js";
 import { Live } from "./live.js";
 import { Load, spread } from "./load.js";
 import { duration, element, lightEntry, showFound, showTiming, summarise } from "./results.js";
@@ -190,7 +191,7 @@ async function explained(error, image) {
 // ---- what was found -------------------------------------------------------------------------------------------------
 
 function shownInstances(prediction) {
-  return (prediction.detections || []).filter((found) => found.score >= threshold());
+  return (placedIn(prediction)?.[1] || []).filter((found) => found.score >= threshold());
 }
 
 function show() {
@@ -199,7 +200,7 @@ function show() {
   get("save-image").disabled = !usable;
   get("save-json").disabled = !result;
   get("timing").hidden = !result;
-  get("threshold-box").hidden = !result?.prediction.detections;
+  get("threshold-box").hidden = !(result && placedIn(result.prediction));
   if (!result) {
     get("summary").textContent = state.image ? "" : "Nothing has been asked yet.";
     get("found").replaceChildren();
@@ -208,14 +209,15 @@ function show() {
     return;
   }
   const { prediction, timing, totalMs } = result;
-  state.shown = prediction.detections ? shownInstances(prediction) : prediction.classes;
+  const placed = Boolean(placedIn(prediction));
+  state.shown = placed ? shownInstances(prediction) : prediction.classes ?? [];
   const text = summarise(prediction, state.shown);
   const summary = get("summary");
   summary.replaceChildren(element("strong", "", text), ` in ${duration(totalMs)}`);
   get("canvas").setAttribute("aria-label", `${state.file}: ${text}`);
-  showFound(get("found"), state.shown, Boolean(prediction.detections), light);
+  showFound(get("found"), state.shown, placed, light);
   showTiming(get("stages"), get("legend"), timing, totalMs);
-  stage.instances = prediction.detections ? state.shown : [];
+  stage.instances = placed ? state.shown : [];
   const best = prediction.classes?.[0];
   stage.caption = best ? `${best.label} ${best.score.toFixed(2)}` : "";
   stage.lit = -1;
@@ -297,8 +299,9 @@ function scaled(prediction, scale) {
     : value && typeof value === "object" ? Object.fromEntries(Object.entries(value).map(([name, each]) => [name, name === "score" ? each : grow(each, name)]))
     : typeof value === "number" ? value * scale : value;
   const places = ["box", "corners", "segments", "keypoints", "mask"];
-  const detections = prediction.detections?.map((found) => Object.fromEntries(Object.entries(found).map(([name, value]) => [name, places.includes(name) ? grow(value) : value])));
-  return detections ? { ...prediction, detections } : prediction;
+  const [list, found] = placedIn(prediction) || [];
+  const grown = found?.map((one) => Object.fromEntries(Object.entries(one).map(([name, value]) => [name, places.includes(name) ? grow(value) : value])));
+  return found ? { ...prediction, [list]: grown } : prediction;
 }
 
 async function stopCamera() {
@@ -385,7 +388,8 @@ async function copy() {
 // What the service answers at the score that is set.
 function shownAnswer() {
   const { answer, prediction } = state.result;
-  const shown = prediction.detections ? { ...prediction, detections: state.shown } : prediction;
+  const [list] = placedIn(prediction) || [];
+  const shown = list ? { ...prediction, [list]: state.shown } : prediction;
   return { ...answer, predictions: [shown] };
 }
 

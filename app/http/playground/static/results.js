@@ -46,7 +46,7 @@ export function summarise(prediction, shown) {
   }
   if (!shown.length) return "nothing above this score";
   const counts = new Map();
-  for (const found of shown) counts.set(found.label, (counts.get(found.label) || 0) + 1);
+  for (const found of shown) counts.set(nameOf(found), (counts.get(nameOf(found)) || 0) + 1);
   const parts = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([name, count]) => `${count} ${name}`);
   return `${shown.length} ${shown.length === 1 ? "object" : "objects"}: ${parts.join(", ")}${counts.size > 6 ? ", …" : ""}`;
 }

@@ -1,0 +1,94 @@
+"""Clients of other servers that packages answer, by the entry-point group `anychip.clients`: `--compat NAME`.
+
+Owns: that contract, for clients that post a JSON object with one image in base64, and the route of each. A package says
+which path, which model and what the answer looks like; the rest is that of any request.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request, Response
+
+from app.access.rules import offer
+from app.config.values import CLIENT_GROUP
+from app.errors import ServiceError
+from app.http.answer import as_json, as_response
+from app.http.call import AsgiRequest, HttpCall
+from app.ingress.budget import Lease
+from app.ingress.cascade import predict_cascade
+from app.ingress.converter import DOCUMENT
+from app.ingress.ingress import Ingress, Run
+from app.ingress.prediction import Answer
+from app.link import ServedModel, Terms
+from app.protocols import documents
+from models.contract.cascade import Cascade
+from models.contract.model import Options
+
+
+class JsonClient(ABC):
+    """`path`: what is posted to. The image is the text `image` or `file` of the JSON object."""
+
+    path: ClassVar[str]
+
+    @abstractmethod
+    def choose(self, document: Mapping[str, Any], cascades: Mapping[str, Cascade]) -> tuple[str, Options]:
+        """The cascade that answers, by name, and what is asked of it; of an empty document: who it will likely be.
+
+        `document`: what was posted, without the image. Raises ServiceError.
+        """
+
+    @abstractmethod
+    def answer(self, document: Mapping[str, Any], entry: Mapping[str, Any], request_id: str) -> Any:
+        """The answer, of the entry that the cascade made of the image."""
+
+    @abstractmethod
+    def refuse(self, error: ServiceError, request_id: str) -> Any:
+        """The body of an answer with the error's status."""
+
+
+class ClientCall(HttpCall[Answer]):
+    """One such request; `document` is there once it was read."""
+
+    def __init__(self, client: JsonClient, request: AsgiRequest, model: str) -> None:
+        super().__init__(request, model)
+        self._client = client
+        self.document: Mapping[str, Any] = {}
+
+    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
+        """What the JSON asks. Raises INVALID_REQUEST, and what the client's contract raises."""
+        packed = await ingress.converter.convert(DOCUMENT, 0, self.body)
+        lease.take(len(packed))
+        self.document, [image] = documents.unpack(packed)
+        self.context.model, options = self._client.choose(self.document, ingress.link.cascades)
+        cascade = ingress.link.cascades[self.context.model]
+        return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
+
+
+def router(name: str) -> APIRouter:
+    """The route of a client that an installed package answers. Raises ValueError where that brings another thing."""
+    [entry] = entry_points(group=CLIENT_GROUP, name=name)
+    client = entry.load()()
+    if not isinstance(client, JsonClient):
+        raise ValueError(f"{entry.value} makes no app.compat.client.JsonClient")
+    offer(client.path)
+    found = APIRouter(tags=[name], include_in_schema=False)
+
+    @found.post(client.path)
+    async def route(request: Request) -> Response:
+        ingress: Ingress = request.app.state.ingress
+        asked = AsgiRequest.of(request)
+        request_id: str = request.scope["anychip"].request_id
+        try:
+            call = ClientCall(client, asked, client.choose({}, ingress.link.cascades)[0])
+            answered = await ingress.answer(call)
+        except ServiceError as error:
+            refused = as_response(as_json(client.refuse(error, request_id)))
+            refused.status_code = error.status
+            return refused
+        return as_response(as_json(client.answer(call.document, answered.predictions[0], request_id)))
+
+    return found

@@ -1,0 +1,101 @@
+"""Cascades: several models under one name, of which later ones see parts of the image that earlier ones have found.
+
+    name=KIND:REST ─► Cascade ─► its models, served like any ─► CascadeRequest.whole, .parts ─► one entry an image
+
+Owns: that contract, and finding cascades that other packages bring, through the entry-point group `anychip.cascades`
+(docs/your-network.md). Must not know how anything is computed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from models.contract.errors import ModelError
+from models.contract.model import Model, Options
+
+GROUP = "anychip.cascades"
+
+
+class Region(NamedTuple):
+    """A part of an image, in pixels of it as displayed.
+
+    `corners`: x and y of a quadrilateral's upper left, upper right, lower right and lower left, which is straightened
+    to `width` by `height`; `x` and `y` mean nothing then. `quarters`: turns of 90 degrees after that, counterclockwise.
+    """
+
+    x: int
+    y: int
+    width: int
+    height: int
+    quarters: int = 0
+    corners: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height once it is turned."""
+        return (self.height, self.width) if self.quarters % 2 else (self.width, self.height)
+
+
+class CascadeRequest(Protocol):
+    """The images of one request, and what may be asked about them. Each call raises what ends the whole request."""
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Width and height of each image as displayed, by its header."""
+
+    async def whole(self, model: str) -> list[dict[str, Any]]:
+        """What a model answers to each image."""
+
+    async def parts(self, model: str, parts: Sequence[tuple[int, Region]]) -> list[dict[str, Any]]:
+        """What a model answers to parts, each of the image of this number; those of one image stand together.
+
+        They come in portions, so that any number of them fits into the model's queue.
+        """
+
+
+class Cascade(ABC):
+    """`name`: what clients ask for; `models`: the names of the models that it asks, the first of which counts requests;
+    `written`: how these are written in `--models`.
+    """
+
+    platform: ClassVar[str] = "ensemble"
+    """As Triton calls a model that is made of others."""
+    task: ClassVar[str] = ""
+    """What its answers are; "": what those of its first model are."""
+
+    name: str
+    models: tuple[str, ...]
+    written: tuple[str, ...]
+
+    def check(self, models: Mapping[str, Model]) -> None:  # noqa: B027 - most have nothing to say
+        """Raise ModelError for models that do not fit together."""
+
+    @abstractmethod
+    async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
+        """The entry of "predictions" of each image."""
+
+
+@cache
+def kinds() -> Mapping[str, EntryPoint]:
+    """Cascades that installed packages bring, by the words that they are written with."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+@cache
+def made(text: str) -> Cascade:
+    """The cascade that an entry names. Raises ModelError."""
+    name, _, rest = text.partition("=")
+    kind, _, rest = rest.partition(":")
+    try:
+        cascade = kinds()[kind.strip()].load()(name.strip(), rest.strip())
+        if not isinstance(cascade, Cascade):
+            raise TypeError(f"{kind} makes no models.contract.cascade.Cascade")
+    except ModelError:
+        raise
+    except Exception as error:  # The code of another package must not end the service.
+        line = next((each for each in str(error).splitlines() if each.strip()), type(error).__name__)
+        raise ModelError(f"{text!r} cannot be served: {line.rstrip('.')}.") from error
+    return cascade

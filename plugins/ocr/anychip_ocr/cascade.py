@@ -1,0 +1,154 @@
+"""`ocr=ppocr:FOLDER`: finding lines of text, setting them upright and reading them, under one name.
+
+    image ─► detector of its size ─► quadrilaterals ─► direction of each line ─► recogniser of its width ─► lines
+
+Owns: this order, which files of a folder are which network, and which sizes these have. All shapes are static: an
+image goes to the smallest of the detectors' inputs that holds it, a line to that of the recognisers' widths. Must not
+know how anything is computed or batched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from anychip_ocr.detection import STEP, fitted
+from anychip_ocr.quadrilaterals import Crop, bucket_of, crop_of, resized_width
+from models.contract.cascade import Cascade, CascadeRequest, Region
+from models.contract.errors import ModelError
+from models.contract.model import Options
+
+Key = TypeVar("Key")
+
+_LINE_HEIGHT = 48
+_SIZES = ("960x1280", "1280x960")
+_WIDTHS = ("320", "640", "1280", "2560")
+_KINDS = {"detection": re.compile("det"), "recognition": re.compile("rec"), "direction": re.compile("cls|ori")}
+_NORMALISED = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+
+
+class Ppocr(Cascade):
+    """Written `name=ppocr:FOLDER?sizes=960x1280|1280x960&widths=320|640&min_score=0.5`."""
+
+    task: ClassVar[str] = "read"
+
+    def __init__(self, name: str, text: str) -> None:
+        folder, _, query = text.partition("?")
+        given = dict(parse_qsl(query))
+        try:
+            self.sizes = sorted(_sizes(given.pop("sizes", "|".join(_SIZES))), key=np.prod)
+            self.widths = sorted(int(width) for width in given.pop("widths", "|".join(_WIDTHS)).split("|"))
+            self.min_score = float(given.pop("min_score", 0.5))
+        except ValueError as error:
+            raise ModelError(f"the options of {name} are not understood: {error}.") from None
+        if given:
+            raise ModelError(f"{name} has an option {next(iter(given))!r}; there is sizes, widths and min_score.")
+        files = _files(name, Path(folder).expanduser())
+        self.detectors = {size: f"{name}.detect-{size[0]}x{size[1]}" for size in self.sizes}
+        self.readers = {width: f"{name}.read-{width}" for width in self.widths}
+        self.director = f"{name}.direction" if "direction" in files else None
+        written = [
+            _written(model, files["detection"], "text-detection", size) for size, model in self.detectors.items()
+        ]
+        if self.director:
+            size = (80, 160) if "ori" in files["direction"].name else (_LINE_HEIGHT, 192)
+            written.append(_written(self.director, files["direction"], "text-direction", size))
+        written += [
+            _written(model, files["recognition"], "text-recognition", (_LINE_HEIGHT, width))
+            for width, model in self.readers.items()
+        ]
+        self.name, self.written = name, tuple(written)
+        self.models = tuple(each.partition("=")[0] for each in written)
+
+    async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
+        """Lines of each image in reading order, with text, score and corners."""
+        sizes = request.sizes()
+        answers: list[dict[str, Any]] = [{} for _ in sizes]
+
+        async def detect(model: str, numbers: Sequence[int]) -> None:
+            whole = [(number, Region(0, 0, *sizes[number])) for number in numbers]
+            for number, found in zip(numbers, await request.parts(model, whole), strict=True):
+                answers[number] = found
+
+        by_size = _grouped([self._size_for(*size) for size in sizes])
+        await asyncio.gather(*(detect(self.detectors[size], numbers) for size, numbers in by_size.items()))
+        lines = [(number, line) for number, found in enumerate(answers) for line in found["lines"]]
+        crops = [crop_of(np.array(line["corners"], np.float32)) for _, line in lines]
+        parts = [(number, _region(crop)) for (number, _), crop in zip(lines, crops, strict=True)]
+        if self.director and parts:
+            directions = await request.parts(self.director, parts)
+            for place, direction in enumerate(directions):
+                if direction["turned"]:
+                    number, region = parts[place]
+                    parts[place] = number, region._replace(quarters=(region.quarters + 2) % 4)
+        wide = [bucket_of(resized_width(crop.ratio, _LINE_HEIGHT, 1 << 20), self.widths) for crop in crops]
+
+        async def read(width: int, places: Sequence[int]) -> None:
+            said = await request.parts(self.readers[width], [parts[place] for place in places])
+            for place, one in zip(places, said, strict=True):
+                lines[place][1].update(text=one["text"], score=one["score"])
+
+        await asyncio.gather(*(read(width, places) for width, places in _grouped(wide).items()))
+        least = max(self.min_score, options.score_threshold)
+        for found in answers:
+            found["lines"] = [
+                {"text": line["text"], "score": line["score"], "corners": line["corners"]}
+                for line in found["lines"]
+                if line["text"].strip() and line["score"] >= least
+            ]
+        return answers
+
+    def _size_for(self, width: int, height: int) -> tuple[int, int]:
+        """The smallest input that shows an image in full size, else the one that shows it largest."""
+        return max(self.sizes, key=lambda size: (np.prod(fitted(width, height, size)), -np.prod(size)))
+
+
+def _grouped(keys: Sequence[Key]) -> Mapping[Key, list[int]]:
+    """The places at which each key stands."""
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return places
+
+
+def _region(crop: Crop) -> Region:
+    return Region(0, 0, crop.width, crop.height, crop.quarters, crop.corners)
+
+
+def _sizes(text: str) -> list[tuple[int, int]]:
+    sizes = []
+    for each in text.split("|"):
+        height, _, width = each.partition("x")
+        sizes.append((int(height), int(width or height)))
+        if any(side % STEP or side < STEP for side in sizes[-1]):
+            raise ValueError(f"{each} is no size: HEIGHTxWIDTH, both multiples of {STEP}")
+    return sizes
+
+
+def _files(name: str, folder: Path) -> Mapping[str, Path]:
+    """The network of each kind in a folder, by name: `…det….onnx`, or `…det…/inference.onnx`. Raises ModelError."""
+    there = sorted(file for pattern in ("*.onnx", "*/*.onnx") for file in folder.glob(pattern))
+    found = {}
+    for kind, pattern in _KINDS.items():
+        files = [file for file in there if pattern.search(str(file.relative_to(folder)).lower())]
+        if len(files) > 1 or (not files and kind != "direction"):
+            raise ModelError(
+                f"{name} wants one network of {kind} in {folder}, named {pattern.pattern}; there is "
+                f"{', '.join(file.name for file in files) or 'none'}."
+            )
+        if files:
+            found[kind] = files[0]
+    return found
+
+
+def _written(name: str, file: Path, task: str, size: Sequence[int]) -> str:
+    """How a model of this cascade is written: a file, with its sidecar behind it."""
+    sidecar = {"task": task, "size": [*size], **_NORMALISED}
+    return f"{name}={file}?{urlencode({key: json.dumps(value) for key, value in sidecar.items()})}"

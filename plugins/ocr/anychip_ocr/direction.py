@@ -1,0 +1,46 @@
+"""The task `text-direction`: whether a line of text stands on its head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anychip_ocr.detection import GREY
+from anychip_ocr.probes import lines
+from anychip_ocr.quadrilaterals import place_line
+from models.contract.measures import Limits
+from models.contract.model import Array, Options, Placement
+from models.contract.task_adapter import AdaptedFile, TaskAdapter
+
+
+class TextDirection(TaskAdapter):
+    """A network with one output [n, 2]: probabilities of 0 and of 180 degrees."""
+
+    limits: ClassVar[Limits] = {"fp32": {"score": 0.002}, "fp16": {"score": 0.01}, "bf16": {"score": 0.03}}
+
+    def __init__(self, file: AdaptedFile) -> None:
+        super().__init__(file)
+        if file.shapes != ((1, 2),):
+            raise ValueError(f"a network of directions has one output [n, 2], not {file.shapes}")
+        self.sure = float(file.option("sure", 0.9))
+
+    def probes(self) -> Sequence[Array]:
+        """Lines of text, and the same on their heads."""
+        upright = lines()
+        return [*upright, *(line[::-1, ::-1] for line in upright)]
+
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        """`score`: the largest error of a probability."""
+        return {"score": float(np.abs(expected[0].astype(np.float64) - outputs[0]).max())}
+
+    def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
+        """The line from the left on, as high as the input."""
+        place_line(image, out, GREY)
+        return Placement(width, height)
+
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
+        """Turned only where the network is sure."""
+        score = float(outputs[0][1])
+        return {"turned": score > self.sure, "score": round(score, 5)}

@@ -1,0 +1,139 @@
+"""Quadrilaterals around lines of text: out of a map of probabilities, in reading order, and cut out of the image.
+
+Owns: this geometry, pure and in NumPy and OpenCV. A quadrilateral is float32 [4, 2], points as x and y: upper left,
+upper right, lower right, lower left of the text's line. Must not know networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from models.contract.model import Array
+
+_LEAST_SIDE = 3.0  # Of what is found in the map; two more after it was expanded.
+_LEAST_PIXELS = 3  # Of a side in the image: a quadrilateral must have more.
+_SAME_LINE_PIXELS = 10
+_UPRIGHT_RATIO = 1.5
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """How a map of probabilities becomes quadrilaterals.
+
+    `pixel`: least probability of a pixel of text; `box`: least mean probability within a box; `unclip`: how far a box
+    is expanded, as a factor of area / perimeter (DB's paper); `most`: greatest number of boxes.
+    """
+
+    pixel: float = 0.3
+    box: float = 0.5
+    unclip: float = 1.6
+    most: int = 1000
+
+
+def found_in(probabilities: Array, limits: Thresholds) -> tuple[Array, Array]:
+    """Quadrilaterals float32 [k, 4, 2] in pixels of the map [h, w], and their scores float32 [k].
+
+    Differentiable Binarization (arXiv:1911.08947): networks are trained on text that is shrunk by Vatti's clipping, so
+    what is found is expanded by area * `unclip` / perimeter. Round corners of a rectangle that is expanded do not
+    change the smallest rectangle around it: it has that much more on each side.
+    """
+    mask = cv2.dilate((probabilities > limits.pixel).astype(np.uint8), np.ones((2, 2), np.uint8))
+    contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
+    boxes, scores = [], []
+    for contour in contours[: limits.most]:
+        centre, (width, height), angle = cv2.minAreaRect(contour)
+        if min(width, height) < _LEAST_SIDE:
+            continue
+        score = _mean_within(probabilities, cv2.boxPoints((centre, (width, height), angle)))
+        if score < limits.box:
+            continue
+        more = width * height * limits.unclip / (width + height)
+        if min(width, height) + more < _LEAST_SIDE + 2:
+            continue
+        boxes.append(ordered(cv2.boxPoints((centre, (width + more, height + more), angle))))
+        scores.append(score)
+    return np.array(boxes, np.float32).reshape(-1, 4, 2), np.array(scores, np.float32)
+
+
+def ordered(points: Array) -> Array:
+    """Four points, the upper left first, clockwise: the two on the left are ordered by height, and those right."""
+    left, right = np.split(points[np.argsort(points[:, 0], kind="stable")], 2)
+    (upper_left, lower_left), (upper_right, lower_right) = (each[np.argsort(each[:, 1])] for each in (left, right))
+    return np.array([upper_left, upper_right, lower_right, lower_left], np.float32)
+
+
+def in_image(quads: Array, scale: tuple[float, float], width: int, height: int) -> tuple[Array, Array]:
+    """Quadrilaterals of the map in whole pixels of the image, and which of them are large enough.
+
+    `scale`: pixels of the map for one of the image, across and down.
+    """
+    points = np.round(quads / np.array(scale, np.float32)).clip(0, (width - 1, height - 1)).astype(np.float32)
+    sides = np.linalg.norm(points[:, [1, 3]] - points[:, [0]], axis=2)
+    return points, (sides.astype(int) > _LEAST_PIXELS).all(axis=1)
+
+
+def reading_order(quads: Array) -> Array:
+    """The order of quadrilaterals: lines from the top, of a line from the left, by the upper left points."""
+    if not len(quads):
+        return np.zeros(0, np.int64)
+    left, top = quads[:, 0].T
+    down = np.argsort(top, kind="stable")
+    line = np.concatenate(([0], np.cumsum(np.diff(top[down]) >= _SAME_LINE_PIXELS)))
+    found: Array = down[np.lexsort((left[down], line))]
+    return found
+
+
+@dataclass(frozen=True)
+class Crop:
+    """How a line is cut out: straightened to `width` by `height`, then turned by quarters, counterclockwise."""
+
+    corners: tuple[float, ...]
+    width: int
+    height: int
+    quarters: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Width for a height of 1, after turning."""
+        return self.height / self.width if self.quarters % 2 else self.width / self.height
+
+
+def crop_of(quad: Array) -> Crop:
+    """The crop of a quadrilateral; one that is much higher than wide is a line that runs downwards."""
+    above, right, below, left = (float(np.linalg.norm(quad[(end + 1) % 4] - quad[end])) for end in range(4))
+    width, height = max(1, int(max(above, below))), max(1, int(max(left, right)))
+    corners = tuple(float(number) for number in quad.ravel())
+    return Crop(corners, width, height, int(height / width >= _UPRIGHT_RATIO))
+
+
+def resized_width(ratio: float, height: int, most: int) -> int:
+    """Pixels across of a line of this ratio at this height, at most `most`."""
+    return max(1, min(most, int(np.ceil(height * ratio))))
+
+
+def place_line(image: Array, out: Array, level: int) -> None:
+    """A line in a network's input: as high as that, its beginning at the left, filled up with a grey level; BGR."""
+    height, most = out.shape[:2]
+    width = resized_width(image.shape[1] / image.shape[0], height, most)
+    resized = cv2.resize(np.ascontiguousarray(image), (width, height))
+    out[:, :width] = resized[..., ::-1]
+    out[:, width:] = level
+
+
+def bucket_of(size: int, buckets: Sequence[int]) -> int:
+    """The smallest of ascending sizes that holds this one, else the greatest."""
+    return next((each for each in buckets if size <= each), buckets[-1])
+
+
+def _mean_within(probabilities: Array, points: Array) -> float:
+    """The mean of the map within a polygon."""
+    height, width = probabilities.shape
+    limit = (width - 1, height - 1)
+    low, high = (edge.astype(int).clip(0, limit) for edge in (np.floor(points.min(0)), np.ceil(points.max(0))))
+    mask = np.zeros((high[1] - low[1] + 1, high[0] - low[0] + 1), np.uint8)
+    cv2.fillPoly(mask, [(points - low).astype(np.int32)], 1)
+    return float(cv2.mean(probabilities[low[1] : high[1] + 1, low[0] : high[0] + 1], mask)[0])

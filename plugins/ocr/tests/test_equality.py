@@ -1,0 +1,155 @@
+"""The service against RapidOCR with the same files, on pages of Chinese, Latin, digits, turned and dense lines."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pages
+import pytest
+from PIL import Image
+
+from tests.support.service_process import running
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("rapidocr") is None, reason="make test-ocr installs RapidOCR"),
+    pytest.mark.skipif(pages.chinese_font() is None, reason="apt-get install fonts-wqy-zenhei, or ANYCHIP_TEST_FONT"),
+]
+PNG = {"Content-Type": "image/png"}
+
+
+def networks():
+    spec = importlib.util.find_spec("rapidocr")
+    return spec and Path(spec.origin).parent / "models"
+
+
+def client_of(service):
+    return httpx.Client(base_url=service.url, timeout=300)
+
+
+def png(page):
+    stream = io.BytesIO()
+    page.image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Each page with what RapidOCR finds on it: corners and text of each line."""
+    from rapidocr import RapidOCR
+
+    engine = RapidOCR(params={"Global.log_level": "error"})
+    found = []
+    for page in pages.pages():
+        said = engine(np.ascontiguousarray(np.asarray(page.image)[..., ::-1]))
+        found.append((page, list(zip(said.boxes, said.txts, strict=True))))
+    return found
+
+
+def compared(client, reference):
+    """The share of lines with the same text, and the greatest distance of corners in pixels."""
+
+    def asked(page):
+        answer = client.post("/v1/models/ocr:predict", content=png(page), headers=PNG)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["predictions"][0]["lines"]
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(asked, [page for page, _ in reference]))
+    same = lines = 0
+    distances = [0.0]
+    for (page, wanted), found in zip(reference, answers, strict=True):
+        lines += len(wanted)
+        assert len(found) == len(wanted), f"{page.name} has {len(found)} lines, and {len(wanted)} are there"
+        for (corners, text), line in zip(wanted, found, strict=True):
+            same += line["text"] == text
+            distances.append(float(np.abs(np.array(line["corners"]) - corners).max()))
+    assert lines >= 200
+    return same / lines, max(distances)
+
+
+SERVED = ("--models", f"ocr=ppocr:{networks()}", "--batch-sizes", "1,4", "--timeout-ms", "200000")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """As a user would start it: the default engine and precision."""
+    with running(tmp_path_factory.mktemp("ocr"), *SERVED, "--compat", "paddlex") as service:
+        yield service
+
+
+def test_in_float32_text_and_corners_are_those_of_rapidocr(tmp_path, reference):
+    with running(tmp_path, *SERVED, "--precision", "fp32") as service, client_of(service) as client:
+        share, pixels = compared(client, reference)
+    assert share >= 0.99
+    assert pixels <= 2
+
+
+def test_in_the_default_precision_nearly_all_of_them_are(service, reference):
+    with client_of(service) as client:
+        share, pixels = compared(client, reference)
+    assert share >= 0.98
+    assert pixels <= 3
+
+
+def test_every_client_is_answered_alike(service, reference):
+    page = reference[0][0]
+    with client_of(service) as client:
+        [entry] = client.post("/v1/models/ocr:predict", content=png(page), headers=PNG).json()["predictions"]
+        lines = entry["lines"]
+        raw = {"Inference-Header-Content-Length": "0"}
+        assert (
+            json.dumps(lines[0]["text"])[1:-1].encode()
+            in client.post("/v2/models/ocr/infer", content=png(page), headers=raw).content
+        )
+        status = {model["name"]: model for model in client.get("/v1/models").json()["models"]}
+        assert (status["ocr"]["task"], status["ocr"]["ready"]) == ("read", True)
+        asked = {"file": base64.b64encode(png(page)).decode(), "fileType": 1}
+        answer = client.post("/ocr", json=asked).json()
+        assert (answer["errorCode"], answer["errorMsg"]) == (0, "Success")
+        [result] = answer["result"]["ocrResults"]
+        assert result["prunedResult"]["rec_texts"] == [line["text"] for line in lines]
+        assert answer["result"]["dataInfo"] == {"width": 1280, "height": 960, "type": "image"}
+        for document, status_code in (({**asked, "fileType": 0}, 400), ({"file": "?"}, 400), ({"file": "aGk="}, 422)):
+            refused = client.post("/ocr", json=document)
+            assert refused.status_code == refused.json()["errorCode"] == status_code
+        [weak] = client.post("/v1/models/ocr:predict?score_threshold=1", content=png(page), headers=PNG).json()[
+            "predictions"
+        ]
+        assert weak["lines"] == []
+
+
+def test_several_pages_of_one_request_are_answered_in_order(service, reference):
+    chosen = [reference[number][0] for number in (0, 3, 0)]
+    files = [("file", (f"{number}.png", png(page))) for number, page in enumerate(chosen)]
+    with client_of(service) as client:
+        first, second, third = client.post("/v1/models/ocr:predict", files=files).json()["predictions"]
+    assert first == third
+    assert [len(entry["lines"]) for entry in (first, second)] == [len(page.lines) for page in chosen[:2]]
+
+
+def test_the_command_draws_lines(service, reference, tmp_path):
+    (tmp_path / "page.png").write_bytes(png(reference[0][0]))
+    command = ["predict", "ocr", str(tmp_path / "page.png"), "--url", service.url, "--save", str(tmp_path / "drawn")]
+    subprocess.run([sys.executable, "-m", "app", *command], check=True, timeout=120)
+    with Image.open(tmp_path / "drawn" / "page.png") as drawn:
+        assert np.asarray(drawn).std() > np.asarray(reference[0][0].image).std()
+
+
+def test_a_simulated_device_reads_the_same(tmp_path, reference):
+    served = ("--models", f"ocr=ppocr:{networks()}?sizes=960x1280&widths=1280", "--batch-sizes", "2")
+    page, wanted = reference[0]
+    simulated = ("--simulate", "npu:1", "--device", "npu", "--timeout-ms", "200000")
+    with running(tmp_path, *served, *simulated) as service, client_of(service) as client:
+        found = client.post("/v1/models/ocr:predict", content=png(page), headers=PNG).json()
+        assert found["simulated"] is True
+        assert [line["text"] for line in found["predictions"][0]["lines"]] == [text for _, text in wanted]
