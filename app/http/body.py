@@ -33,6 +33,8 @@ Fields = Mapping[bytes, bytes]
 Body = bytes | bytearray
 
 _RAW = "application/octet-stream"
+_UNSAID = ("", _RAW, "application/x-www-form-urlencoded")
+"""What clients send that were told nothing: libraries none or bytes, `curl --data-binary` and urllib a form's type."""
 _JSON_INLINE_BYTES = 256 * 1024
 """JSON up to this size, mostly base64, is read in the event loop; what is larger, in another process."""
 _PIECE_BYTES = 1024 * 1024
@@ -46,14 +48,16 @@ async def read_images(
 ) -> Sequence[Encoded]:
     """The encoded images of a body in any of the three forms, in order, at least one.
 
-    `any_type`: what claims to be neither form nor JSON is an image, whatever it claims to be (`curl -T` says nothing).
-    Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
+    Where the content type says nothing of images, forms or JSON, the first bytes decide. `any_type`: what claims to be
+    neither form nor JSON is an image, whatever it claims to be. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
     """
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     kind = content_type.partition(";")[0].strip().lower()
     if not body:
         raise invalid_request("the body is empty; send an image, multipart/form-data or JSON")
     encoded: Sequence[Encoded]
+    if kind in _UNSAID:
+        kind = _kind_of(bytes(body[:64]), kind)
     if kind.startswith("image/") or kind == _RAW:
         encoded = [body]
     elif kind == "multipart/form-data":
@@ -63,9 +67,9 @@ async def read_images(
     elif any_type:
         encoded = [body]
     else:
-        named = f"content type {kind!r} is not read here" if kind else "the request has no Content-Type"
         raise ServiceError(
-            "UNSUPPORTED_MEDIA_TYPE", f"{named}; send image/jpeg, {_RAW}, multipart/form-data or application/json"
+            "UNSUPPORTED_MEDIA_TYPE",
+            f"content type {kind!r} is not read here; send image/jpeg, {_RAW}, multipart/form-data or application/json",
         )
     if len(encoded) > max_images:
         raise invalid_request(f"{len(encoded)} images are more than the {max_images} a request may hold")
@@ -73,6 +77,14 @@ async def read_images(
         if not data:
             raise invalid_request(f"image {index} is empty")
     return encoded
+
+
+def _kind_of(begin: bytes, said: str) -> str:
+    """The content type of a body that begins so. Text stays what it is said to be; all else is meant to be an image."""
+    if begin.lstrip()[:1] == b"{":
+        return "application/json"
+    is_text = all(0x20 <= byte < 0x7F for byte in begin)
+    return said if said and is_text else _RAW
 
 
 async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence[Encoded]:

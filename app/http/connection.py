@@ -26,6 +26,8 @@ log = logging.getLogger("anychip.http")
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+KEEP_ALIVE = (b"connection", b"keep-alive")
+"""What a client of HTTP/1.0 asks with, and is answered with, that wants its connection to stay open."""
 _LINGER_IDLE_S = 5.0
 _LINGER_S = 30.0
 _LINGER_BYTES = 256 * 2**20
@@ -248,6 +250,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             raise ValueError(self._refusal.message)
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
+            self.cycle.keep_alive = True
+            self.cycle.default_headers = [*self.cycle.default_headers, KEEP_ALIVE]
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.rules import need_of
-from app.errors import ClientLeftError
+from app.errors import ClientLeftError, ServiceError
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
 from app.ingress.context import RequestContext
@@ -51,26 +51,35 @@ class Edge:
         cors = self._cors.on and scope.get(BIND) != "admin"
         with RequestContext(self._link, scope) as context:
             scope["anychip"] = context
+            only_head = scope["method"] == "HEAD"
+            routed = {**scope, "method": "GET"} if only_head else scope
+            answered = asyncio.Event()
+            received = _left_once(answered) if only_head else receive
 
             async def answer(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     context.hold(_length(message), self._bodies)
                     context.status = message["status"]
-                    context.route = context.route or getattr(scope.get("route"), "path", "")
+                    answered.set()
+                    context.route = context.route or getattr(routed.get("route"), "path", "")
                     message["headers"] = [*message["headers"], *common_headers(self._link, context)]
                     if cors:
                         message["headers"] += self._cors.headers(scope["headers"])
+                elif only_head:
+                    return
                 await _send_in_pieces(send, message)
 
             try:
+                if scope["method"] == "TRACE":
+                    raise ServiceError("METHOD_NOT_ALLOWED", "TRACE is not allowed here")
                 if cors and (said := self._cors.preflight(scope["method"], scope["headers"])) is not None:
                     context.status = 204
                     await send({"type": "http.response.start", "status": 204, "headers": said})
                     await send({"type": "http.response.body"})
                     return
-                need = need_of(scope["method"], scope["path"])
+                need = need_of(routed["method"], scope["path"])
                 context.admit(self._access, need, scope.get(BIND, "public"))
-                await self._app(scope, receive, answer)
+                await self._app(routed, received, answer)
             except ClientDisconnect:
                 raise ClientLeftError from None
             except Exception as error:
@@ -80,6 +89,21 @@ class Edge:
                 body, headers = error_content(failure, context)
                 await answer({"type": "http.response.start", "status": failure.status, "headers": headers})
                 await answer({"type": "http.response.body", "body": body})
+            if only_head:
+                await send({"type": "http.response.body"})
+
+
+def _left_once(answered: asyncio.Event) -> Receive:
+    """What a HEAD sends: nothing; a stream without an end finds its client gone once the head is there."""
+    messages = iter([{"type": "http.request"}])
+
+    async def receive() -> Message:
+        if (message := next(messages, None)) is not None:
+            return message
+        await answered.wait()
+        return {"type": "http.disconnect"}
+
+    return receive
 
 
 def _length(start: Message) -> int:

@@ -29,7 +29,7 @@ from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
 from app.http.body import Body, Fields
 from app.http.call import HttpRequest
-from app.http.connection import ConnectionLimits, LimitedProtocol
+from app.http.connection import KEEP_ALIVE, ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
@@ -259,12 +259,13 @@ class HotProtocol(asyncio.BufferedProtocol):
         scope = {
             "type": "http",
             "method": "POST",
+            "http_version": line[0][-5:-2].decode(),
             "path": line[1].decode(),
             "query_string": line[2] or b"",
             "headers": head.headers,
             "client": self._general.client,
         }
-        keep_alive = line[0].endswith(b"1.1\r\n") and parser.should_keep_alive()
+        keep_alive = parser.should_keep_alive()
         body = bytes(data[end : end + int(length)])
         self._held = bytes(data[end + len(body) :])
         if self._held:
@@ -321,6 +322,8 @@ class HotProtocol(asyncio.BufferedProtocol):
             request.keep_alive = False
         if not request.keep_alive and _CLOSE not in common:
             common.append(_CLOSE)
+        elif request.keep_alive and request.scope["http_version"] == "1.0":
+            common.append(KEEP_ALIVE)
         lines = [STATUS_LINE[status]]
         for name, value in (*self._server_state.default_headers, *content[1], *common):
             lines += (name, b": ", value, b"\r\n")

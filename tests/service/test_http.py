@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import socket
 import zlib
@@ -254,14 +255,77 @@ def test_multipart_that_makes_no_sense(client, content_type, body):
     assert_error(answer, 400, "INVALID_REQUEST")
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "video/mp4", "nonsense"])
+@pytest.mark.parametrize("content_type", ["text/plain", "video/mp4", "nonsense"])
 def test_a_content_type_that_is_not_read(client, content_type):
     answer = client.post(PREDICT, content=PHOTO, headers={"Content-Type": content_type})
     assert "image/jpeg" in assert_error(answer, 415, "UNSUPPORTED_MEDIA_TYPE")
 
 
-def test_no_content_type_at_all(client):
-    assert_error(client.post(PREDICT, content=PHOTO), 415, "UNSUPPORTED_MEDIA_TYPE")
+UNSAID = ({}, {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/x-www-form-urlencoded"})
+
+
+@pytest.mark.parametrize("said", UNSAID)
+def test_the_first_bytes_decide_where_the_content_type_says_nothing(client, said):
+    expected = client.post(PREDICT, content=PHOTO, headers=JPEG).json()
+    assert client.post(PREDICT, content=PHOTO, headers=said).json() == expected
+    instances = json.dumps({"instances": [{"b64": base64.b64encode(PHOTO).decode()}]})
+    assert client.post(PREDICT, content=instances, headers=said).status_code == 200
+    other = client.post(PREDICT, content=b"\0\0\0\x1cftypavif" + bytes(64), headers=said)
+    assert "AVIF" in assert_error(other, 422, "INVALID_IMAGE")
+
+
+def test_a_form_of_fields_is_no_image(client):
+    answer = client.post(PREDICT, data={"file": "cat.jpg"})
+    assert "image/jpeg" in assert_error(answer, 415, "UNSUPPORTED_MEDIA_TYPE")
+    assert_error(client.post(PREDICT, content=b"file=cat.jpg"), 422, "INVALID_IMAGE")
+
+
+GETS = (
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/metrics",
+    "/",
+    "/v1/models",
+    "/docs",
+    "/openapi.json",
+    "/v1/stats/stream",
+)
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_head_is_get_without_its_body(client, path):
+    with client.stream("GET", path) as answer:
+        expected = answer.status_code, answer.headers["content-type"]
+    answer = client.head(path)
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (*expected, b"")
+    assert client.get("/v2/health/live").status_code == 200  # On the same connection.
+
+
+def test_head_of_what_is_not_there(client):
+    answer = client.head("/nothing")
+    assert (answer.status_code, answer.content) == (404, b"")
+    assert client.head(PREDICT).status_code == 405
+
+
+def test_trace_is_never_allowed(client):
+    for path in ("/v2/health/live", PREDICT, "/v2/repository/index"):
+        assert_error(client.request("TRACE", path), 405, "METHOD_NOT_ALLOWED")
+
+
+@pytest.mark.parametrize("path", ["POST " + PREDICT, "GET /v2/health/live"])
+def test_a_connection_of_http_1_0_stays_open_for_who_asks_for_it(service, path):
+    address = httpx.URL(service.url)
+    body = PHOTO if path.startswith("POST") else b""
+    head = f"{path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection((address.host, address.port)) as connection:
+        connection.settimeout(30)
+        for asked in ("Connection: Keep-Alive\r\n", ""):
+            connection.sendall(f"{head}{asked}\r\n".encode() + body)
+            received = connection.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200")
+            assert (b"connection: keep-alive" in received) == bool(asked)
+        while received := connection.recv(65536):
+            pass
 
 
 @pytest.mark.parametrize("name", ["resnet19", "..", "%2e%2e", "a" * 300, "yolov8n%00"])
