@@ -261,7 +261,11 @@ def test_a_content_type_that_is_not_read(client, content_type):
     assert "image/jpeg" in assert_error(answer, 415, "UNSUPPORTED_MEDIA_TYPE")
 
 
-UNSAID = ({}, {"Content-Type": "application/octet-stream"}, {"Content-Type": "application/x-www-form-urlencoded"})
+UNSAID: tuple[dict[str, str], ...] = (
+    {},
+    {"Content-Type": "application/octet-stream"},
+    {"Content-Type": "application/x-www-form-urlencoded"},
+)
 
 
 @pytest.mark.parametrize("said", UNSAID)
