@@ -56,8 +56,8 @@ class Method:
                 return answer
             except Exception as error:
                 failure = context.failure(error)
-            context.status = failure.status
-            return await refuse(context, failure)
+                context.status = failure.status
+        return await refuse(context, failure)  # Counted and in the audit before the client hears of it.
 
     def _admit(self, context: RpcContext) -> None:
         """Raises FORBIDDEN, UNAUTHORIZED."""

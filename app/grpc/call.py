@@ -45,6 +45,8 @@ Answer = TypeVar("Answer")
 class RpcContext(RequestContext):
     """A call, or one message of a stream of requests: its metadata stand for HTTP's headers, its path for the route."""
 
+    __slots__ = ("call",)
+
     def __init__(self, link: Link, call: CallContext, path: str) -> None:
         self.call = call
         headers = [

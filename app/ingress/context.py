@@ -57,6 +57,25 @@ class RequestContext:
     `weights_sha256`: what the audit says of it; `unsent`: what a large answer holds.
     """
 
+    __slots__ = (
+        "_link",
+        "_need",
+        "address",
+        "caller",
+        "code",
+        "model",
+        "recorder",
+        "request_id",
+        "route",
+        "scope",
+        "started_s",
+        "status",
+        "subject",
+        "traceparent",
+        "unsent",
+        "weights_sha256",
+    )
+
     def __init__(self, link: Link, scope: Scope) -> None:
         """From here on the log lines of this task name the request."""
         self.started_s = time.monotonic()
