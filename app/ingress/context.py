@@ -11,7 +11,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -81,7 +81,15 @@ class RequestContext:
         self.started_s = time.monotonic()
         self._link, self.scope = link, scope
         headers, client = scope["headers"], scope.get("client")
-        self.request_id = logged_id = request_id(headers)
+        sent_id = traceparent = b""
+        for name, value in headers:
+            if name == b"x-request-id":
+                sent_id = sent_id or value
+            elif name == b"traceparent":
+                traceparent = traceparent or value
+        # The client's, where it sends one that can be trusted.
+        trusted = sent_id and _REQUEST_ID.fullmatch(sent_id)
+        self.request_id = sent_id.decode() if trusted else f"{_RANDOM.getrandbits(64):016x}"
         self.address = str(client[0]) if client else ""
         self.caller = UNKNOWN
         self.model = self.route = self.weights_sha256 = ""
@@ -92,8 +100,9 @@ class RequestContext:
         self.unsent: Lease | None = None
         self._need: Need = "open"
         tracing = link.tracing
-        self._follow(headers, tracing.request(scope, self.started_s) if tracing else None)
-        logs.request_id.set(logged_id)
+        if tracing or traceparent:
+            self._follow(traceparent, tracing.request(scope, self.started_s) if tracing else None)
+        logs.request_id.set(self.request_id)
         exemplar = self.recorder.exemplar
         logs.trace_id.set(exemplar["trace_id"] if exemplar else "")
 
@@ -176,29 +185,14 @@ class RequestContext:
                 seconds=seconds,
             )
 
-    def _follow(self, headers: Iterable[tuple[bytes, bytes]], trace: RequestTrace | None) -> None:
+    def _follow(self, given: bytes, trace: RequestTrace | None) -> None:
         """Go on with our own trace, else with the client's: its id still finds the request in its own traces."""
         self.recorder.trace = trace
         if trace is not None:
             self.traceparent = trace.traceparent.encode()
             self.recorder.exemplar = {"trace_id": trace.trace_id}
             return
-        given = _first(headers, b"traceparent")
         if given and (found := TRACEPARENT.fullmatch(given)):
             self.traceparent = given
             if int(found[2], 16) & 1:  # The client records it.
                 self.recorder.exemplar = {"trace_id": found[1].decode()}
-
-
-def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The client's, where it sends one that can be trusted, else a new one."""
-    given = _first(headers, b"x-request-id")
-    return given.decode() if given and _REQUEST_ID.fullmatch(given) else f"{_RANDOM.getrandbits(64):016x}"
-
-
-def _first(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    """The value of the first header of this name, empty without one."""
-    for name, value in headers:
-        if name == wanted:
-            return value
-    return b""
