@@ -94,7 +94,12 @@ class Ingress:
 
     def made_by(self, computed_by: ComputedBy) -> dict[str, str | bool]:
         """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
-        return {**computed_by._asdict(), **({"simulated": True} if self.link.simulated else {})}
+        weights, device, engine, precision = computed_by
+        made_by: dict[str, str | bool] = {"weights": weights, "device": device}
+        made_by |= {"engine": engine, "precision": precision}
+        if self.link.simulated:
+            made_by["simulated"] = True
+        return made_by
 
     def refuse_what_is_under_way(self) -> None:
         """Each call that has no answer yet gets DRAINING now: it was waited for long enough."""

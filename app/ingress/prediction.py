@@ -58,7 +58,7 @@ async def predict(
         name = served.model.name
         raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
     possible = len(images) * options.max_detections
-    if served.model.finds == "objects" and len(images) > 1 and possible > _MOST_DETECTIONS:
+    if len(images) > 1 and possible > _MOST_DETECTIONS and served.model.finds == "objects":
         raise invalid_request(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"
@@ -79,17 +79,17 @@ async def computed(
 
     async def answer(result: Result) -> tuple[Any, ComputedBy]:
         # The worker's own model: after a hand-over the labels may be others than when the image came.
-        assert isinstance(result.model, PixelModel | NormalisedModel)
+        assert isinstance(result.model, (PixelModel, NormalisedModel))
         model = result.model.image_model
         if result.arrays is None:
             log.error("%s answered with NaN or infinity", model.name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
-        if sum(array.nbytes for array in result.arrays) <= _INLINE_BYTES:
+        if sum([array.nbytes for array in result.arrays]) <= _INLINE_BYTES:
             return finish(model, result.arrays, result.placement, options), result.computed_by
         made = await ingress.offload(finish, model, result.arrays, result.placement, options)
         return made, result.computed_by
 
-    count = sum(len(each.regions) if isinstance(each, Regions) else 1 for each in contents)
+    count = sum([len(each.regions) if isinstance(each, Regions) else 1 for each in contents])
     with ingress.link.reserve(served, count, terms) as room:
         answers = await Items(ingress.replies, room, options, answer).run(contents)
     return Answer([made for made, _ in answers], answers[-1][1])

@@ -52,7 +52,9 @@ class Filling:
         """Fill the slots of items: of one, or of as many as there are regions."""
         item = items[0]
         try:
-            if isinstance(content, TensorRow):
+            if isinstance(content, (bytes, bytearray, memoryview)):
+                self._image(item, content)
+            elif isinstance(content, TensorRow):
                 self._pack(item, content)
             elif isinstance(content, Frame) and (content.placed or not self._reads_pixels):
                 if self._reads_pixels:
@@ -61,10 +63,8 @@ class Filling:
                 self._filled(item, Placement(content.width, content.height))
             elif isinstance(content, Frame):
                 self._decode(item, content.pixels.tobytes(), Kind.PIXELS, content.width, content.height)
-            elif isinstance(content, Regions):
-                self._decode_regions(items, content)
             else:
-                self._image(item, content)
+                self._decode_regions(items, content)
         except ServiceError as error:
             for each in items:
                 self._filled(each, error)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -39,7 +40,7 @@ class PixelModel(Model):
     def network(self) -> PixelNetwork:
         """The network on the CPU, with BatchNorm fused where that pays."""
 
-    @property
+    @cached_property
     def adapter(self) -> TaskAdapter:
         """The task."""
         return made(self.task_name, self.file)
