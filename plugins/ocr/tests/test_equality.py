@@ -17,6 +17,7 @@ import pages
 import pytest
 from PIL import Image
 
+from tests.support.browser import chromium, drop
 from tests.support.service_process import running
 
 pytestmark = [
@@ -77,7 +78,10 @@ def compared(client, reference):
     return same / lines, max(distances)
 
 
-SERVED = ("--models", f"ocr=ppocr:{networks()}", "--batch-sizes", "1,4", "--timeout-ms", "200000")
+SERVED = (
+    *("--models", f"ocr=ppocr:{networks()}?widths=320|640|1280", "--batch-sizes", "1,4"),
+    *("--engine", "auto", "--precision", "auto", "--timeout-ms", "200000"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,18 @@ def test_the_command_draws_lines(service, reference, tmp_path):
     subprocess.run([sys.executable, "-m", "app", *command], check=True, timeout=120)
     with Image.open(tmp_path / "drawn" / "page.png") as drawn:
         assert np.asarray(drawn).std() > np.asarray(reference[0][0].image).std()
+
+
+def test_the_page_draws_lines(service, reference, tmp_path):
+    page, wanted = reference[0]
+    (tmp_path / "page.png").write_bytes(png(page))
+    with chromium(tmp_path / "profile") as browser, browser.page(f"{service.url}/") as (shown, seen):
+        shown.locator("input[name=model][value=ocr]").check()
+        drop(shown, tmp_path / "page.png")
+        shown.locator("#canvas[data-answers='1']").wait_for()
+        names = shown.locator("#found .name").all_inner_texts()
+        assert names == [text for _, text in wanted]
+        assert not seen.failures
 
 
 def test_a_simulated_device_reads_the_same(tmp_path, reference):
