@@ -210,6 +210,19 @@ async def test_what_a_lost_worker_had_not_begun_is_computed_together():
         await asyncio.gather(*tasks)
 
 
+async def test_clients_that_leave_while_they_wait_leave_the_queue_at_once():
+    async with dispatching(replicas=("starting",)) as fleet:
+        before = free_slots(fleet)
+        tasks = ask(fleet, 8)
+        await turns()
+        assert fleet.scheduler.queues["m"].depth == 8
+        for task in tasks:
+            task.cancel()
+        await turns()
+        assert fleet.scheduler.queues["m"].depth == 0
+        assert free_slots(fleet) == before
+
+
 @pytest.mark.parametrize("end", ["the worker dies", "the batch fails", "the batch is done"])
 async def test_the_slots_of_clients_that_left_are_free_in_the_end(end):
     worker = Worker()

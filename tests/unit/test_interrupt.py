@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -184,3 +185,7 @@ async def test_a_task_that_was_interrupted_can_wait_again():
     with pytest.raises(ClientLeftError):
         await watched(client, asyncio.Event().wait(), lambda: None)
     assert await asyncio.wait_for(asyncio.sleep(0, "still here"), 10) == "still here"
+    if sys.version_info >= (3, 11):  # Since then a task counts its cancellations.
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()

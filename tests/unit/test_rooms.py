@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mutations import MUTATIONS, ROOT, planted
 from tests.support.no_processes import GUARD, ProcessStartedError
 
 TESTS = Path(__file__).parents[1]
@@ -81,3 +82,9 @@ def test_a_process_is_not_started_in_this_room(start):
 def test_processes_of_the_tests_know_groups(request):
     """Where they do not, nothing fails: each process starts every service that a file shares, and all takes longer."""
     assert request.node.nodeid.endswith("@kept together")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.fault)
+def test_each_fault_of_the_list_can_still_be_planted(mutation):
+    assert planted(mutation, ROOT) != (ROOT / mutation.file).read_text()
+    assert (ROOT / "tests" / "unit" / mutation.test).is_file()
