@@ -49,9 +49,10 @@ class OnePiece:
         return self.closing or self.within.is_closing()
 
     def flush(self) -> None:
-        """Send what is held back."""
+        """Send what is held back; where the connection has ended meanwhile, there is no client to read it."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
             self._held_bytes = 0
-            self.within.write(data)
+            if not self.within.is_closing():
+                self.within.write(data)

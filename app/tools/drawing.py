@@ -17,6 +17,7 @@ from app.tools.outcomes import Prediction
 
 Point = tuple[float, float]
 
+_PLACES = {"box", "corners", "segments", "keypoints"}
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
 _LEAST_KEYPOINT_SCORE = 0.3
 
@@ -56,7 +57,7 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
 def _placed(prediction: Prediction) -> Sequence[Prediction]:
     """The list in an entry whose members have a place; those of tasks that other packages bring, too."""
     lists = [each for each in prediction.values() if isinstance(each, list)]
-    placed = [each for each in lists if all(isinstance(one, dict) and one.keys() & {"box", "corners"} for one in each)]
+    placed = [each for each in lists if all(isinstance(one, dict) and one.keys() & _PLACES for one in each)]
     return placed[0] if placed else ()
 
 

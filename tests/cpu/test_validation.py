@@ -23,6 +23,7 @@ from backends.engines import EagerEngine, Engine, compile_first
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.vendors.cpu import CpuBackend
 from models import Model, open_model, parse_spec
+from models.contract.measures import TENSOR_LIMITS, of_tensors
 from models.sample import IMAGES
 from models.sample.generator import KINDS
 from tests.support.rows import row
@@ -147,6 +148,10 @@ class Stub:
     may_be_infinite = False
     input_shape = Layered.input_shape
     results: tuple[Any, ...] = ()
+    limits = TENSOR_LIMITS
+
+    def errors(self, expected: Sequence[Any], outputs: Sequence[Any]) -> dict[str, float]:
+        return of_tensors(expected, outputs)
 
     def __init__(self, wrong_in: torch.dtype | None = None) -> None:
         self.wrong_in = wrong_in

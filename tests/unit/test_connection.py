@@ -71,6 +71,14 @@ async def test_closing_sends_what_is_left_and_nothing_after():
     assert wire.sent == [b"last words"]
 
 
+async def test_what_is_held_back_for_a_client_that_leaves_meanwhile_is_dropped():
+    wire = Wire()
+    OnePiece(wire).write(b"more of a stream")
+    wire.close()
+    await asyncio.sleep(0)
+    assert wire.sent == []
+
+
 async def test_everything_else_is_the_transport_within():
     assert OnePiece(Wire()).get_extra_info("peername") == "the peername"
 
