@@ -18,6 +18,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
@@ -131,7 +132,13 @@ def _state(value: Any) -> Mapping[str, Any]:
         raise TypeError(f"{kind.__qualname__} is more than data")
     slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name not in _NO_STATE]
     state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return state | getattr(value, "__dict__", {})
+    # What a cached property has computed is computed again where it is needed.
+    kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not _is_cached(kind, name)}
+    return state | kept
+
+
+def _is_cached(kind: type, name: str) -> bool:
+    return isinstance(getattr(kind, name, None), cached_property)
 
 
 _OURS = ("app", "backends", "models")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+import threading
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,3 +90,20 @@ def test_messages_to_a_worker_come_back() -> None:
     back = from_server(to_worker(Run(7, 1, (3,), (), 1, tensor_options=tensors)))
     assert isinstance(back, Run)
     assert tuple(back.asked()) == tensors
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Keeps what it has computed, which may be no class of ours."""
+
+    number: int
+
+    @cached_property
+    def computed(self) -> Any:
+        return threading.Lock()
+
+
+def test_what_a_cached_property_holds_is_left_behind():
+    value = Computing(3)
+    assert value.computed
+    assert vars(again(value)) == {"number": 3}
