@@ -106,6 +106,8 @@ class Repository:
         except ModelError as error:
             raise invalid_request(f"{old.name} cannot be loaded: {error}") from None
         same = {name: getattr(old, name) for name in ("labels", "weights", "weights_file", "weights_sha256")}
+        if isinstance(model, PixelModel) and isinstance(old, PixelModel):  # It may find other classes than before.
+            same["file"] = replace(model.file, labels=old.file.labels, shapes=old.file.shapes)
         if replace(model, **same) != old:
             message = f"{old.name} now wants other inputs than before; restart the service"
             raise invalid_request(message)
