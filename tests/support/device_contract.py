@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import os
 import weakref
 from collections.abc import Iterator
@@ -183,10 +184,12 @@ def test_pinned_memory_of_a_lost_batch_is_never_freed() -> None:
     DUT.set_knob("fail", FAULT)
     with pytest.raises(DeviceLostError):
         batch.outputs()
-    memory = [weakref.ref(tensor) for tensor in (*batch._hosts, *executable._pinned)]
+    hosts = inspect.getclosurevars(batch.outputs).nonlocals["hosts"]
+    assert hosts
+    memory = [weakref.ref(tensor) for tensor in (*hosts, *executable._pinned)]
     DUT.set_knob("fail", 0)
     executable.close()
-    del executable, batch, pixels
+    del executable, batch, pixels, hosts
     gc.collect()
     assert all(reference() is not None for reference in memory)
 

@@ -11,7 +11,7 @@ export function colour(classId) {
 
 // The list in an entry whose members have a place, and its name; undefined where there is none. Members of tasks that
 // other packages bring are drawn as well: with their `score` and their first text.
-export const placedIn = (prediction) => Object.entries(prediction).find(([, each]) => Array.isArray(each) && each.every((one) => one?.box || one?.corners));
+export const placedIn = (prediction) => Object.entries(prediction).find(([, each]) => Array.isArray(each) && each.every((one) => one?.box || one?.corners || one?.segments || one?.keypoints));
 
 // What an instance is called; of two stages, with what the second says of it.
 export const nameOf = (found) => found.classes?.length ? `${found.label}: ${found.classes[0].label}`
