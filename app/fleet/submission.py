@@ -70,6 +70,7 @@ class Submission:
     def give_slot(self) -> None:
         """No process looks at the slot any more."""
         self.pool.slots.give(self.slot)
+        self.item = None  # Each would keep the other until garbage is collected.
 
 
 def run_of(batch: Batch[Submission], model: int) -> Run:
