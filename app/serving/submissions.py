@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from prometheus_client import Counter
 
@@ -64,7 +64,7 @@ class Submissions(Link):
         self._fleet.refuse_unless_served(name)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
-        checked = None if terms.checked is None else Checked(*terms.checked)
+        checked = cast("Checked | None", terms.checked)  # `check` has made it.
         try:
             reservation = self._fleet.scheduler.reserve(
                 name, count, terms.deadline_s, terms.priority, now_s, client=terms.client, checked=checked
