@@ -23,6 +23,7 @@ from models.contract.model import PROGRAMS, Model
 from models.exports import exported
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.yolo import model as yolo
+from models.yolo.families import architecture_of
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class ModelSpec:
     """A model to serve: `weights` is `official`, `sample`, `random` or a path.
 
     Of a file that carries its own graph, `architecture` is its suffix without the dot, and `sidecar` what is written
-    behind it in place of a file beside it. `sha256`: of the only file that will do; "": any.
+    behind it in place of a file beside it; of weights that say what they are of, it is "". `sha256`: of the only file
+    that will do; "": any.
     """
 
     name: str
@@ -74,7 +76,8 @@ _YOLO = _Family(yolo.class_count, yolo.default_labels, yolo.YOLO.of)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
-    """`[name=]architecture[:weights]` or `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) -> what to open.
+    """`[name=]architecture[:weights]`, `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) or `[name=]best.pt`
+    -> what to open.
 
     A file may be followed by what its sidecar would say: `file.onnx?task=detect&size=640`. Either may end with
     `@sha256:` and the digest that the file must have. Raises UnknownModelError, ModelError.
@@ -93,6 +96,10 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         name, equals, file = written[0].partition("=")
         path = Path(file if equals else name)
         spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256, written[2])
+    elif head.endswith(SUFFIXES) and not chosen:
+        name, equals, file = text.partition("=")
+        path = Path(file if equals else name)
+        spec = ModelSpec(name if equals else path.stem, "", str(path), sha256)
     else:
         _family(architecture)
         spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights, sha256)
@@ -122,6 +129,8 @@ def open_model(
     """
     if f".{spec.architecture}" in exported.SUFFIXES:
         return _exported(spec, trust_exported)
+    if not spec.architecture:
+        spec = replace(spec, architecture=_said_by(_weights_file(spec, cache_directory, allow_download, mirror), spec))
     family = _family(spec.architecture)
     default_labels = family.default_labels(spec.architecture)
     if spec.weights == "random":
@@ -163,6 +172,30 @@ def _exported(spec: ModelSpec, trusted: bool) -> Model:
         )
     model = exported.open_exported(spec.name, file, spec.sidecar)
     return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+
+
+def _said_by(file: Path, spec: ModelSpec) -> str:
+    """The architecture of weights, by their own words. Raises WeightsNotFoundError, WeightsError."""
+    header = read_header(file)
+    found = architecture_of(header.state)
+    network, described = (header.metadata.get(key, "") for key in ("network", "yaml_file"))
+    if not network.startswith("ultralytics."):
+        if found:
+            return found
+        heads = [tensor for name, tensor in header.state.items() if name.endswith("weight") and tensor.ndim]
+        raise WeightsError(
+            f"{file.name} does not say which network its {len(header.state)} tensors are of (the last has "
+            f"{len(heads[-1]) if heads else 0} rows): name it, for example {spec.name}=resnet50:{spec.weights} for "
+            f"torchvision's network, or {spec.name}=timm/convnext_tiny:{spec.weights} for timm's."
+        )
+    try:
+        yolo.class_count(found or "yolov8n", header.state)
+    except WeightsError:
+        raise WeightsError(
+            f"{file.name} is a {described or network.rpartition('.')[2]} of Ultralytics, which is not built here. "
+            f"Export it, `yolo export model={file.name} format=onnx`, and serve {spec.name}={file.stem}.onnx."
+        ) from None
+    return found
 
 
 def _network_in(folder: Path) -> Path:

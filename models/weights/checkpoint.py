@@ -257,21 +257,26 @@ def _label_tuple(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-def _keypoints(root: Mapping[str, Any]) -> dict[str, str]:
-    """`keypoints` of a YOLOv8 of poses: their number and the values of each, as "17,3"."""
-    for key in _STATE_KEYS:
-        holder = root.get(key)
-        described = holder.attributes.get("yaml") if isinstance(holder, StandIn) else None
-        shape = described.get("kpt_shape") if isinstance(described, Mapping) else None
+def _described(root: Mapping[str, Any]) -> dict[str, str]:
+    """What a checkpoint of Ultralytics says of its network: `network`, the name of its class; `yaml_file`, of its
+    description; `keypoints`, their number and the values of each, as "17,3"; `imgsz`, the side of its training images.
+    """
+    side = _mapping(root.get("train_args")).get("imgsz")
+    found = {"imgsz": str(side)} if isinstance(side, int) else {}
+    holder = next((root[key] for key in _STATE_KEYS if isinstance(root.get(key), StandIn)), None)
+    if holder is not None:
+        described = _mapping(holder.attributes.get("yaml"))
+        found |= {"network": holder.name, "yaml_file": str(described.get("yaml_file", ""))[:MAX_NAME_LENGTH]}
+        shape = described.get("kpt_shape")
         if isinstance(shape, list) and len(shape) == 2 and all(isinstance(each, int) for each in shape):
-            return {"keypoints": f"{shape[0]},{shape[1]}"}
-    return {}
+            found["keypoints"] = f"{shape[0]},{shape[1]}"
+    return found
 
 
 def _metadata(root: Any) -> dict[str, str]:
     if not isinstance(root, Mapping):
         return {}
-    return _keypoints(root) | {
+    return _described(root) | {
         name: str(value)
         for name, value in root.items()
         if isinstance(name, str) and isinstance(value, str | int | float) and len(str(value)) <= MAX_NAME_LENGTH

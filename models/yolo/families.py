@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from models.contract.errors import UnknownModelError
-from models.yolo import tasks, yolo11, yolov8
+from models.yolo import tasks, yolo11, yolo26, yolov8
 from models.yolo.tasks import InstanceYOLOv8
 from models.yolo.yolov8 import SIZES, Size, YOLOv8
 
@@ -26,6 +26,8 @@ class Family:
     """Networks of one trunk. `prefix`: of its architectures' names; `name`: what people call it.
 
     `class_bias`: the tensor with a number for each class in state dicts of detectors, and in those of classifiers.
+    `extras_bias`: those with as many numbers as each anchor has beside box and classes. `unused`: beginnings of names
+    in state dicts that are left out.
     """
 
     prefix: str
@@ -35,7 +37,8 @@ class Family:
     classifier: Callable[[Size, int], nn.Module]
     size_of: Callable[[Mapping[str, Tensor]], Size | None]
     class_bias: tuple[str, str]
-    extras_bias: str
+    extras_bias: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
     def made(self, size: Size, kind: Kind, count: int, keypoints: tuple[int, int] = (17, 3)) -> nn.Module:
         """The network of `count` classes; `keypoints`: their number and the values of each."""
@@ -43,8 +46,13 @@ class Family:
             return self.detector(size, count)
         return self.classifier(size, count) if kind == "cls" else self.instances(size, count, kind, keypoints)
 
+    def extras(self, state: Mapping[str, Tensor]) -> int:
+        """Numbers that each anchor of a state dict has beside box and classes."""
+        biases = [state[name] for name in self.extras_bias if name in state]
+        return len(biases[0]) if biases and biases[0].ndim == 1 else 0
 
-FAMILIES = (
+
+FAMILIES = (  # YOLO26 before YOLO11, whose sizes are told by layers that both have.
     Family(
         "yolov8",
         "YOLOv8",
@@ -53,7 +61,18 @@ FAMILIES = (
         tasks.classifier,
         yolov8.size_of,
         ("model.22.cv3.0.2.bias", "model.9.linear.bias"),
-        "model.22.cv4.0.2.bias",
+        ("model.22.cv4.0.2.bias",),
+    ),
+    Family(
+        "yolo26",
+        "YOLO26",
+        yolo26.YOLO26,
+        yolo26.InstanceYOLO26,
+        yolo11.classifier,
+        yolo26.size_of,
+        ("model.23.cv3.0.2.bias", "model.10.linear.bias"),
+        ("model.23.cv4.0.2.bias", "model.23.cv4_kpts.0.bias"),
+        yolo26.UNUSED,
     ),
     Family(
         "yolo11",
@@ -63,7 +82,7 @@ FAMILIES = (
         yolo11.classifier,
         yolo11.size_of,
         ("model.23.cv3.0.2.bias", "model.10.linear.bias"),
-        "model.23.cv4.0.2.bias",
+        ("model.23.cv4.0.2.bias",),
     ),
 )
 
@@ -72,6 +91,7 @@ _PARTS = {
     for kind in KINDS
     for family in FAMILIES
     for size in SIZES
+    if (family.prefix, kind) != ("yolo26", "cls")  # Which are YOLO11's.
 }
 NAMES = tuple(_PARTS)
 
@@ -90,3 +110,12 @@ def named_in(state: Mapping[str, Tensor], kind: Kind) -> str:
         if size is not None and family.class_bias[kind == "cls"] in state:
             return f"{family.prefix}{size}{kind and '-'}{kind}"
     return ""
+
+
+def architecture_of(state: Mapping[str, Tensor]) -> str:
+    """What a state dict is of, by its layers, "" where it is of no family; its shapes are still to be compared."""
+    extras = max(family.extras(state) for family in FAMILIES)
+    kind: Kind = "" if not extras else "obb" if extras == 1 else "pose"
+    if any(".proto." in name for name in state):
+        kind = "seg"
+    return named_in(state, kind) or named_in(state, "cls")

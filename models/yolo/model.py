@@ -1,4 +1,4 @@
-"""Our own YOLOv8 and YOLO11: `yolov8n` detects, `-seg`, `-pose`, `-obb` and `-cls` do what these names say.
+"""Our own YOLOv8, YOLO11 and YOLO26: `yolov8n` detects, `-seg`, `-pose`, `-obb` and `-cls` do what these names say.
 
 Owns: which file fits which architecture, and the models around the networks of this package. Only weights of detectors
 are downloaded: of the others their owner names a file.
@@ -27,7 +27,7 @@ from models.weights.checkpoint import read_header
 from models.weights.state import check_fits, read_state
 from models.yolo.families import NAMES, Kind, named_in, parts_of
 from models.yolo.tasks import InstanceYOLOv8
-from models.yolo.yolov8 import BOX_CHANNELS, STRIDES, Conv, YOLOv8
+from models.yolo.yolov8 import STRIDES, Conv, YOLOv8
 
 ARCHITECTURES: tuple[str, ...] = NAMES
 
@@ -73,11 +73,11 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
     if not found or last is None or last.ndim != 1 or len(last) == 0:
         what = f"{family.name} {'network of this kind' if kind else 'detector'}"
         raise WeightsError(f"The weights are not those of a {what}, so not of {architecture}.")
-    branch = state.get(family.extras_bias)
-    extras = len(branch) if branch is not None and branch.ndim == 1 else 0
+    keypoints = _keypoints(architecture, state) if kind == "pose" else _COCO_KEYPOINTS
     with torch.device("meta"):
-        expected = family.made(size, kind, len(last), (extras, 1)).state_dict()
-    check_fits(architecture, state, expected)
+        expected = family.made(size, kind, len(last), keypoints).state_dict()
+    used = {name: tensor for name, tensor in state.items() if not name.startswith(family.unused or "\0")}
+    check_fits(architecture, used, expected)
     return len(last)
 
 
@@ -109,7 +109,7 @@ class InstanceNetwork(PixelNetwork):
 
 @dataclass(frozen=True)
 class YOLO(PixelModel):
-    """A YOLOv8 or YOLO11 of any kind. Sides of the input must be multiples of 32."""
+    """A YOLOv8, YOLO11 or YOLO26 of any kind. Sides of the input must be multiples of 32."""
 
     @classmethod
     def of(
@@ -122,14 +122,19 @@ class YOLO(PixelModel):
         *,
         size: tuple[int, int] | None = None,
     ) -> YOLO:
-        """The model of an architecture. `size`: of its input, None for that of its published weights.
+        """The model of an architecture. `size`: of its input, None for that of its training, which its file says, or of
+        its published weights.
 
         Raises UnknownModelError, WeightsError.
         """
         kind = parts_of(architecture)[2]
-        side = _KINDS[kind].side
+        header = None if weights_file is None else read_header(Path(weights_file))
+        side = _side(kind, "" if header is None else header.metadata.get("imgsz", ""))
         height, width = size or (side, side)
-        options = {"keypoints": _keypoints(architecture, weights_file)} if kind == "pose" else {}
+        options = {}
+        if kind == "pose":
+            stated = header and _keypoints(architecture, header.state, header.metadata.get("keypoints", ""))
+            options["keypoints"] = stated or _COCO_KEYPOINTS
         resize: Resize = Whole((height, width), rounds=kind != "")
         if kind == "cls":
             resize = Centre((height, width), min(height, width), by="pillow")
@@ -183,7 +188,7 @@ def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
             core(images)  # Branches that `raw` does not run.
         for branch, level in zip(core.head.cv3, core.raw(images), strict=True):
             weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
-            logits = level[:, BOX_CHANNELS:] - bias.view(-1, 1, 1)
+            logits = level[:, core.head.box_channels :] - bias.view(-1, 1, 1)
             gain = 1 / logits.std()
             weight.mul_(gain)
             bias.copy_(log(0.25 / 0.75) - (logits.amax(dim=1) * gain).quantile(0.995))
@@ -210,16 +215,24 @@ def _measure_at_once(core: nn.Module) -> None:
             module.momentum = 1.0
 
 
-def _keypoints(architecture: str, weights_file: str | None) -> tuple[int, int]:
-    """Number of key points, and of values of each: what the file says, else 3 values where they fit. WeightsError."""
-    if weights_file is None:
-        return _COCO_KEYPOINTS
-    header = read_header(Path(weights_file))
-    extras = len(header.state[parts_of(architecture)[0].extras_bias])
-    number, _, values = header.metadata.get("keypoints", "").partition(",")
+def _side(kind: Kind, trained: str) -> int:
+    """Pixels of a square input's side: those of the training, as a multiple of 32 where anchors want that."""
+    side = int(trained) if trained.isdigit() and len(trained) < 5 else 0
+    if not side:
+        return _KINDS[kind].side
+    return side if kind == "cls" else -(-side // 32) * 32
+
+
+def _keypoints(architecture: str, state: Mapping[str, Tensor], stated: str = "") -> tuple[int, int]:
+    """Number of key points, and of values of each: as `stated`, else 3 values where they fit. Raises WeightsError."""
+    extras = parts_of(architecture)[0].extras(state)
+    number, _, values = stated.partition(",")
     if number.isdigit() and values in ("2", "3") and int(number) * int(values) == extras:
         return int(number), int(values)
+    deviations = state.get("model.23.cv4_sigma.0.bias")  # Of YOLO26: two of each key point.
+    if deviations is not None and extras % max(1, deviations.numel() // 2) == 0 and deviations.numel() > 1:
+        return deviations.numel() // 2, extras // (deviations.numel() // 2)
     each = next((each for each in (3, 2) if extras % each == 0), 0)
-    if not each:
+    if not extras or not each:
         raise WeightsError(f"The weights of {architecture} have {extras} numbers of key points: neither 2 nor 3 each.")
     return extras // each, each

@@ -6,14 +6,15 @@ their outputs become boxes, scores, classes and extras on the device. Must not k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import pi
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from models.yolo.yolov8 import Branch, Channels, Conv, DetectHead, Size, YOLOv8, anchors, branch, by_anchor
+from models.yolo.yolov8 import BINS, Branch, Channels, Conv, DetectHead, Size, YOLOv8, anchors, branch, by_anchor
 
 MASKS = 32
 """Prototypes of masks, and coefficients of each anchor."""
@@ -24,8 +25,10 @@ _MOST_PROTOTYPE_CHANNELS = 256
 class ExtraHead(DetectHead):
     """A detection head with a third branch (`cv4`): `extras` numbers of each anchor."""
 
-    def __init__(self, channels: Channels, class_count: int, class_branch: Branch, extras: int) -> None:
-        super().__init__(channels, class_count, class_branch)
+    def __init__(
+        self, channels: Channels, class_count: int, class_branch: Branch, bins: int = BINS, *, extras: int
+    ) -> None:
+        super().__init__(channels, class_count, class_branch, bins)
         hidden = max(channels[0] // 4, extras)
         self.cv4 = nn.ModuleList(branch(c, hidden, extras) for c in channels)
 
@@ -53,9 +56,19 @@ class Prototypes(nn.Module):
 class SegmentHead(ExtraHead):
     """Coefficients of masks for each anchor, and the prototypes."""
 
-    def __init__(self, channels: Channels, class_count: int, class_branch: Branch, hidden: int) -> None:
-        super().__init__(channels, class_count, class_branch, MASKS)
-        self.proto = Prototypes(channels[0], hidden)
+    def __init__(
+        self, channels: Channels, class_count: int, class_branch: Branch, bins: int = BINS, *, hidden: int
+    ) -> None:
+        super().__init__(channels, class_count, class_branch, bins, extras=MASKS)
+        self.proto = self.made_prototypes(channels, hidden)
+
+    def made_prototypes(self, channels: Channels, hidden: int) -> Prototypes:
+        """The layers of prototypes."""
+        return Prototypes(channels[0], hidden)
+
+    def prototypes(self, features: list[Tensor]) -> Tensor:
+        """float32 [n, 32, h / 4, w / 4]."""
+        return self.proto(features[0]).float()  # type: ignore[no-any-return]
 
 
 class InstanceYOLOv8(YOLOv8):
@@ -65,14 +78,17 @@ class InstanceYOLOv8(YOLOv8):
     seen) each.
     """
 
+    segment_head: ClassVar[Callable[..., SegmentHead]] = SegmentHead
+
     def __init__(self, size: Size, class_count: int, kind: str, keypoints: tuple[int, int] = (17, 3)) -> None:
         if kind == "seg":
             # The published files have it rounded up to a multiple of 8.
             hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
-            super().__init__(size, class_count, partial(SegmentHead, hidden=hidden))
+            super().__init__(size, class_count, partial(self.segment_head, hidden=hidden))
         else:
-            extras = 1 if kind == "obb" else keypoints[0] * keypoints[1]
-            super().__init__(size, class_count, partial(ExtraHead, extras=extras))
+            super().__init__(
+                size, class_count, self.pose_head(keypoints) if kind == "pose" else partial(ExtraHead, extras=1)
+            )
         self.kind, self.keypoints = kind, keypoints
 
     def instances(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -89,7 +105,7 @@ class InstanceYOLOv8(YOLOv8):
         boxes, extras = self._decoded(distances, head.extras(features), centres, strides.unsqueeze(1))
         best, classes = logits.max(dim=2)
         found = (boxes, best.sigmoid(), classes.to(torch.int32), extras)
-        return (*found, head.proto(features[0]).float()) if isinstance(head, SegmentHead) else found
+        return (*found, head.prototypes(features)) if isinstance(head, SegmentHead) else found
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Return `instances`."""
@@ -98,12 +114,11 @@ class InstanceYOLOv8(YOLOv8):
     def _decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
         """Boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1].
 
-        Of poses key points in pixels of the input and their visibility in 0..1; of turned boxes the angle in radians,
-        from -pi/4 to 3 pi/4.
+        Of poses key points in pixels of the input and their visibility in 0..1; of turned boxes the angle in radians.
         """
         left_top, right_bottom = distances[..., :2], distances[..., 2:]
         if self.kind == "obb":
-            angle = (extras.sigmoid() - 0.25) * pi
+            angle = self.angle(extras)
             x, y = ((right_bottom - left_top) / 2).chunk(2, dim=2)
             cos, sin = angle.cos(), angle.sin()
             centre = torch.cat((x * cos - y * sin, x * sin + y * cos), dim=2) + centres
@@ -111,9 +126,22 @@ class InstanceYOLOv8(YOLOv8):
         boxes = torch.cat((centres - left_top, centres + right_bottom), dim=2) * strides
         if self.kind == "pose":
             points = extras.reshape(*extras.shape[:2], *self.keypoints)
-            places = (points[..., :2] * 2 + (centres - 0.5).unsqueeze(1)) * strides.unsqueeze(2)
+            places = self.places(points[..., :2], centres.unsqueeze(1)) * strides.unsqueeze(2)
             extras = torch.cat((places, points[..., 2:].sigmoid()), dim=3).flatten(2)
         return boxes, extras
+
+    @staticmethod
+    def pose_head(keypoints: tuple[int, int]) -> Callable[..., ExtraHead]:
+        """What makes a head of so many key points, of so many values each."""
+        return partial(ExtraHead, extras=keypoints[0] * keypoints[1])
+
+    def angle(self, said: Tensor) -> Tensor:
+        """What the branch says -> radians, from -pi/4 to 3 pi/4."""
+        return (said.sigmoid() - 0.25) * pi
+
+    def places(self, said: Tensor, centres: Tensor) -> Tensor:
+        """What the branch says of key points, and the anchors' centres -> places; all in strides."""
+        return said * 2 + centres - 0.5
 
 
 class ClassHead(nn.Module):

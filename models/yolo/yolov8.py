@@ -153,19 +153,21 @@ def branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 class DetectHead(nn.Module):
     """Decoupled anchor-free head: per stride a box branch (`cv2`) and a class branch (`cv3`)."""
 
-    def __init__(self, channels: Channels, class_count: int, class_branch: Branch = branch) -> None:
+    def __init__(self, channels: Channels, class_count: int, class_branch: Branch = branch, bins: int = BINS) -> None:
+        """`bins`: of the distribution of a distance; 1: the branch says the distance itself."""
         super().__init__()
-        box = max(BOX_CHANNELS, channels[0] // 4)
+        self.box_channels = 4 * bins
+        box = max(16, self.box_channels, channels[0] // 4)
         hidden = max(channels[0], min(class_count, 100))
-        self.cv2 = nn.ModuleList(branch(c, box, BOX_CHANNELS) for c in channels)
+        self.cv2 = nn.ModuleList(branch(c, box, self.box_channels) for c in channels)
         self.cv3 = nn.ModuleList(class_branch(c, hidden, class_count) for c in channels)
-        self.dfl = _Expectation()
+        self.dfl = _Expectation() if bins > 1 else None
         for classes, stride in zip(self.cv3, STRIDES, strict=True):
             # A prior of five objects in a 640 x 640 image, so that training does not start with false alarms.
             nn.init.constant_(classes.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Per stride: box bins, then class logits, [n, 64 + class_count, h, w]."""
+        """Per stride: box bins, then class logits, [n, box_channels + class_count, h, w]."""
         return [
             torch.cat((box(x), classes(x)), dim=1) for box, classes, x in zip(self.cv2, self.cv3, features, strict=True)
         ]
@@ -174,22 +176,25 @@ class DetectHead(nn.Module):
 class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
-    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `class_branch`, `backbone` and
-    `trunk`.
+    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `bins`, `class_branch`,
+    `backbone` and `trunk`.
     """
 
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
     head_layer: ClassVar[int] = 22
+    bins: ClassVar[int] = BINS
 
     def __init__(
-        self, size: Size, class_count: int, head: Callable[[Channels, int, Branch], DetectHead] = DetectHead
+        self, size: Size, class_count: int, head: Callable[[Channels, int, Branch, int], DetectHead] = DetectHead
     ) -> None:
-        """`head`: makes the head of the features' channels, the number of classes and what makes a class branch."""
+        """`head`: makes the head of the features' channels, the number of classes, what makes a class branch, bins."""
         super().__init__()
         layers, channels = self.trunk(self.scales[size])
         self.class_count = class_count
         # Keyed by the published layer numbers; those without weights are missing.
-        self.model = nn.ModuleDict({**layers, str(self.head_layer): head(channels, class_count, self.class_branch)})
+        self.model = nn.ModuleDict(
+            {**layers, str(self.head_layer): head(channels, class_count, self.class_branch, self.bins)}
+        )
 
     @staticmethod
     def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -259,9 +264,9 @@ class YOLOv8(nn.Module):
         return [out3, out4, out5]
 
     def raw(self, x: Tensor) -> list[Tensor]:
-        """float [n, 3, h, w] in 0..1 -> for strides 8, 16, 32: [n, 64 + class_count, h / stride, w / stride].
+        """float [n, 3, h, w] in 0..1 -> for strides 8, 16, 32: [n, box channels + class_count, h / stride, w / stride].
 
-        The first 64 channels are the bins of left, top, right, bottom (logits), the rest class logits.
+        The first channels, 64 with 16 bins, are the bins of left, top, right, bottom (logits), the rest class logits.
         """
         outputs: list[Tensor] = self.head(self.features(x))
         return outputs
@@ -277,9 +282,11 @@ class YOLOv8(nn.Module):
     def expected(self, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
         """What `raw` returns -> what `distances_and_logits` does."""
         rows = by_anchor(levels).float()
-        bins = rows[..., :BOX_CHANNELS].reshape(rows.shape[0], -1, 4, BINS)
+        sides, logits = rows[..., : self.head.box_channels], rows[..., self.head.box_channels :]
+        if self.head.dfl is None:
+            return sides, logits
         values = self.head.dfl.conv.weight.float().flatten()
-        return (bins.softmax(dim=3) * values).sum(dim=3), rows[..., BOX_CHANNELS:]
+        return (sides.reshape(rows.shape[0], -1, 4, BINS).softmax(dim=3) * values).sum(dim=3), logits
 
     def forward(self, x: Tensor) -> Tensor:
         """float [n, 3, h, w] -> float32 [n, 4 + class_count, anchors].

@@ -19,6 +19,7 @@ from models.classifiers import Classifier
 from models.contract.digest import sha256_of
 from models.tasks.coco import COCO_CLASSES
 from models.yolo.model import YOLO
+from models.yolo.yolo11 import YOLO11
 from models.yolo.yolov8 import YOLOv8
 
 
@@ -250,3 +251,23 @@ def test_a_network_of_openvino_is_a_folder_or_its_file(tmp_path: Path, text: str
     folder.mkdir()
     with pytest.raises(WeightsNotFoundError, match="holds 0 networks"):
         open_model(parse_spec(str(folder)), tmp_path)
+
+
+def test_weights_say_what_they_are_of(tmp_path: Path) -> None:
+    save_file({**YOLO11("s", 3).state_dict()}, tmp_path / "best.safetensors")
+    spec = parse_spec(f"cars={tmp_path / 'best.safetensors'}")
+    assert (spec.name, spec.architecture) == ("cars", "")
+    model = open_model(spec, tmp_path)
+    assert (model.name, model.architecture, len(model.labels)) == ("cars", "yolo11s", 3)
+    assert parse_spec("best.pt").name == "best"
+
+
+def test_the_size_of_the_training_is_that_of_the_input(tmp_path: Path) -> None:
+    torch.save({"model": YOLOv8("n", 2).state_dict(), "train_args": {"imgsz": 330}}, tmp_path / "best.pt")
+    assert open_model(parse_spec(f"{tmp_path / 'best.pt'}"), tmp_path).input_shape == (352, 352, 3)
+
+
+def test_weights_that_do_not_say_what_they_are_of_want_a_name(tmp_path: Path) -> None:
+    save_file({"head.weight": torch.zeros(7, 3)}, tmp_path / "mine.safetensors")
+    with pytest.raises(WeightsError, match=r"1 tensors .* 7 rows.*dogs=resnet50:.*dogs=timm/convnext_tiny:"):
+        open_model(parse_spec(f"dogs={tmp_path / 'mine.safetensors'}"), tmp_path)
