@@ -28,23 +28,13 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
     """
     # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    from models import open_model, parse_spec
+    from models import open_models, parse_spec
 
     settings = settings or Settings()  # type: ignore[call-arg]  # mypy sees no defaults in the fields.
     specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-    return Hosted(
-        settings,
-        [
-            open_model(
-                spec,
-                settings.weights_dir,
-                mirror=settings.weights_mirror or None,
-                trust_exported=settings.trust_exported,
-            )
-            for spec in specs
-        ],
-        held,
-    )
+    mirror = settings.weights_mirror or None
+    models = open_models(specs, settings.weights_dir, mirror, trust_exported=settings.trust_exported)
+    return Hosted(settings, models, held)
 
 
 class Hosted:

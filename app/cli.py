@@ -218,15 +218,13 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
     from app import logs
     from app.main import serve
-    from models import open_model, parse_spec
+    from models import open_models, parse_spec
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
     mirror = settings.weights_mirror or None
     specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-    models = [
-        open_model(spec, settings.weights_dir, mirror=mirror, trust_exported=settings.trust_exported) for spec in specs
-    ]
+    models = open_models(specs, settings.weights_dir, mirror, trust_exported=settings.trust_exported)
     serving = serve(settings, models, announce)
     try:
         import uvloop

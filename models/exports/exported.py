@@ -141,7 +141,7 @@ def open_exported(name: str, file: Path, stated: str = "") -> Model:
         images: dict[str, Any] | None = None
     else:
         images = {
-            "sidecar": None if sidecar is None else sidecar.model_dump(),
+            "sidecar": None if sidecar is None else sidecar.model_dump(exclude={"options"}),
             "labels": labels_beside(file),
             "takes": None if sidecar is None or sidecar.task is None else task_class(sidecar.task).takes,
         }

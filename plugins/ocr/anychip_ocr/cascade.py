@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 
 from anychip_ocr.detection import STEP, fitted
+from anychip_ocr.paddle_export import sidecar_beside
 from anychip_ocr.quadrilaterals import Crop, bucket_of, crop_of, resized_width
 from models.contract.cascade import Cascade, CascadeRequest, Region
 from models.contract.errors import ModelError
@@ -150,5 +151,5 @@ def _files(name: str, folder: Path) -> Mapping[str, Path]:
 
 def _written(name: str, file: Path, task: str, size: Sequence[int]) -> str:
     """How a model of this cascade is written: a file, with its sidecar behind it."""
-    sidecar = {"task": task, "size": [*size], **_NORMALISED}
-    return f"{name}={file}?{urlencode({key: json.dumps(value) for key, value in sidecar.items()})}"
+    sidecar = {"task": task, "size": [*size], **_NORMALISED, **sidecar_beside(file)}
+    return f"{name}={file}?{urlencode({key: json.dumps(value, ensure_ascii=False) for key, value in sidecar.items()})}"

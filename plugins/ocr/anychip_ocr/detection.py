@@ -53,7 +53,7 @@ class TextDetection(TaskAdapter):
         super().__init__(file)
         if file.shapes != ((1, 1, *file.size),):
             raise ValueError(f"a network that finds text has one output [n, 1, height, width], not {file.shapes}")
-        given = {name: file.option(name) for name in ("pixel", "box", "unclip", "most")}
+        given = {name: file.option(name) for name in ("pixel", "box", "unclip", "most", "dilate")}
         self.limits_of_text = Thresholds(**{name: value for name, value in given.items() if value is not None})
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:

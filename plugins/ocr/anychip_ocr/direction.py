@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import cv2
 import numpy as np
 
 from anychip_ocr.detection import GREY
@@ -25,6 +26,7 @@ class TextDirection(TaskAdapter):
         if file.shapes != ((1, 2),):
             raise ValueError(f"a network of directions has one output [n, 2], not {file.shapes}")
         self.sure = float(file.option("sure", 0.9))
+        self.stretch = bool(file.option("stretch", False))
 
     def probes(self) -> Sequence[Array]:
         """Lines of text, and the same on their heads."""
@@ -36,8 +38,11 @@ class TextDirection(TaskAdapter):
         return {"score": float(np.abs(expected[0].astype(np.float64) - outputs[0]).max())}
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
-        """The line from the left on, as high as the input."""
-        place_line(image, out, GREY)
+        """The line from the left on, as high as the input, in BGR; or stretched over all of it, in RGB."""
+        if self.stretch:
+            out[...] = cv2.resize(np.ascontiguousarray(image), out.shape[1::-1])
+        else:
+            place_line(image, out, GREY)
         return Placement(width, height)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:

@@ -25,13 +25,15 @@ class Thresholds:
     """How a map of probabilities becomes quadrilaterals.
 
     `pixel`: least probability of a pixel of text; `box`: least mean probability within a box; `unclip`: how far a box
-    is expanded, as a factor of area / perimeter (DB's paper); `most`: greatest number of boxes.
+    is expanded, as a factor of area / perimeter (DB's paper); `most`: greatest number of boxes; `dilate`: whether what
+    is text grows by a pixel to the right and downwards.
     """
 
     pixel: float = 0.3
     box: float = 0.5
     unclip: float = 1.6
     most: int = 1000
+    dilate: bool = True
 
 
 def found_in(probabilities: Array, limits: Thresholds) -> tuple[Array, Array]:
@@ -41,7 +43,9 @@ def found_in(probabilities: Array, limits: Thresholds) -> tuple[Array, Array]:
     what is found is expanded by area * `unclip` / perimeter. Round corners of a rectangle that is expanded do not
     change the smallest rectangle around it: it has that much more on each side.
     """
-    mask = cv2.dilate((probabilities > limits.pixel).astype(np.uint8), np.ones((2, 2), np.uint8))
+    mask: Array = (probabilities > limits.pixel).astype(np.uint8)
+    if limits.dilate:
+        mask = cv2.dilate(mask, np.ones((2, 2), np.uint8))
     contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
     boxes, scores = [], []
     for contour in contours[: limits.most]:

@@ -1,0 +1,62 @@
+"""What PaddleOCR's exports say of themselves: `inference.yml` beside `inference.onnx`, as PaddleX 3 writes it.
+
+Owns: reading it into the sidecar of the network. Must not know sizes of inputs. What each step means is PaddleX's
+(paddlex/inference/models): steps of detectors and recognisers see BGR, of classifiers RGB in the input's whole size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from models.contract.errors import ModelError
+
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # All scalars are texts: a character may be `1` or `true`.
+_PIXEL_SCALE = 1 / 255
+
+
+def sidecar_beside(file: Path) -> dict[str, Any]:
+    """Entries of the network's sidecar; none where there is no `inference.yml`. Raises ModelError."""
+    beside = file.with_name("inference.yml")
+    if not beside.is_file():
+        return {}
+    try:
+        document = yaml.load(beside.read_text(encoding="utf-8"), _LOADER)
+        steps = {name: stated for step in document["PreProcess"]["transform_ops"] for name, stated in step.items()}
+        return {
+            **_normalised(steps.get("NormalizeImage")),
+            **_resized(steps.get("ResizeImage")),
+            "options": _options(document["PostProcess"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(f"{beside} is not understood: {line}.") from error
+
+
+def _normalised(stated: Mapping[str, Any] | None) -> dict[str, list[float]]:
+    if not stated:
+        return {}
+    over, _, under = stated["scale"].partition("/")
+    if abs(float(over) / float(under or 1) - _PIXEL_SCALE) > _PIXEL_SCALE / 1000:
+        raise ValueError(f"pixels are scaled by {stated['scale']}, and not by 1/255")
+    return {name: [float(number) for number in stated[name]] for name in ("mean", "std")}
+
+
+def _resized(stated: Mapping[str, Any] | None) -> dict[str, list[int]]:
+    return {"size": [int(side) for side in reversed(stated["size"])]} if stated else {}
+
+
+def _options(after: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the network's task."""
+    if after.get("name") == "CTCLabelDecode":
+        return {"characters": list(after["character_dict"])}
+    if after.get("name") == "DBPostProcess":
+        named = {"pixel": "thresh", "box": "box_thresh", "unclip": "unclip_ratio"}
+        found: dict[str, Any] = {ours: float(after[theirs]) for ours, theirs in named.items() if theirs in after}
+        return {**found, "most": int(after["max_candidates"]), "dilate": after.get("use_dilation") == "true"}
+    if "Topk" in after:
+        return {"stretch": True}
+    raise ValueError(f"no network of text says {', '.join(after)} of itself")
