@@ -118,6 +118,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._discarding.end()
         super().connection_lost(exc)
         self._sending.end()  # It closes the transport, once more.
+        self._pieces.end()
 
     @property
     def encrypted(self) -> bool:

@@ -7,7 +7,8 @@ is reached that app.access has not admitted. Must not know what a route does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -49,8 +50,7 @@ class Edge:
         if not scope["path"].startswith(_AT_ONCE):
             await self._pacing.take()
         cors = self._cors.on and scope.get(BIND) != "admin"
-        with RequestContext(self._link, scope) as context:
-            scope["anychip"] = context
+        with RequestContext(self._link, scope) as context, _within(scope, context):
             only_head = scope["method"] == "HEAD"
             routed = {**scope, "method": "GET"} if only_head else scope
             answered = asyncio.Event()
@@ -91,6 +91,18 @@ class Edge:
                 await answer({"type": "http.response.body", "body": body})
             if only_head:
                 await send({"type": "http.response.body"})
+
+
+@contextlib.contextmanager
+def _within(scope: Scope, context: RequestContext) -> Iterator[None]:
+    """Routes find the context in the scope while the request lasts. Afterwards neither keeps the other: under a flood,
+    what thousands of requests leave for the collector of garbage stops the event loop for a tenth of a second.
+    """
+    scope["anychip"] = context
+    try:
+        yield
+    finally:
+        del scope["anychip"]
 
 
 def _left_once(answered: asyncio.Event) -> Receive:

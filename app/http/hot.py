@@ -153,6 +153,10 @@ class HotRequest(HttpRequest):
                 self._leave = None
 
 
+def _nothing() -> None:
+    pass
+
+
 class HotProtocol(asyncio.BufferedProtocol):
     """What uvicorn's `http` setting takes, made by `protocol`: one connection.
 
@@ -179,7 +183,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request: HotRequest | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
         self._held = b""  # What came behind the request that is being answered.
-        self.on_lost = lambda: None
+        self.on_lost = _nothing
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection."""
@@ -191,6 +195,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         """End a connection, and what is done for it."""
         self._general.connection_lost(error)
         self.on_lost()
+        self.on_lost = _nothing  # It knows this connection: a circle, which only a collection of garbage would end.
         if self._request is not None:
             self._request.leave()
 
@@ -302,6 +307,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         finally:
             if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()
+            scope.clear()  # It has the context, and the context has it: a circle that would wait for the collector.
             self._ended(request)
 
     async def _answer(

@@ -44,6 +44,10 @@ class OnePiece:
         self.flush()
         self._on_close()
 
+    def end(self) -> None:
+        """The connection has ended: `on_close` is forgotten, as it leads back to who holds this."""
+        self._on_close = self.within.close
+
     def is_closing(self) -> bool:
         """Whether nothing more can be written; `closing` says so too."""
         return self.closing or self.within.is_closing()

@@ -7,6 +7,7 @@ start, at 0: Prometheus sees no increase in a counter that begins with 1. Must n
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -278,6 +279,7 @@ def version() -> str:
     return _version_of("anychip")
 
 
+@functools.cache  # It is read from a file.
 def _version_of(package: str) -> str:
     try:
         return importlib.metadata.version(package)

@@ -6,12 +6,12 @@ request is answered.
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
 from app.errors import ServiceError
 from app.link import Link, ServedModel
+from app.observability.metrics import version
 from app.observability.triton_statistics import VERSION
 from app.protocols.wire import BYTES
 from models import Model, OutputSpec, PixelModel, TensorModel
@@ -87,7 +87,7 @@ def find(link: Link, name: str, version: str = "") -> ServedModel:
 
 def server_metadata() -> dict[str, Any]:
     """The server's metadata in the protocol's form."""
-    return {"name": "anychip", "version": importlib.metadata.version("anychip"), "extensions": list(EXTENSIONS)}
+    return {"name": "anychip", "version": version(), "extensions": list(EXTENSIONS)}
 
 
 def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ import gc
 import random
 import re
 import tracemalloc
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from app.compat import torchserve
 from app.errors import ServiceError
 from app.http import connection, hot
 from app.http.connection import ConnectionLimits
+from app.http.edge import Edge
 from app.ingress.budget import Budget
 from app.ingress.context import UNKNOWN, RequestContext
 from app.ingress.interrupt import interrupted_at
@@ -153,6 +155,61 @@ async def test_a_body_does_not_outlive_its_request(monkeypatch, model):
                 await until(lambda: service.wanted.bodies.held == 0)
             await until(lambda: not service.server.server_state.connections)
             del begun
+
+
+def left_for_the_collector(kinds):
+    """Objects of these kinds that only a collection of garbage ends."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return Counter(type(each).__name__ for each in gc.garbage if isinstance(each, kinds))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+async def test_requests_and_connections_leave_nothing_for_the_collector(monkeypatch):
+    async with listening(monkeypatch) as service:
+        await ask(service, post())
+        gc.collect()
+        gc.disable()
+        try:
+            await asyncio.gather(*(ask(service, post(), post(), answers=2) for _ in range(20)))
+            await until(lambda: not service.server.server_state.connections)
+            left = left_for_the_collector((hot.HotProtocol, hot.HotRequest, RequestContext, connection.LimitedProtocol))
+        finally:
+            gc.enable()
+    assert left == {}
+
+
+async def test_a_request_of_the_general_way_leaves_nothing_for_the_collector(monkeypatch):
+    monkeypatch.setattr(RequestContext, "_record", lambda *_: None)
+    link = SimpleNamespace(
+        settings=SimpleNamespace(log_requests=False, origins=()),
+        tracing=None,
+        administration=SimpleNamespace(draining=False),
+    )
+    ingress = SimpleNamespace(link=link, access=SimpleNamespace(admit=lambda *_: UNKNOWN), bodies=Budget(1000, "bytes"))
+    answering = Edge(general, ingress)
+    sent = []
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    gc.collect()
+    gc.disable()
+    try:
+        for method in ("GET", "HEAD"):
+            scope = {"type": "http", "method": method, "path": "/v2", "raw_path": b"/v2", "headers": []}
+            await answering(scope, receive, send)
+        left = left_for_the_collector(RequestContext)
+    finally:
+        gc.enable()
+    assert left == {}
+    assert sent.count("http.response.start") == 2
 
 
 async def test_an_ordinary_request_is_answered_here_with_every_header(monkeypatch):
