@@ -28,13 +28,10 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
     """
     # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    from models import open_models, parse_spec
+    from app.serving.opening import Opening
 
     settings = settings or Settings()  # type: ignore[call-arg]  # mypy sees no defaults in the fields.
-    specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-    mirror = settings.weights_mirror or None
-    models = open_models(specs, settings.weights_dir, mirror, trust_exported=settings.trust_exported)
-    return Hosted(settings, models, held)
+    return Hosted(settings, Opening().models(settings), held)
 
 
 class Hosted:

@@ -130,7 +130,11 @@ def _parser() -> argparse.ArgumentParser:
 
     profile.add_arguments(add("profile", profile.run, "A timeline of some batches, and where the time goes."))
 
-    devices = add("devices", _devices, "Every backend: PASS where a small computation came out right, else the reason.")
+    devices = add(
+        "devices",
+        _devices,
+        "Every backend: PASS where a small computation came out right, FAIL what is here and broken.",
+    )
     devices.add_argument("--json", action="store_true", help="print JSON")
     add_settings(devices, ("simulate",))
 
@@ -180,7 +184,8 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _demo(parsed: argparse.Namespace) -> int:
     from models.sample import IMAGES
 
-    settings = read_settings(parsed, weights="sample")
+    # Without what was found here earlier: everybody's demo answers alike.
+    settings = read_settings(parsed, weights="sample", profiles="false")
 
     def announce(address: str) -> None:
         page = f"{address}/" if settings.playground else f"{address}/docs"
@@ -218,14 +223,10 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
     from app import logs
     from app.main import serve
-    from models import open_models, parse_spec
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
-    mirror = settings.weights_mirror or None
-    specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-    models = open_models(specs, settings.weights_dir, mirror, trust_exported=settings.trust_exported)
-    serving = serve(settings, models, announce)
+    serving = serve(settings, announce)
     try:
         import uvloop
     except ImportError:
@@ -246,8 +247,9 @@ def _devices(parsed: argparse.Namespace) -> int:
     if parsed.json:
         report.print_json([vars(row) for row in rows])
     else:
-        for row in rows:
-            print(f"{'PASS' if row.ok else 'FAIL'}  {row.device:10}  {row.vendor:15}  {row.detail}")
+        for row in sorted(rows, key=lambda row: row.here, reverse=True):
+            status = "PASS" if row.ok else "FAIL" if row.here else "not here"
+            print(f"{status}  {row.device:{18 - len(status)}}{row.vendor:17}{row.detail}")
     return 0 if any(row.ok for row in rows) else 1
 
 

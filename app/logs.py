@@ -24,6 +24,8 @@ Style = tuple[str, Format]
 AUDIT = "anychip.audit"
 """The logger of app.access.audit."""
 
+CLEAR_LINE = "\r\x1b[K"
+"""For a terminal, whose last line may show how far something is: what comes now takes its place."""
 request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
 """The request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
 trace_id: ContextVar[str] = ContextVar("anychip_trace_id", default="")
@@ -94,4 +96,5 @@ class TextFormatter(logging.Formatter):
         """As `logging.Formatter.formatMessage`."""
         marks = {**_marks(record), **getattr(record, "fields", {})}
         about = " ".join(f"{name}={mark}" for name, mark in marks.items())
-        return printable(super().formatMessage(record) + (f" [{about}]" if about else ""))
+        line = printable(super().formatMessage(record) + (f" [{about}]" if about else ""))
+        return CLEAR_LINE + line if sys.stderr.isatty() else line

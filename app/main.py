@@ -7,36 +7,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import resource
+import shutil
 import signal
 import socket
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app.access.access import check_exposure, check_secrets
-from app.access.rules import Bind
 from app.access.tls import Tls
 from app.application import AdminFront, create_app
 from app.compat import torchserve
 from app.config import Settings
 from app.fleet.spawn import stop_forking
 from app.http.connection import ConnectionLimits, too_many
-from app.http.hot import HotProtocol, protocol
+from app.http.hot import protocol
+from app.http.opening import OpeningApp, OpeningProtocol
 from app.ingress.budget import Budget
-from app.ingress.ingress import Ingress, connections
+from app.ingress.ingress import connections
 from app.ingress.interrupt import ended_before
 from app.ingress.listener import Listener
+from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
-from app.serving.service import Service
+from app.serving.opening import Opening
+from app.serving.service import Service, chosen
+from backends import Choice
 from models import Model
 
+T = TypeVar("T")
 log = logging.getLogger("anychip")
 
 _RPC_DESCRIPTORS = 3
@@ -51,6 +59,7 @@ _ADMIN_RPC_CONNECTIONS = 64
 _NEW_OBJECTS = 20_000
 """So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
 way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
+_TOLD_EVERY_S = 0.5
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT_DISTANCE = 2
 """Ports between a public one and the administration's, where that is not named: 8002 beside 8000, 8003 beside 8001."""
@@ -59,9 +68,13 @@ ADMIN_PORT_DISTANCE = 2
 class Server(uvicorn.Server):
     """uvicorn, without its signal handling and its listening: the order of shutdown and the limits are ours."""
 
-    def __init__(self, config: uvicorn.Config, connections: Budget) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Budget, hurry: asyncio.Event, tls: Tls | None) -> None:
         super().__init__(config)
-        self._connections = connections
+        self.connections, self.hurry, self.tls = connections, hurry, tls
+
+    def become(self, app: ASGIApp, kind: Any) -> None:
+        """Serve another application, by protocols of this kind, to those that connect from now on."""
+        self.config.loaded_app, self.config.http_protocol_class = app, kind
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; `sockets` are not ours. Raises OSError."""
@@ -78,11 +91,11 @@ class Server(uvicorn.Server):
         """Listen on a port, perhaps one more. Raises OSError."""
         config = self.config
 
-        def connection() -> HotProtocol:  # uvicorn's types do not know the buffered kind.
+        def connection() -> asyncio.BaseProtocol:  # uvicorn's types do not know the buffered kind.
             made = cast(Any, config.http_protocol_class)(config, self.server_state, {})
-            return cast(HotProtocol, made)
+            return cast(asyncio.BaseProtocol, made)
 
-        listener = Listener(connection, self._connections, config.ssl, too_many())
+        listener = Listener(connection, self.connections, config.ssl, too_many())
         self.servers.append(listener)
         await listener.listen(config.host, port, reuse_port=reuse_port)
         return listener
@@ -93,29 +106,47 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[[str], None] | None = None) -> None:
+async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `on_ready` hears the address once every model answers.
 
-    Raises WorkerStartError when a worker cannot start, OSError when the port is taken.
+    The port is open before the models are read: it says how far that is. Raises ModelError,
+    BackendUnavailableError, WorkerStartError when a worker cannot start, OSError when the port is taken.
     """
     room = _make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
+    check_exposure(settings)
+    opening = Opening()
+    counted = connections(min(settings.max_connections, room))
+    application = OpeningApp(lambda: opening.said)
+    where = settings.host, settings.port
+    async with _listening(application, OpeningProtocol, counted, settings, where, tls=Tls.of(settings)) as server:
+        # Signals end the process meanwhile: nothing would be lost, and a thread that reads a file cannot be ended.
+        async with _told(lambda: opening.said):
+            opened = await _in_a_thread(lambda: (opening.models(settings), chosen(settings)))
+        await _serve(settings, *opened, server, on_ready)
+
+
+async def _serve(
+    settings: Settings,
+    models: Sequence[Model],
+    choice: Choice,
+    server: Server,
+    on_ready: Callable[[str], None],
+) -> None:
+    stop, tls = server.hurry, server.tls
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
-    service = Service(settings, models, tracing)
+    service = Service(settings, models, tracing, choice)
     watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall_seconds.set)
     watchdog.start()
-    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
-        check_exposure(settings)
         check_secrets(settings, programs=any(model.is_program for model in models))
-        tls = Tls.of(settings)
         app = create_app(service)
-        app.state.ingress.connections = connections(min(settings.max_connections, room))
+        app.state.ingress.connections = server.connections
+        server.become(app, protocol(_LIMITS, app.state.ingress, more=(torchserve.HOT,)))
         async with (
-            _listening(app, app.state.ingress, settings.host, settings.port, hurry=stop, tls=tls) as server,
             _listening_for_rpc(app, settings, stop, tls),
             _listening_for_administration(app, settings, stop, port_of(server)) as admin_server,
         ):
@@ -124,7 +155,9 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             starting = asyncio.create_task(_started(service, app))
             shared: Listener | None = None
             try:
-                if await ended_before(starting, stop):
+                async with _told(service.administration.why_not):
+                    started = await ended_before(starting, stop)
+                if started:
                     await starting
                     # All that was imported and made until now stays: a collection that walks over it (torch alone is
                     # hundreds of thousands of objects) would stop every request for a tenth of a second.
@@ -134,8 +167,7 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
                     watchdog.forget()
                     shared = await _sharing(server, settings)
                     log.info("ready at %s", address)
-                    if on_ready is not None:
-                        on_ready(address)
+                    on_ready(address)
                     await stop.wait()
             finally:
                 starting.cancel()
@@ -159,6 +191,42 @@ async def serve(settings: Settings, models: Sequence[Model], on_ready: Callable[
             await asyncio.to_thread(tracing.close)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             loop.remove_signal_handler(number)
+
+
+async def _in_a_thread(function: Callable[[], T]) -> T:
+    """What `function` returns or raises; a process that ends does not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            settle = functools.partial(future.set_result, function())
+        except Exception as error:
+            settle = functools.partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=run, name="opening", daemon=True).start()
+    return await future
+
+
+@contextlib.asynccontextmanager
+async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
+    """Meanwhile a terminal shows how far the start is, in its last line."""
+
+    async def tell() -> None:
+        while sys.stderr.isatty():
+            line = said()[: shutil.get_terminal_size().columns - 1]
+            print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
+            await asyncio.sleep(_TOLD_EVERY_S)
+
+    telling = asyncio.create_task(tell(), name="progress")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        if sys.stderr.isatty():
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 async def _started(service: Service, app: FastAPI) -> None:
@@ -220,21 +288,16 @@ def port_of(server: Server) -> int:
 @contextlib.asynccontextmanager
 async def _listening(
     app: ASGIApp,
-    ingress: Ingress,
-    host: str,
-    port: int,
-    bind: Bind = "public",
+    kind: type[asyncio.BaseProtocol],
+    counted: Budget,
+    settings: Settings,
+    where: tuple[str, int],
     *,
-    hurry: asyncio.Event,
+    hurry: asyncio.Event | None = None,
     tls: Tls | None = None,
 ) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed: in a `hurry` those, too, that read no answer."""
-    settings = ingress.link.settings
-    # The administration has its own: whatever the public ports have taken, it can be asked, also whether this lives.
-    counted = (
-        ingress.connections if bind == "public" else Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
-    )
-    kind = protocol(_LIMITS, ingress, bind, (torchserve.HOT,))
+    hurry, (host, port) = hurry or asyncio.Event(), where
     config = uvicorn.Config(
         app,
         http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
@@ -251,7 +314,7 @@ async def _listening(
     )
     config.load()
     config.ssl = tls.context if tls else None
-    server = Server(config, counted)
+    server = Server(config, counted, hurry, tls)
     serving = asyncio.create_task(server.serve())
     try:
         while not server.started and not serving.done():
@@ -336,11 +399,14 @@ async def _listening_for_administration(
         yield None
         return
     port = settings.admin_port or (settings.port and public_port + ADMIN_PORT_DISTANCE)
+    kind = protocol(_LIMITS, app.state.ingress, "admin", (torchserve.HOT,))
+    # Its own: whatever the public ports have taken, it can be asked, also whether this lives.
+    counted = Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     server = None
     async with contextlib.AsyncExitStack() as stack:
         try:
             server = await stack.enter_async_context(
-                _listening(AdminFront(app), app.state.ingress, LOOPBACK, port, "admin", hurry=hurry)
+                _listening(AdminFront(app), kind, counted, settings, (LOOPBACK, port), hurry=hurry)
             )
         except OSError as error:
             if settings.admin_port:

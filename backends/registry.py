@@ -6,7 +6,6 @@ Owns: the order, the choice, and the report of what works here. Must not know wh
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -25,8 +24,6 @@ from backends.vendors.ascend import AscendBackend
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.cuda import CudaBackend
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_files
-
-log = logging.getLogger(__name__)
 
 
 def _adapter(row: vendors.Facts) -> Backend:
@@ -77,12 +74,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Row:
-    """One device, or a backend that has none, as `anychip devices` shows it. `vendor`: as people call it."""
+    """One device, or a backend that has none, as `anychip devices` shows it. `vendor`: as people call it; `here`:
+    whether there is any trace of it.
+    """
 
     device: str
     ok: bool
     detail: str
     vendor: str
+    here: bool = True
 
 
 def choose(device: str = "auto") -> Choice:
@@ -144,7 +144,7 @@ def report() -> list[Row]:
         try:
             devices = _devices(backend)
         except BackendUnavailableError as error:
-            rows.append(Row(backend.name, False, str(error), _title(backend)))
+            rows.append(Row(backend.name, False, str(error), _title(backend), backend.probe().here))
             continue
         rows += (_checked(backend, device) for device in devices)
         rows += (Row(name, False, reason, _title(backend)) for name, reason in backend._sick().items())
@@ -164,12 +164,6 @@ def _first_available() -> Choice:
         except BackendUnavailableError as error:
             refusals[backend.name] = str(error)
             continue
-        for name, reason in backend._sick().items():
-            log.warning("%s is left out, it does not answer: %s", name, reason)
-        if refusals and backend.facts.device_type == "cpu":
-            log.warning("no accelerator can be used, the CPU serves; anychip devices says it again:")
-            for name, reason in refusals.items():
-                log.warning("  not %s: %s", name, reason)
         return Choice(backend, tuple(device.id for device in found), refusals, found)
     raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
 

@@ -3,7 +3,7 @@
 Owns: the names the rest of anychip may use.
 """
 
-from models.catalog import ARCHITECTURES, ModelSpec, open_model, open_models, parse_spec
+from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import (
     MASK_FORMS,
@@ -45,6 +45,5 @@ __all__ = [
     "WeightsNotFoundError",
     "datatype_of",
     "open_model",
-    "open_models",
     "parse_spec",
 ]

@@ -10,7 +10,6 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -157,18 +156,6 @@ def open_model(
     kind = spec.weights if spec.weights in ("official", "sample") else file.name
     model = family.model(spec.name, spec.architecture, labels, kind, str(file.absolute()))
     return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
-
-
-def open_models(
-    specs: Sequence[ModelSpec], cache_directory: Path, mirror: str | None, *, trust_exported: bool
-) -> list[Model]:
-    """`open_model` of each. Files with a graph of their own are tried by child processes, two at a time."""
-
-    def opened(spec: ModelSpec) -> Model:
-        return open_model(spec, cache_directory, mirror=mirror, trust_exported=trust_exported)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(opened, specs))
 
 
 def _exported(spec: ModelSpec, trusted: bool) -> Model:

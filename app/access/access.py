@@ -31,12 +31,13 @@ log = logging.getLogger("anychip.access")
 @dataclass(eq=False, slots=True)
 class Caller:
     """Who asks. `name`: what its shares are counted under: a key's name, or `client_of` its address; `key`: the key's,
-    "" without one.
+    "" without one; `sees_others`: it may hear which other clients there are.
     """
 
     name: str
     limits: CallerLimits
     key: str = ""
+    sees_others: bool = True
 
 
 _WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
@@ -149,5 +150,8 @@ class Access:
             raise KeyForbiddenError(key.name)
         known = self._callers.get(key.name)
         if known is None or known[0] is not key:
-            known = self._callers[key.name] = key, Caller(f"key:{key.name}", key.limited(self._limits), key.name)
+            known = self._callers[key.name] = (
+                key,
+                Caller(f"key:{key.name}", key.limited(self._limits), key.name, key.role == "admin"),
+            )
         return known[1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from app.config.values import CommaSeparated, ModelList, is_cascade, split, written_in
 
@@ -33,7 +34,8 @@ class ModelSettings(BaseModel):
     )
     cache_dir: Path = Field(
         Path("~/.cache/anychip"),
-        description="Folder for downloaded weights, compiled engines and what the gate and the vendors' compilers keep",
+        description="Folder for downloaded weights, compiled engines and what the gate and the vendors' compilers "
+        "keep; where XDG_CACHE_HOME is set, anychip in there",
         validate_default=True,
     )
     profiles: bool = Field(
@@ -41,6 +43,13 @@ class ModelSettings(BaseModel):
         description="Take up what anychip tune, or the first start, has found best here; what is set otherwise stays "
         "(docs/tools.md)",
     )
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _where_the_user_has_caches(cls, path: Path) -> Path:
+        """As the XDG Base Directory Specification 0.8 says; what is not absolute there is to be ignored."""
+        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return caches / "anychip" if path == Path("~/.cache/anychip") and caches.is_absolute() else path
 
     @property
     def model_specs(self) -> tuple[str, ...]:

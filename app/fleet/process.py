@@ -36,6 +36,7 @@ from app.worker.messages import (
     FromWorker,
     HandOver,
     Load,
+    Progress,
     Ready,
     Released,
     Run,
@@ -139,8 +140,9 @@ class AttendedClock:
 
 
 class WorkerProcess:
-    """One worker from spawn to death. `ended` has the reason once it is given up; `abandoned`: its process could not be
-    killed, and is left behind with whatever it holds, until `exited`.
+    """One worker from spawn to death. `loaded`: the numbers of the models that it has loaded so far. `ended` has the
+    reason once it is given up; `abandoned`: its process could not be killed, and is left behind with whatever it holds,
+    until `exited`.
     """
 
     _numbers = itertools.count(1)
@@ -153,6 +155,7 @@ class WorkerProcess:
         self.id = f"{device}#{next(self._numbers)}"
         self.plan = plan
         self.ready: Ready | None = None
+        self.loaded: set[int] = set()
         self.answered = False
         self.end = "died"
         self.retiring = False
@@ -386,6 +389,8 @@ class WorkerProcess:
             case Failed():
                 self._answered(message.batch_id)
                 self._heard(self, message)
+            case Progress():
+                self.loaded.add(message.model)
             case Ready():
                 self.ready = message
                 self._started.set_result(message)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -68,14 +69,15 @@ def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, 
 
 def store(profile: Profile, settings: Settings, choice: Choice, model: Model) -> Path:
     """Keep a profile, in place of an earlier one; returns its file. Raises OSError."""
-    return _write(profile, settings, surroundings(settings, choice, model))
+    return _write(profile, settings, surroundings(settings, choice, model), model)
 
 
-def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str]) -> Path:
+def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str], model: Model) -> Path:
     path = _path(settings, valid_for)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps({"valid_for": valid_for, **asdict(profile)}, indent=2) + "\n", encoding="utf-8")
+    document = {"valid_for": valid_for, "made_by": _maker(model), **asdict(profile)}
+    part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
     return path
 
@@ -86,12 +88,12 @@ def store_sizes(sizes: Sequence[int], settings: Settings, choice: Choice, model:
     values: dict[str, Any] = {each: getattr(settings, each) for each in (*OF_MODEL, *OF_SERVICE)}
     values["batch_sizes"] = ",".join(map(str, sizes))
     found = Profile(name, **values, images_per_s=0.0, p99_ms=0.0, lead=1.0)
-    return _write(found, settings, _of_start(settings, choice, model))
+    return _write(found, settings, _of_start(settings, choice, model), model)
 
 
 def stored_sizes(settings: Settings, choice: Choice, model: Model) -> Profile | None:
     """The profile that a start has stored for a model, with these settings but for its batch sizes; None without."""
-    found = _read(_path(settings, _of_start(settings, choice, model)))
+    found = _read(settings, _of_start(settings, choice, model), model)
     kept = {name: getattr(settings, name) for name in (*OF_MODEL, *OF_SERVICE) if name != "batch_sizes"}
     return None if found is None else replace(found, **kept)
 
@@ -105,14 +107,26 @@ def _of_start(settings: Settings, choice: Choice, model: Model) -> dict[str, str
 
 def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:
     """What tune has found for a model here; None where there is nothing, or nothing that can be read."""
-    return _read(_path(settings, surroundings(settings, choice, model)))
+    return _read(settings, surroundings(settings, choice, model), model)
 
 
-def _read(path: Path) -> Profile | None:
+def _maker(model: Model) -> dict[str, str]:
+    """Who makes a profile, and of which file."""
+    return {"user": str(os.getuid()), "file": str(Path(model.weights_file).absolute()) if model.weights_file else ""}
+
+
+def _read(settings: Settings, valid_for: Mapping[str, str], model: Model) -> Profile | None:
+    """What another user, or of a copy of the file elsewhere, has found is taken where `--profiles true` asks for it."""
+    path = _path(settings, valid_for)
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         profile = Profile(**{each.name: document[each.name] for each in fields(Profile)})
         Settings(**{name: getattr(profile, name) for name in (*OF_MODEL, *OF_SERVICE)})
+        if document.get("made_by") != _maker(model) and "profiles" not in settings.model_fields_set:
+            log.info(
+                "%s: %s was found by another user or in another folder; --profiles true takes it", model.name, path
+            )
+            return None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -50,6 +50,10 @@ class Readiness:
             return f"{shown} is unloaded; POST /v2/repository/models/{shown}/load loads it"
         return f"no worker is ready for {name}: {_reasons(self._replicas_of(name))}"
 
+    def loaded(self, names: Sequence[str]) -> list[str]:
+        """Those that a worker has loaded, though it may not be ready yet."""
+        return [name for name in names if any(self._loaded_with[name].index in each.loaded for each in self._replicas)]
+
     def replica_reasons(self) -> str:
         """What is wrong with the replicas that have no worker; empty when nothing is known."""
         return _reasons(self._replicas)

@@ -72,6 +72,11 @@ class Replica:
         """The worker that serves, None while there is none."""
         return self._current
 
+    @property
+    def loaded(self) -> set[int]:
+        """The numbers of the models that its workers have loaded, also of one that is not ready yet."""
+        return {index for worker in self._workers() for index in worker.loaded}
+
     async def wait_ready(self) -> None:
         """Until the replica has been ready once. Raises WorkerStartError."""
         await asyncio.shield(self._first_ready)

@@ -166,6 +166,8 @@ class RequestContext:
             link.count(self.model, code, seconds, self.recorder.exemplar)
         elif code in MODELLESS:
             link.metrics.requests.labels("", code).inc()
+        if self._need != "open" and link.metrics.enabled:
+            link.metrics.clients.count(self.caller.name, refused=code not in ("OK", "CANCELLED"))
         if self.recorder.trace is not None:
             name = f"{scope['method']} {self.route}".rstrip()
             self.recorder.trace.end(name, self.status, code, self.attributes())

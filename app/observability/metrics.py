@@ -25,6 +25,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from app.errors import Code
+from app.observability.clients import BusiestClients
 from app.observability.histogram import Histogram, Series
 from app.observability.throttling import Throttling
 
@@ -185,7 +186,9 @@ class Metrics:
         for name, row in TABLE.items():
             setattr(self, name, row.made(self.registry) if enabled else _NOTHING)
         self.telemetry: dict[str, Gauge] = {name: getattr(self, f"device_{name}") for name in TELEMETRY}
+        self.clients = BusiestClients()
         if enabled:
+            self.registry.register(self.clients)
             ProcessCollector(registry=self.registry)
             PlatformCollector(registry=self.registry)
             GCCollector(registry=self.registry)

@@ -45,7 +45,9 @@ class ServiceAdministration(link.Administration):
         missing = [name for name, state in states.items() if not (state is ModelState.READY or name in unloaded)]
         reasons = []
         if missing:
-            reasons.append(f"no worker is ready for {', '.join(missing)}: {readiness.replica_reasons()}")
+            loaded = readiness.loaded(missing)
+            told = f"{len(loaded)} of {len(missing)} models are loaded ({', '.join(loaded)}); " if loaded else ""
+            reasons.append(f"{told}no worker is ready for {', '.join(missing)}: {readiness.replica_reasons()}")
         if unloaded:
             reasons.append(f"unloaded: {', '.join(unloaded)}; POST /v2/repository/models/NAME/load loads a model again")
         return "; ".join(reasons)

@@ -48,13 +48,22 @@ _DECODER_BYTES = 1 << 30
 class Service:
     """Models served by workers. Made, started and stopped inside one running event loop."""
 
-    def __init__(self, settings: Settings, models: Sequence[Model], tracing: Tracing | None = None) -> None:
-        """Raises BackendUnavailableError when no device fits `settings.device`, ModelError for models of one name."""
+    def __init__(
+        self,
+        settings: Settings,
+        models: Sequence[Model],
+        tracing: Tracing | None = None,
+        choice: Choice | None = None,
+    ) -> None:
+        """`choice`: as `chosen` has made it, where that was asked already.
+
+        Raises BackendUnavailableError when no device fits `settings.device`, ModelError for models of one name.
+        """
         names = [model.name for model in models]
         if len(set(names)) < len(names):
             raise ModelError(f"two models have one name: {', '.join(sorted(names))}")
         self.tracing = tracing
-        self.choice = _chosen(settings)
+        self.choice = choice or chosen(settings)
         settings, profiles = taken_up(settings, self.choice, models)
         if settings.max_images > settings.queue_size:
             log.info("a request may hold %d images: no more may wait (--queue-size)", settings.queue_size)
@@ -184,8 +193,8 @@ def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, T
     return tilings
 
 
-def _chosen(settings: Settings) -> Choice:
-    """The devices that the settings want. Raises BackendUnavailableError."""
+def chosen(settings: Settings) -> Choice:
+    """The devices that the settings want; asks them, in seconds. Raises BackendUnavailableError."""
     if settings.null:
         null.configure(settings.null)
     if settings.simulate:
@@ -195,4 +204,9 @@ def _chosen(settings: Settings) -> Choice:
         log.warning("%s is simulated: the CPU computes its answers", choice.backend.name)
     for device, reason in choice.left_out.items():
         log.warning("%s does not answer and is left out: %s", device, reason)
+    log.info("served by %s", ", ".join(f"{each} ({choice.device(each).name})" for each in choice.devices))
+    if choice.refusals:
+        without = choice.backend.facts.device_type == "cpu"
+        text = "no accelerator can be used, the CPU serves" if without else "others do not serve"
+        log.log(logging.WARNING if without else logging.INFO, "%s; anychip devices says why", text)
     return choice

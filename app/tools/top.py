@@ -26,6 +26,8 @@ Stats = Mapping[str, Any]
 """A part of the JSON of `GET /v1/stats`, as it came from the network."""
 _TIMEOUT_S = 5.0
 _NO_ERRORS = ("OK", "CANCELLED")
+_CLIENTS = 3
+_FEWEST_MODELS = 3
 
 
 def fetch_stats(client: httpx.Client) -> Stats:
@@ -77,7 +79,7 @@ def run(parsed: argparse.Namespace) -> None:
             time.sleep(parsed.interval_s)
             console.print(screen(before, fetch_stats(client)))
             return
-        with Live(screen(before, before), console=console, screen=True, auto_refresh=False) as live:
+        with Live(screen(before, before, console.height), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(parsed.interval_s)
                 try:
@@ -85,12 +87,14 @@ def run(parsed: argparse.Namespace) -> None:
                 except CommandError as error:  # It may come back.
                     live.update(Text(str(error), "red"), refresh=True)
                     continue
-                live.update(screen(before, now), refresh=True)
+                live.update(screen(before, now, console.height), refresh=True)
                 before = now
 
 
-def screen(before: Stats, now: Stats) -> RenderableType:
-    """All of it; rates are those between the two. It fits 80 columns."""
+def screen(before: Stats, now: Stats, height: int = 0) -> RenderableType:
+    """All of it; rates are those between the two. It fits 80 columns, and so many lines where that is said: then
+    what matters least is left out, and of many models the idle ones.
+    """
     decoders = now["decoders"]
     state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
     simulated = ", simulated devices" if now["simulated"] else ""
@@ -98,12 +102,39 @@ def screen(before: Stats, now: Stats) -> RenderableType:
     elapsed_s = now["uptime_s"] - before["uptime_s"]
     models = _pairs("model", before["models"], now["models"])
     devices = _pairs("device", before["devices"], now["devices"])
-    tables = [_traffic(models, elapsed_s), _stages(models), _devices(devices, elapsed_s), _workers(devices)]
+    traffic, clients = (
+        _traffic(models, elapsed_s),
+        _clients(before.get("clients", []), now.get("clients", []), elapsed_s),
+    )
+    tables = [traffic, clients, _devices(devices, elapsed_s), _stages(models), _workers(devices)]
     if any(_says_how_it_is(device) for _, device in devices):
         tables.append(_health(devices))
+    tables = [table for table in tables if table.row_count]
+    lines = 2 + sum(2 + table.row_count for table in tables)
+    while 0 < height < lines and len(tables) > 3:
+        lines -= 2 + tables.pop().row_count
+    if 0 < height < lines:
+        kept = max(_FEWEST_MODELS, traffic.row_count - (lines - height) - 1)
+        busiest = sorted(models, key=_requests, reverse=True)[:kept]
+        tables[0] = _traffic([pair for pair in models if pair in busiest], elapsed_s)
+        tables[0].add_row(Text(f"{len(models) - kept} more", "dim"))
     restarts = sum(decoders["restarts"].values())
     decoding = Text(f"{decoders['up']} decoders, {decoders['waiting']} images wait for them, {restarts} restarts")
     return Group(head, decoding, *(part for table in tables for part in (Text(), table)))
+
+
+def _requests(pair: tuple[Stats, Stats]) -> int:
+    past, now = (sum(each["requests"].values()) for each in pair)
+    return int(now - past)
+
+
+def _clients(before: list[Stats], now: list[Stats], elapsed_s: float) -> Table:
+    """The busiest; of one that has only now become one of them nothing is known yet."""
+    table = _table("busiest clients", "req/s", "refused/s")
+    for past, client in _pairs("client", before, now)[:_CLIENTS]:
+        rates = (_rate(client[name] - past[name], elapsed_s) for name in ("requests", "refused"))
+        table.add_row(Text(client["client"]), *rates)
+    return table
 
 
 def _pairs(name: str, before: list[Stats], now: list[Stats]) -> list[tuple[Stats, Stats]]:

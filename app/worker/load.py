@@ -103,8 +103,11 @@ def load_plugins(plugins: Iterable[str]) -> None:
             importlib.import_module(plugin)
 
 
-def load_device(load: Load) -> LoadedDevice:
-    """Load and warm every model. Raises ModelError, BackendError, and what plugins raise."""
+def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) -> LoadedDevice:
+    """Load and warm every model; `loaded_one` hears the number of each.
+
+    Raises ModelError, BackendError, and what plugins raise.
+    """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
     if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
@@ -115,6 +118,7 @@ def load_device(load: Load) -> LoadedDevice:
         if plan.model is not None:
             models[index] = loaded = _loaded(load, plan, plan.model, backend)
             loaded.decoding, loaded.who_decodes = agreed(decoder, plan.model, loaded.executable, load.decode)
+            loaded_one(index)
     reports = tuple(models[index].said() if index in models else None for index in range(len(load.models)))
     staged = any(each.staged for each in models.values())
     ready = Ready(load.device.id, load.device.name, reports, staged)
@@ -158,8 +162,8 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
     rows = 2 * executable.batch_sizes[-1]
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
-    _say(load.device.id, model, report)
     load_s = time.monotonic() - began_s
+    _say(load.device.id, model, report, load_s)
     staged = report.staged or (may_grow and load.quick)
     return WorkerModel(model, executable, report, buffers, latencies, load_s, staged)
 
@@ -193,10 +197,10 @@ def _grown(
     return executable, report, _measured(executable)
 
 
-def _say(device: str, model: Model, report: LoadReport) -> None:
+def _say(device: str, model: Model, report: LoadReport, load_s: float) -> None:
     errors = ", ".join(f"{name} {error:.2g}" for name, error in report.measures.items()) or "not measured"
-    served = model.name, report.engine, report.precision, device, errors
-    log.info("%s: %s %s on %s; errors against float32: %s", *served)
+    served = model.name, report.engine, report.precision, device, load_s, errors
+    log.info("%s: %s %s on %s after %.1f s; errors against float32: %s", *served)
     for operator, how in report.operators.items():
         if how != "replaced":
             log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)

@@ -153,13 +153,13 @@ def run(channel: Channel, arena: Arena, load: Load) -> None:
     from app.worker.load import load_device
     from app.worker.loop import Worker
     from app.worker.memory import MemoryWatch
-    from app.worker.messages import Ended
+    from app.worker.messages import Ended, Progress
 
     link = ServerLink(channel)
     with contextlib.closing(channel), contextlib.closing(arena):
         try:
             try:
-                loaded = load_device(load)
+                loaded = load_device(load, lambda index: link.send(Progress(index)))
                 memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
             except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
                 log.debug("the worker cannot start", exc_info=True)

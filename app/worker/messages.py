@@ -4,7 +4,7 @@ Owns: the messages and how they are written, nothing else. They are small: pixel
 is to be loaded comes in memory of its own.
 
     server ─► Begin (app.worker.begin, with the arena's two descriptors and the Load's), Run, Release, Stop
-    worker ─► Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
+    worker ─► Progress, Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
 Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or
 by a file it loads, can send wrong answers and cannot make the server run anything, or count under any name.
@@ -155,6 +155,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     staged: bool = False
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of this number is loaded and warm; Ready comes when all are."""
+
+    model: int
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker cannot start, its device is lost, or it leaks and has no memory left; `reason` is one plain sentence.
     Its process ends after this.
@@ -230,7 +236,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToWorker: TypeAlias = Run | Release | Stop
-FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver
+FromWorker: TypeAlias = Progress | Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromWorker).decode

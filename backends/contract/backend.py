@@ -34,10 +34,14 @@ Form = Literal["pixels", "onnx", "program", "script"]
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a backend can be used here. `reason` is empty when it can, else one sentence with the remedy."""
+    """Whether a backend can be used here. `reason` is empty when it can, else one sentence with the remedy.
+
+    `here`: whether there is any trace of the vendor, a card's driver or its software: without one nothing is broken.
+    """
 
     available: bool
     reason: str = ""
+    here: bool = True
 
 
 @dataclass(frozen=True)

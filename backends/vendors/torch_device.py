@@ -72,7 +72,7 @@ class TorchBackend(Backend):
         except Exception as error:  # The contract: whatever happens, it is an answer.
             log.debug("probing %s", self.name, exc_info=True)
             reason = f"{self.facts.title} could not be probed: {first_line(error)}"
-        return Probe(not reason, reason)
+        return Probe(not reason, reason, not reason or self._is_here())
 
     def devices(self) -> list[Device]:
         """What the child has seen, or another process has found."""
@@ -222,6 +222,12 @@ class TorchBackend(Backend):
         """The package to import: of several the first that is installed. Empty: the device type is part of torch."""
         packages = self.facts.packages
         return next((each for each in packages if detect.installed(each)), packages[-1] if packages else "")
+
+    def _is_here(self) -> bool:
+        """Whether there is a package of the vendor's, or its driver and, where the system shows cards, a card."""
+        cards = detect.system_evidence().pci
+        card = not cards or not self.facts.pci_vendor or self.facts.pci_vendor in cards
+        return (bool(driver_files(self)) and card) or (bool(self._package) and detect.installed(self._package))
 
     def _mistaken(self, answer: detect.Found) -> str:
         """Why the devices that answered are not this vendor's; empty when they are."""

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from app.access.keys import add
 from app.cli import main
 from app.tools.top import quantile, screen
 from tests.support.images import GREY, JPEG, RED
@@ -74,6 +75,36 @@ def test_the_numbers_are_those_of_the_metrics_and_top_shows_them(tmp_path):
         assert "resnet18" in once.stdout
         said = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
         assert json.loads(said.stdout)["models"][0]["requests"]["OK"] == 2
+
+
+def test_twenty_models_fit_a_terminal_the_busy_ones_first(tmp_path):
+    with running(tmp_path, *NULL, "--null", "delay_ms=0") as service, service.client() as client:
+        before = client.get("/v1/stats").json()
+        client.post(PREDICT, content=GREY, headers=JPEG)
+        now = client.get("/v1/stats").json()
+    assert [each["client"] for each in now["clients"]] == ["127.0.0.1"]
+    [quiet], [busy] = before["models"], now["models"]
+    before["models"] = [quiet | {"model": f"model{number}"} for number in range(20)]
+    now["models"] = [(busy if number == 13 else quiet) | {"model": f"model{number}"} for number in range(20)]
+    for height in (24, 40, 70):
+        console = Console(width=80, record=True, file=sys.stdout)
+        console.print(screen(before, now, height))
+        text = console.export_text().rstrip("\n")
+        assert text.count("\n") < height
+        assert "model13" in text
+        assert "127.0.0.1" in text
+        assert "null:0" in text
+        assert ("more" in text) == (height == 24)
+
+
+def test_who_may_not_administer_hears_of_no_other_client(tmp_path):
+    keys = tmp_path / "keys.txt"
+    infer, admin = (add(keys, role, role) for role in ("infer", "admin"))
+    options = ("--null", "delay_ms=0", "--api-keys-file", str(keys))
+    with running(tmp_path, *NULL, *options) as service:
+        asked = [httpx.get(f"{service.url}/v1/stats", headers={"X-Api-Key": key}).json() for key in (infer, admin)]
+    assert asked[0]["clients"] == []
+    assert [each["client"] for each in asked[1]["clients"]] == ["key:infer"]
 
 
 def test_top_says_in_one_sentence_that_nobody_answers(capsys):

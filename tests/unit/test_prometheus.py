@@ -160,4 +160,5 @@ def test_the_table_of_metrics_is_the_documents():
     documented = re.findall(r"^\| `(anychip_\w+)(?:\{(.*)\})?` \| (\w+) \|", documentation, re.MULTILINE)
     rows = {row.name: (",".join(row.labels), row.kind.__name__.lower()) for row in TABLE.values()}
     rows["anychip_cpu_throttled_seconds_total"] = ("", "counter")
+    rows["anychip_client_requests_total"] = ("client,outcome", "counter")
     assert {name: (labels, kind) for name, labels, kind in documented} == rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from app.config import Settings
+from app.serving.service import chosen
 from app.tools import doctor
 from backends import (
     Backend,
@@ -27,10 +29,13 @@ from backends import (
     Probe,
     Telemetry,
     choose,
+    detect,
     registry,
     report,
 )
+from backends.vendors import table as vendors
 from backends.vendors.cpu import CpuBackend
+from backends.vendors.torch_device import TorchBackend
 
 
 class Accelerator(Backend):
@@ -105,15 +110,37 @@ def test_auto_takes_the_first_that_is_available_with_all_its_devices(backends: A
     assert choose("auto") == Choice(second, ("second:0", "second:1"), {"first": "No driver."})
 
 
-def test_auto_that_lands_on_the_cpu_warns_with_every_refusal(backends: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_says_in_two_lines_what_serves_and_who_knows_why_others_do_not(
+    backends: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     backends(Accelerator("first", "No driver."), Accelerator("second", count=0), CPU)
     choice = choose("auto")
     assert choice.backend is CPU
-    assert set(choice.refusals) == {"first", "second"}
-    assert {record.levelname for record in caplog.records} == {"WARNING"}
-    first, *rest = (record.getMessage() for record in caplog.records)
-    assert "no accelerator can be used, the CPU serves" in first
-    assert rest == ["  not first: No driver.", "  not second: second has no device that this process may use."]
+    assert choice.refusals == {"first": "No driver.", "second": "second has no device that this process may use."}
+    assert not caplog.records  # Of a command that only wants a device.
+    caplog.set_level("INFO")
+    given: dict[str, Any] = {}
+    assert chosen(Settings(**given)) == choice
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", f"served by cpu:0 ({choice.device('cpu:0').name})"),
+        ("WARNING", "no accelerator can be used, the CPU serves; anychip devices says why"),
+    ]
+
+
+def test_what_has_left_no_trace_is_not_here_and_what_has_is_broken(
+    backends: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    card = tmp_path / "card0"
+    facts = replace(vendors.AMD, device_files=(str(card),), packages=())
+    backends(TorchBackend(facts), CPU)
+    cards = detect.SystemEvidence(frozenset({facts.pci_vendor}))
+    monkeypatch.setattr(detect, "system_evidence", lambda: cards)
+    monkeypatch.setattr(TorchBackend, "_not_installed", lambda _: "This torch is not built for it.")
+    assert [row.here for row in report()] == [False, True]
+    card.touch()
+    assert [(row.ok, row.here) for row in report()] == [(False, True), (True, True)]
+    cards = detect.SystemEvidence(frozenset({"0x8086"}))  # Another vendor's makes a file of the same name.
+    assert [row.here for row in report()] == [False, True]
 
 
 def test_the_cpu_where_there_is_nothing_else_is_no_warning(backends: Any, caplog: pytest.LogCaptureFixture) -> None:

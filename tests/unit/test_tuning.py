@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -275,6 +276,24 @@ def test_another_card_or_file_has_another_profile_and_a_switch_turns_them_off(he
     assert stored(settings, replace(choice, found=(card,)), model) is None
     assert stored(settings, choice, replace(model, weights="mine")) is None
     assert taken_up(settings.model_copy(update={"profiles": False}), choice, [model])[1] == {}
+
+
+def test_another_user_s_profile_and_that_of_a_copy_elsewhere_are_taken_only_where_asked_for(
+    here, monkeypatch, caplog, tmp_path
+):
+    settings, choice, random = here
+    caplog.set_level("INFO")
+    for folder in ("here", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "cars.pth").write_bytes(b"the same")
+    copy, model = (replace(random, weights_file=str(tmp_path / each / "cars.pth")) for each in ("elsewhere", "here"))
+    store(PROFILE, settings, choice, copy)
+    assert stored(settings, choice, model) is None
+    store(PROFILE, settings, choice, model)
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    assert stored(settings, choice, model) is None
+    assert caplog.text.count("--profiles true takes it") == 2
+    assert stored(Settings(cache_dir=settings.cache_dir, profiles=True), choice, model) == PROFILE
 
 
 def test_a_broken_profile_is_left_alone(here, caplog):

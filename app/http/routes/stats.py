@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from app.access.access import Caller
 from app.errors import ServiceError
 from app.http.edge import BIND
 from app.ingress.budget import Budget
@@ -103,8 +104,19 @@ class DecodersSnapshot(BaseModel):
     restarts: dict[str, int]
 
 
+class ClientSnapshot(BaseModel):
+    """A client, a key or an address, since it is remembered. `refused`: of its requests, those that ended in errors."""
+
+    client: str
+    requests: int
+    refused: int
+
+
 class Snapshot(BaseModel):
-    """Everything. Triton's statistics of a model are another form: app.observability.triton_statistics."""
+    """Everything. Triton's statistics of a model are another form: app.observability.triton_statistics.
+
+    `clients`: the busiest, that one first; only for who administers the service where there are keys.
+    """
 
     version: str
     uptime_s: float
@@ -113,6 +125,7 @@ class Snapshot(BaseModel):
     models: list[ModelSnapshot]
     devices: list[DeviceSnapshot]
     decoders: DecodersSnapshot
+    clients: list[ClientSnapshot] = []
 
 
 class _Samples:
@@ -307,7 +320,13 @@ def counting(request: Request) -> Link:
 @router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
 def stats(request: Request) -> Snapshot:
     """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
-    return snapshot(counting(request))
+    link = counting(request)
+    found = snapshot(link)
+    caller: Caller = request.scope["anychip"].caller
+    if caller.sees_others:
+        for each in link.metrics.clients.busiest():
+            found.clients.append(ClientSnapshot(client=each.name, requests=each.requests, refused=each.refused))
+    return found
 
 
 @router.get("/v1/stats/stream", response_class=Response, responses={404: {"description": "Nothing is counted here"}})

@@ -1,0 +1,48 @@
+"""What a port says before there is a service behind it: that the process lives, and how far the start is.
+
+Owns: that answer and its connections, which end with it. Must not know models.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.errors import ERRORS, error_body
+from app.http.connection import ConnectionLimits, LimitedProtocol
+
+
+class OpeningProtocol(LimitedProtocol):
+    """A connection that app.ingress.listener counts."""
+
+    limits = ConnectionLimits()
+    on_lost: Callable[[], None]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        super().connection_lost(exc)
+        self.on_lost()
+
+
+class OpeningApp:
+    """Answers everything alike: NOT_READY, and why; alone `/v2/health/live` with 200."""
+
+    def __init__(self, said: Callable[[], str]) -> None:
+        self._said = said
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        request_id = secrets.token_hex(8)
+        headers = {"x-request-id": request_id, "connection": "close"}
+        status, content = 200, orjson.dumps({"live": True})
+        if scope["path"] != "/v2/health/live":
+            status, content = (
+                ERRORS["NOT_READY"].status,
+                orjson.dumps(error_body("NOT_READY", self._said(), request_id)),
+            )
+            headers["retry-after"] = "1"
+        await Response(content, status, headers, "application/json")(scope, receive, send)
