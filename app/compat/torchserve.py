@@ -96,6 +96,6 @@ HOT: HotRoute = (re.compile(rb"/predictions/%b(?:/%b)?" % (NAME, NAME)), ROUTE, 
 def _shaped(model: Model, prediction: dict[str, Any]) -> Any:
     if model.finds == "classes":
         return {each["label"]: each["score"] for each in prediction["classes"]}
-    if model.finds == "other":  # Of a task that another package brings.
+    if model.finds == "other":
         return prediction
     return [{each["label"]: list(each["box"].values()), "score": each["score"]} for each in prediction["detections"]]

@@ -91,11 +91,71 @@ class ClassifiedImage(Schema):
     height: int
 
 
+class EmbeddedImage(Schema):
+    """The vector of an image: numbers, or base64 of little-endian float32, as asked for by `encoding`."""
+
+    embedding: list[float] | str
+    width: int
+    height: int
+
+
+class Area(Schema):
+    """The pixels of a class, and their share of the image."""
+
+    label: str
+    class_id: int = Field(ge=0)
+    area: int = Field(ge=0)
+    share: float = Field(ge=0, le=1)
+    mask: Mask | None = Field(None, description="With `masks=rle`: run lengths of the map")
+
+
+class ClassMap(Schema):
+    """The class of each pixel: a PNG of 8 bits, of 16 where there are more than 256 classes."""
+
+    size: list[int] = Field(description="Height and width of the map")
+    png: str
+
+
+class SegmentedImage(Schema):
+    """The classes of an image's pixels, the largest area first."""
+
+    areas: list[Area]
+    class_map: ClassMap | None = Field(None, description="Not with `masks=rle` or `none`")
+    width: int
+    height: int
+
+
+class DepthMap(Schema):
+    """What the network says of the image: `min` + level / 65535 * (`max` - `min`), or its own float32."""
+
+    size: list[int] = Field(description="Height and width of the map")
+    min: float
+    max: float
+    png: str | None = Field(None, description="16 bits, in base64")
+    float32: str | None = Field(None, description="With `encoding=base64`: little-endian, row by row")
+
+
+class DepthImage(Schema):
+    """How deep an image is."""
+
+    depth: DepthMap
+    width: int
+    height: int
+
+
+class RegressedImage(Schema):
+    """Numbers of an image, by name."""
+
+    values: dict[str, float]
+    width: int
+    height: int
+
+
 class PredictAnswer(Schema):
     """The answer to `:predict`: an entry an image, in the order in which they were sent, and who computed it."""
 
     model: str
-    predictions: list[DetectedImage | ClassifiedImage]
+    predictions: list[DetectedImage | ClassifiedImage | EmbeddedImage | SegmentedImage | DepthImage | RegressedImage]
     weights: str = Field(description="Where the weights come from: official, sample, random, or a file's name")
     device: str
     engine: str

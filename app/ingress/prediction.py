@@ -84,7 +84,7 @@ async def computed(
         if result.arrays is None:
             log.error("%s answered with NaN or infinity", model.name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
-        if sum([array.nbytes for array in result.arrays]) <= _INLINE_BYTES:
+        if sum([array.nbytes for array in result.arrays]) <= _INLINE_BYTES and not model.adapter.offloaded:
             return finish(model, result.arrays, result.placement, options), result.computed_by
         made = await ingress.offload(finish, model, result.arrays, result.placement, options)
         return made, result.computed_by

@@ -5,12 +5,14 @@ Owns: colours and shapes, the same as the playground's. Must not know where pred
 
 from __future__ import annotations
 
+import base64
 import colorsys
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from app.tools.outcomes import Prediction
@@ -20,6 +22,7 @@ Point = tuple[float, float]
 _PLACES = {"box", "corners", "segments", "keypoints"}
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
 _LEAST_KEYPOINT_SCORE = 0.3
+_OPACITY = 0.6  # Of a map over the image.
 
 
 def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
@@ -28,6 +31,8 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
     Raises OSError.
     """
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
+    if (over := _map(prediction)) is not None:
+        image = Image.blend(image, over.resize(image.size, Image.Resampling.NEAREST), _OPACITY)
     canvas = ImageDraw.Draw(image, "RGBA")
     line = max(2, round(max(image.size) / 300))
     font = ImageFont.load_default(size=max(12, 5 * line))
@@ -49,9 +54,24 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
         text = f"{label}{second} {found['score']:.2f}"
         canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
         canvas.text(corner, text, fill="black", font=font)
+    values = "\n".join(f"{name} {value:.4g}" for name, value in prediction.get("values", {}).items())
+    if values:
+        canvas.rectangle(canvas.textbbox((line, line), values, font=font), fill="white")
+        canvas.text((line, line), values, fill="black", font=font)
     target.parent.mkdir(parents=True, exist_ok=True)
     image.save(target)
     return target
+
+
+def _map(prediction: Prediction) -> Image.Image | None:
+    """The map of an answer: classes in their colours, depth from dark to bright."""
+    found = prediction.get("class_map") or prediction.get("depth") or {}
+    if "png" not in found:
+        return None
+    levels = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["png"]))))
+    if "depth" in prediction:
+        return Image.fromarray((levels >> 8).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(np.array([_colour(each) for each in range(int(levels.max()) + 1)], np.uint8)[levels])
 
 
 def _placed(prediction: Prediction) -> Sequence[Prediction]:

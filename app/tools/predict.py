@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ _MORE_SETTINGS = ("trust_exported", "weights_mirror", "engine", "precision", "de
 _BATCH_SIZE = 8
 _DRAWINGS_WAITING = 16
 _SHOWN_EVERY_S = 0.2
+_KINDS = {"integer": int, "number": float, "string": str}
+_LONG_TEXT, _LONG_LIST = 60, 8
 _MANY = 500
 """From so many images on, processes decode. They import PyTorch first, for as long as some hundred images take."""
 
@@ -62,9 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, default=_BATCH_SIZE, help="images a batch, without --url (default: 8)"
     )
     for row in OPTIONS:
-        if row.kind != "string":  # The forms of masks are known to models alone.
-            option = f"--{row.name.replace('_', '-')}"
-            parser.add_argument(option, type=int if row.kind == "integer" else float, help=f"{row.text} (docs/api.md)")
+        option, kind = f"--{row.name.replace('_', '-')}", _KINDS[row.kind]
+        parser.add_argument(option, type=kind, choices=row.choices or None, help=f"{row.text} (docs/api.md)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, (*DEVICE_SETTINGS, *_MORE_SETTINGS))
 
@@ -244,12 +245,23 @@ def _summarise(failed: int, count: int | None) -> int:
 
 def _print_prediction(path: str, prediction: Any) -> None:
     print(f"{printable(path)} ({prediction['width']} x {prediction['height']})")
-    if not prediction.keys() & {"classes", "detections"}:  # Of a task that another package brings.
-        print(f"  {json.dumps(prediction)}")
+    findings = next((prediction[name] for name in ("classes", "detections", "areas") if name in prediction), None)
+    if findings is None:
+        print(f"  {json.dumps(_shortened(prediction), ensure_ascii=False)}")
         return
-    findings = prediction["classes"] if "classes" in prediction else prediction["detections"]
     for found in findings:
         where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
-        print(f"  {found['score']:.3f}  {printable(found['label'])}{where}")
+        print(f"  {found.get('score', found.get('share')):.3f}  {printable(found['label'])}{where}")
     if not findings:
         print("  nothing found")
+
+
+def _shortened(value: Any) -> Any:
+    """JSON as a person reads it: of vectors and of what is base64 the beginning."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(each) for name, each in value.items()}
+    if isinstance(value, list) and len(value) > _LONG_LIST:
+        return [*map(_shortened, value[:_LONG_LIST]), f"… {len(value)} in all"]
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        return f"{value[:_LONG_TEXT]}… {len(value)} characters"
+    return value

@@ -24,7 +24,8 @@ FORMATS: dict[str, Format] = {
 }
 
 COLUMNS = ("file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error")
-"""A row a box or class. An image with none, or one that failed, has one row without them."""
+"""A row a box, class, area (its share is the score) or value. An image with none, or one that failed, has one row
+without them."""
 
 _ROWS_AT_A_TIME = 20_000
 
@@ -46,11 +47,13 @@ def check_format(kind: Format) -> None:
 def rows(line: Line) -> Iterator[tuple[Any, ...]]:
     """The rows of an image, in the order of `COLUMNS`."""
     head = (line["file"], line.get("width"), line.get("height"))
-    found = line.get("detections") or line.get("classes") or ()
+    values = [{"label": name, "score": value} for name, value in line.get("values", {}).items()]
+    found = line.get("detections") or line.get("classes") or line.get("areas") or values
     for each in found:
         box = each.get("box", {})
         places = tuple(box.get(name) for name in ("x1", "y1", "x2", "y2"))
-        yield (*head, each["label"], each["class_id"], each["score"], *places, None)
+        score = each.get("score", each.get("share"))
+        yield (*head, each["label"], each.get("class_id"), score, *places, None)
     if not found:
         yield (*head, None, None, None, None, None, None, None, line.get("error"))
 
@@ -114,7 +117,7 @@ def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, An
     number = 0
     for image_id, line in _answered(journal):
         if "detections" not in line:
-            raise CommandError("COCO JSON holds boxes, and this model answers with classes: write .jsonl or .csv")
+            raise CommandError("COCO JSON holds boxes, and this model answers with none: write .jsonl or .csv")
         for found in line["detections"]:
             number += 1
             labels[found["class_id"]] = found["label"]

@@ -24,6 +24,8 @@ Finds = Literal["classes", "objects", "other", "tensors"]
 """
 MaskForm = Literal["polygon", "rle", "png", "none"]
 MASK_FORMS: tuple[MaskForm, ...] = ("polygon", "rle", "png", "none")
+Norm = Literal["none", "l2"]
+Encoding = Literal["auto", "base64"]
 Array = npt.NDArray[Any]
 
 
@@ -33,12 +35,18 @@ PROGRAMS = (".pt2", ".ts", ".torchscript")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request may ask of the predictions. `masks`: how those of instances are written."""
+    """What a request may ask of the predictions.
+
+    `normalize`: the norm by which vectors are divided. `encoding`: how many numbers are written: as suits the task (a
+    list, a PNG), or as base64 of little-endian float32. `masks`: how masks and class maps are written.
+    """
 
     top_k: int = 5
     score_threshold: float = 0.25
     iou_threshold: float = 0.7
     max_detections: int = 300
+    normalize: Norm = "none"
+    encoding: Encoding = "auto"
     masks: MaskForm = "polygon"
 
 

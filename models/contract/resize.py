@@ -31,6 +31,7 @@ DECODE_RATIO = 4
 _LONGEST_STRIP = 4
 _LONGEST_STRIP_BY_PILLOW = 64  # Where all of it has to be as Pillow resizes it.
 _GREY = 114
+ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
 _DECODE_OVERSAMPLING = 6
 
 
@@ -57,6 +58,15 @@ class Fit:
         """Points [..., 2] of the input, in pixels of the image and within it."""
         limit = [self.placement.width, self.placement.height]
         found: Array = ((points - self.pad) / self.scale).clip(0, limit)
+        return found
+
+    def seen(self, values: Array) -> Array:
+        """The part of a map [h, w] over the input, of whatever size, that shows the image; at least one number."""
+        ratio = np.array(values.shape[::-1]) / self.size[::-1]
+        full = np.array([self.placement.width, self.placement.height])
+        first = np.round(self.pad * ratio).astype(int).clip(0, np.array(values.shape[::-1]) - 1)
+        last = np.maximum(np.round((self.pad + self.scale * full) * ratio).astype(int), first + 1)
+        found: Array = values[first[1] : last[1], first[0] : last[0]]
         return found
 
 

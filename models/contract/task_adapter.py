@@ -23,7 +23,7 @@ from torch import Tensor
 from models.contract.errors import WeightsError, reason_of
 from models.contract.measures import TENSOR_LIMITS, Accuracy, Limits, of_tensors
 from models.contract.model import Array, Finds, Options, OutputSpec, Placement
-from models.contract.resize import Resize
+from models.contract.resize import Resize, ResizeHow
 
 GROUP = "anychip.tasks"
 OWN = tuple(
@@ -34,6 +34,10 @@ OWN = tuple(
         ("segment", "Segment"),
         ("pose", "Pose"),
         ("obb", "TurnedBoxes"),
+        ("embed", "Embed"),
+        ("segment_semantic", "SegmentSemantic"),
+        ("depth", "DepthEstimation"),
+        ("regress", "Regress"),
     )
 )
 """The tasks that come with anychip."""
@@ -96,17 +100,27 @@ class TaskAdapter(ABC):
     `finds`: what entries of answers have; `takes`: what `reduce` is given; `tiled`: whether large images may be looked
     at in tiles, of which `moved` moves what was found; `limits`: the largest error of each of `measures`, by precision;
     `accuracy`: how right answers are, None where that cannot be said: the task is not served in int8 then.
+
+    `resize`: of tasks that come with anychip and take `outputs`, how an image comes into the input where nobody says;
+    `known_options`: the names that the sidecar's `options` may have, None: any; `offloaded`: whether `postprocess` may
+    take long though little was sent.
     """
 
     finds: ClassVar[Finds] = "other"
     takes: ClassVar[Takes] = "outputs"
     tiled: ClassVar[bool] = False
+    resize: ClassVar[ResizeHow] = "letterbox"
+    known_options: ClassVar[Sequence[str] | None] = None
+    offloaded: ClassVar[bool] = False
     limits: ClassVar[Limits] = TENSOR_LIMITS
     accuracy: ClassVar[Accuracy | None] = None
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError, with a sentence, for a file that is none of this task: the service then does not start."""
         self.file = file
+        if self.known_options is not None and (unknown := json.loads(file.options).keys() - {*self.known_options}):
+            known = ", ".join(self.known_options) or "none"
+            raise ValueError(f"there is no option {min(unknown)!r} of it; there is {known}")
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from models.contract.resize import ResizeHow
 from models.contract.tensors import TensorSpec
 from models.exports.layouts import Interpretation
-from models.exports.metadata import ResizeHow
 
 
 @dataclass(frozen=True)

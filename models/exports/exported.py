@@ -169,16 +169,21 @@ def open_exported(name: str, file: Path, stated: str = "") -> Model:
 def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None) -> Model:
     from models.exports.images import Export, ExportedImages
 
-    resize: Resize = Whole(found.size, found.resize)
-    if found.how.takes == "classes":
+    if found.how.takes == "classes" or found.resize == "centre":
         by: Literal["pillow", "torch"] = "pillow" if found.exporter.startswith("ultralytics") else "torch"
-        resize = Centre(found.size, min(found.size), by=by)
-    options = {} if sidecar is None else sidecar.options or {}
+        resize: Resize = Centre(found.size, max(found.size), by=by)  # Both sides are covered.
+    else:
+        resize = Whole(found.size, found.resize)
+    options: dict[str, Any] = {} if sidecar is None else dict(sidecar.options or {})
+    if found.keypoints is not None:
+        options["keypoints"] = found.keypoints
+    if sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
+        options["scores"] = sidecar.scores
     known = AdaptedFile(
         resize,
         found.labels,
         found.shapes,
-        json.dumps(options if found.keypoints is None else {**options, "keypoints": found.keypoints}),
+        json.dumps(options),
         json.dumps(found.metadata),
         suppressed=found.how.suppressed,
         strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.

@@ -20,7 +20,7 @@ from models.contract.task_adapter import Takes
 from models.exports.answers import TriedImages
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
-from models.exports.metadata import Description, Sidecar, description, script_metadata, yaml_metadata
+from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
 from models.onnx.file import OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart
 from models.onnx.operators import as_tensor
@@ -150,9 +150,9 @@ def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | No
 
 
 def _is_imagenet(about: Description) -> bool:
-    """Classifiers other than Ultralytics', and RF-DETR, are trained with ImageNet's mean and deviation."""
-    is_classifier = about.takes == "classes" and not about.exporter.startswith("ultralytics")
-    return is_classifier or about.layout == "rfdetr"
+    """What is trained with ImageNet's mean and deviation: RF-DETR, and our tasks without boxes but of Ultralytics."""
+    is_of_image = about.task in TASKS and about.takes in ("classes", "outputs")
+    return (is_of_image and not about.exporter.startswith("ultralytics")) or about.layout == "rfdetr"
 
 
 def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool]:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from models.contract.model import Array
-from models.contract.task_adapter import Takes
-from models.exports.metadata import Description, ResizeHow
+from models.contract.resize import ResizeHow
+from models.contract.task_adapter import Takes, task_class
+from models.exports.metadata import TASKS, Description
 from models.onnx.torchvision_detectors import MOST_DETECTIONS
 
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
@@ -85,6 +86,8 @@ def interpret(about: Description, shapes: Shapes, size: Size) -> Interpretation:
 
 def resize_of(about: Description, how: Interpretation) -> ResizeHow:
     """How images are brought to the network's size, where its owner does not say."""
+    if about.resize is None and about.takes == "outputs" and about.task in TASKS:
+        return task_class(about.task).resize
     return about.resize or (LAYOUTS[how.layout].resize if how.layout in LAYOUTS else "letterbox")
 
 

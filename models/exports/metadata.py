@@ -19,11 +19,11 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.contract.errors import WeightsError
+from models.contract.resize import ResizeHow
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.tasks.coco import COCO_CLASSES
 
 Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox", "torchvision", "classes"]
-ResizeHow = Literal["letterbox", "stretch", "top-left"]
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 

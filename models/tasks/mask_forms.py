@@ -1,7 +1,7 @@
-"""Masks as other programs read them: run lengths as COCO writes them, and PNG.
+"""Masks and maps as other programs read them: run lengths as COCO writes them, and PNG.
 
-Owns: these two forms. Must not know networks or requests. A mask is given as the part within its box, so that both cost
-what the box costs, however large the image is.
+Owns: these two forms. Must not know networks or requests. A mask of an instance is given as the part within its box, so
+that both cost what the box costs, however large the image is.
 """
 
 from __future__ import annotations
@@ -105,5 +105,10 @@ def compressed(each: Sequence[Array]) -> list[str]:
 
 def png(mask: Array) -> str:
     """A mask uint8 [h, w] of 0 and 1 as base64 of a PNG of 0 and 255."""
-    _, encoded = cv2.imencode(".png", mask * np.uint8(255))
+    return grey_png(mask * np.uint8(255))
+
+
+def grey_png(levels: Array) -> str:
+    """Grey levels [h, w], uint8 or uint16, as base64 of a PNG of 8 or 16 bits."""
+    _, encoded = cv2.imencode(".png", levels)
     return base64.b64encode(encoded.tobytes()).decode("ascii")

@@ -13,6 +13,31 @@ export function colour(classId) {
 // other packages bring are drawn as well: with their `score` and their first text.
 export const placedIn = (prediction) => Object.entries(prediction).find(([, each]) => Array.isArray(each) && each.every((one) => one?.box || one?.corners || one?.segments || one?.keypoints));
 
+// The map of an answer as a picture: classes in their colours, depth from dark to bright; null where there is none.
+export async function mapOf(prediction) {
+  const png = prediction.class_map?.png ?? prediction.depth?.png;
+  if (!png) return null;
+  const image = new Image();
+  image.src = `data:image/png;base64,${png}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas, { width: image.naturalWidth, height: image.naturalHeight });
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  if (prediction.class_map) {
+    const inks = prediction.areas.map(({ class_id: id }) => {
+      context.fillStyle = colour(id);
+      context.fillRect(0, 0, 1, 1);
+      return [id & 255, context.getImageData(0, 0, 1, 1).data];
+    });
+    const inkOf = new Map(inks);
+    context.drawImage(image, 0, 0);
+    const pixels = context.getImageData(0, 0, canvas.width, canvas.height);
+    for (let at = 0; at < pixels.data.length; at += 4) pixels.data.set(inkOf.get(pixels.data[at]) ?? [], at);
+    context.putImageData(pixels, 0, 0);
+  } else context.drawImage(image, 0, 0);
+  return canvas;
+}
+
 // What an instance is called; of two stages, with what the second says of it.
 export const nameOf = (found) => found.classes?.length ? `${found.label}: ${found.classes[0].label}`
   : found.label ?? Object.values(found).find((each) => typeof each === "string") ?? "";

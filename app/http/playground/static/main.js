@@ -2,10 +2,10 @@
 import { getJson, predict, ServiceError, setKey } from "./api.js";
 import { Camera } from "./camera.js";
 import { LANGUAGES, snippet } from "./code.js";
-import { placedIn } from "./draw.js";
+import { mapOf, placedIn } from "./draw.js";
 import { Live } from "./live.js";
 import { Load, spread } from "./load.js";
-import { duration, element, lightEntry, showFound, showTiming, summarise } from "./results.js";
+import { duration, element, lightEntry, listed, showFound, showTiming, summarise } from "./results.js";
 import { Stage } from "./stage.js";
 
 const LEAST_SCORE = 0.05; // Asked for; the slider chooses among what came, so that it acts at once.
@@ -65,7 +65,7 @@ function choose(model) {
   state.result = null;
   showSamples();
   showCode();
-  if (camera.on) { stage.instances = []; stage.caption = ""; show(); } else if (state.image) ask();
+  if (camera.on) { stage.instances = []; stage.map = null; stage.caption = ""; show(); } else if (state.image) ask();
 }
 
 // ---- an image comes -------------------------------------------------------------------------------------------------
@@ -165,6 +165,7 @@ async function ask() {
   get("busy").hidden = false;
   try {
     const result = await predict(state.model.name, image, queryOf(LEAST_SCORE));
+    result.map = await mapOf(result.prediction);
     if (number !== state.number) return;
     state.result = result;
     show();
@@ -172,6 +173,7 @@ async function ask() {
     if (number !== state.number) return;
     state.result = null;
     stage.instances = [];
+    stage.map = null;
     stage.caption = "";
     stage.draw();
     show();
@@ -210,14 +212,15 @@ function show() {
   }
   const { prediction, timing, totalMs } = result;
   const placed = Boolean(placedIn(prediction));
-  state.shown = placed ? shownInstances(prediction) : prediction.classes ?? [];
+  state.shown = placed ? shownInstances(prediction) : listed(prediction);
   const text = summarise(prediction, state.shown);
   const summary = get("summary");
   summary.replaceChildren(element("strong", "", text), ` in ${duration(totalMs)}`);
   get("canvas").setAttribute("aria-label", `${state.file}: ${text}`);
-  showFound(get("found"), state.shown, placed, light);
+  showFound(get("found"), state.shown, placed || Boolean(prediction.areas), light);
   showTiming(get("stages"), get("legend"), timing, totalMs);
   stage.instances = placed ? state.shown : [];
+  stage.map = result.map;
   const best = prediction.classes?.[0];
   stage.caption = best ? `${best.label} ${best.score.toFixed(2)}` : "";
   stage.lit = -1;
@@ -288,8 +291,10 @@ function drawCamera() {
   stage.draw();
 }
 
-function cameraAnswered(result, scale) {
-  state.result = { ...result, prediction: scaled(result.prediction, scale) };
+async function cameraAnswered(result, scale) {
+  const map = await mapOf(result.prediction);
+  if (!camera.on) return;
+  state.result = { ...result, map, prediction: scaled(result.prediction, scale) };
   show();
 }
 

@@ -1,5 +1,5 @@
 // The list beside the image. Owns: boxes and classes as text, the stages of a request as a bar. Knows no request.
-import { colour, nameOf } from "./draw.js";
+import { colour, nameOf, placedIn } from "./draw.js";
 
 export const element = (name, className = "", text = "") => {
   const made = document.createElement(name);
@@ -20,10 +20,10 @@ export function showFound(list, entries, coloured, onLight) {
     swatch.style.background = coloured ? colour(found.class_id ?? 0) : "var(--accent)";
     const track = element("span", "track");
     const fill = element("span", "fill");
-    fill.style.width = `${Math.max(1, found.score * 100)}%`;
+    fill.style.width = found.score === undefined ? "0" : `${Math.max(1, found.score * 100)}%`;
     if (coloured) fill.style.background = colour(found.class_id ?? 0);
     track.append(fill);
-    button.append(swatch, element("span", "name", nameOf(found)), track, element("span", "score", percent(found.score)));
+    button.append(swatch, element("span", "name", nameOf(found)), track, element("span", "score", found.value === undefined ? percent(found.score) : digits(found.value)));
     button.addEventListener("pointerenter", () => onLight(index));
     button.addEventListener("pointerleave", () => onLight(-1));
     button.addEventListener("focus", () => onLight(index));
@@ -38,12 +38,32 @@ export function lightEntry(list, index) {
   [...list.querySelectorAll("button")].forEach((button, number) => button.classList.toggle("on", number === index));
 }
 
+const digits = (value) => String(Number(value.toPrecision(4)));
+
+// What is listed of an entry whose members have no place: classes, shares of the image, or values.
+export function listed(prediction) {
+  if (prediction.areas) return prediction.areas.map((each) => ({ ...each, score: each.share }));
+  if (prediction.values) return Object.entries(prediction.values).map(([label, value]) => ({ label, value }));
+  return prediction.classes ?? [];
+}
+
+// Of what is no list of instances: "road 61 %, sky 20 %", "age 31.2", or the entry itself as JSON.
+function described(prediction, shown) {
+  const { embedding, depth } = prediction;
+  if (prediction.areas) return shown.slice(0, 6).map((each) => `${each.label} ${percent(each.share)}`).join(", ");
+  if (prediction.values) return shown.slice(0, 6).map((each) => `${each.label} ${digits(each.value)}`).join(", ");
+  if (embedding) return `a vector of ${embedding.length} numbers`;
+  if (depth) return `depth from ${digits(depth.min)} to ${digits(depth.max)}`;
+  return JSON.stringify(prediction).slice(0, 200);
+}
+
 // "3 objects: 2 star, 1 ring".
 export function summarise(prediction, shown) {
   if (prediction.classes) {
     const best = prediction.classes[0];
     return best ? `${best.label}, ${percent(best.score)}` : "no class";
   }
+  if (!placedIn(prediction)) return described(prediction, shown);
   if (!shown.length) return "nothing above this score";
   const counts = new Map();
   for (const found of shown) counts.set(nameOf(found), (counts.get(nameOf(found)) || 0) + 1);

@@ -10,6 +10,7 @@ export class Stage {
     this.width = 0; // Of the image, in pixels.
     this.height = 0;
     this.instances = [];
+    this.map = null; // Drawn over the image: a canvas with a colour for each place.
     this.caption = "";
     this.lit = -1;
     canvas.addEventListener("pointermove", (event) => {
@@ -23,7 +24,7 @@ export class Stage {
   }
 
   show(source, width, height) {
-    Object.assign(this, { source, width, height, instances: [], caption: "", lit: -1 });
+    Object.assign(this, { source, width, height, instances: [], map: null, caption: "", lit: -1 });
     this.canvas.hidden = false;
     this.canvas.dataset.size = JSON.stringify([width, height]);
     this.fit();
@@ -54,10 +55,20 @@ export class Stage {
   draw() {
     if (!this.source) return;
     const { context, canvas } = this;
-    context.drawImage(this.source, 0, 0, canvas.width, canvas.height);
+    this.drawGround(context);
     const unit = canvas.width / parseFloat(canvas.style.width);
     drawInstances(context, this.instances, canvas.width / this.width, unit, this.lit);
     if (this.caption) label(context, this.caption, 10 * unit, 10 * unit, unit, "hsl(238 85% 82%)");
+  }
+
+  // The image, and the map over it.
+  drawGround(context) {
+    const { width, height } = context.canvas;
+    context.drawImage(this.source, 0, 0, width, height);
+    if (!this.map) return;
+    context.globalAlpha = 0.6;
+    context.drawImage(this.map, 0, 0, width, height);
+    context.globalAlpha = 1;
   }
 
   // The image at its own size, with everything drawn in, as PNG.
@@ -66,7 +77,7 @@ export class Stage {
     canvas.width = this.width;
     canvas.height = this.height;
     const context = canvas.getContext("2d");
-    context.drawImage(this.source, 0, 0, this.width, this.height);
+    this.drawGround(context);
     const unit = Math.max(1, Math.max(this.width, this.height) / 900);
     drawInstances(context, this.instances, 1, unit);
     if (this.caption) label(context, this.caption, 10 * unit, 10 * unit, unit, "hsl(238 85% 82%)");

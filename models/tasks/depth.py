@@ -1,0 +1,65 @@
+"""Depth: a number for each place of an image, as far as the network sees it.
+
+Owns: this task and the answer's form. Must not know networks, nor what a number means: metres, or how near (some
+networks answer with the inverse).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from models.contract.model import Array, Options, OutputSpec, Placement
+from models.contract.task_adapter import AdaptedFile, TaskAdapter
+from models.tasks.mask_forms import grey_png
+
+_GREATEST = 65_535  # Of 16 bits.
+
+
+class DepthEstimation(TaskAdapter):
+    """The first output, [n, h, w] or [n, 1, h, w]."""
+
+    resize = "stretch"
+    known_options = ()
+
+    def __init__(self, file: AdaptedFile) -> None:
+        """Raises ValueError where the first output is no map."""
+        super().__init__(file)
+        shape = file.shapes[0]
+        if len(shape) not in (3, 4) or shape[1:-2] not in ((), (1,)):
+            raise ValueError(f"a network of depth has an output [n, h, w] or [n, 1, h, w], not {list(shape)}")
+        self.height, self.width = shape[-2:]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """`depth`, [n, h, w]."""
+        return ("depth",)
+
+    def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The map, float32 [n, h, w]."""
+        return (outputs[0].float().reshape(-1, self.height, self.width),)
+
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+        """`depth`: what the network says of the image, its range, and the map as PNG or base64 of float32."""
+        seen = self.file.resize.fit(placement).seen(outputs[0])
+        low, high = float(seen.min()), float(seen.max())
+        if options.encoding == "base64":
+            form = {"float32": base64.b64encode(seen.astype("<f4").tobytes()).decode("ascii")}
+        else:
+            step = (high - low) / _GREATEST
+            levels = ((seen - np.float64(low)) / (step or 1)).round().clip(0, _GREATEST)
+            form = {"png": grey_png(levels.astype(np.uint16))}
+        return {"depth": {"size": list(seen.shape), "min": low, "max": high, **form}}
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """The whole map, with what the input has beside the image."""
+        return (OutputSpec("depth", "FP32", (-1, self.height, self.width)),)
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """float32 [h, w]."""
+        return {"depth": outputs[0]}

@@ -1,0 +1,85 @@
+"""Embeddings: one vector an image, by which images are compared.
+
+Owns: which of a network's outputs is the vector, how tokens or places become one, and the answer's form. Must not know
+networks.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from torch import Tensor
+
+from models.contract.model import Array, Options, OutputSpec, Placement
+from models.contract.task_adapter import AdaptedFile, TaskAdapter
+
+_POOLED = {0: ("",), 3: ("cls", "mean"), 4: ("mean",)}
+"""How an output of so many axes becomes a vector; 0: it is one."""
+
+
+class Embed(TaskAdapter):
+    """An output [n, d], or one of tokens [n, tokens, d] or places [n, d, h, w] that is pooled on the device.
+
+    Options: `output`, its number, and `pooling`: `cls`, the first token, or `mean`.
+    """
+
+    resize = "centre"
+    known_options = ("output", "pooling")
+
+    def __init__(self, file: AdaptedFile) -> None:
+        """Raises ValueError where it is open which output, or how it is pooled."""
+        super().__init__(file)
+        self.pooling = file.option("pooling")
+        flat = [max(shape[2:], default=1) == 1 for shape in file.shapes]
+        fitting = [number for number, is_flat in enumerate(flat) if is_flat == (self.pooling is None)]
+        self.number = file.option("output", fitting[0] if fitting else 0)
+        if not isinstance(self.number, int) or not 0 <= self.number < len(flat):
+            raise ValueError(f"it has no output {self.number!r}; its outputs are {list(map(list, file.shapes))}")
+        shape = file.shapes[self.number]
+        allowed = _POOLED.get(0 if flat[self.number] else len(shape), ())
+        if (self.pooling or "") not in allowed:
+            wanted = f'"options": {{"pooling": …}} must be {" or ".join(allowed) or "left out"}'
+            raise ValueError(f"its output {self.number} is {list(shape)}: {wanted}")
+        self.dimensions = shape[2] if len(shape) == 3 and self.pooling else shape[1]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """`embedding`, [n, d]."""
+        return ("embedding",)
+
+    def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The vector, float32 [n, d]."""
+        chosen = outputs[self.number].float()
+        if self.pooling is None:
+            return (chosen.flatten(1),)
+        if self.pooling == "cls":
+            return (chosen[:, 0].contiguous(),)
+        return (chosen.mean((2, 3) if chosen.dim() == 4 else 1),)
+
+    def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+        """`embedding`: the numbers, or base64 of little-endian float32."""
+        vector = _divided(outputs[0], options)
+        if options.encoding == "base64":
+            return {"embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")}
+        # By way of its text, a number has the few digits that float32 has.
+        return {"embedding": orjson.loads(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))}
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        """The vector."""
+        return (OutputSpec("embedding", "FP32", (-1, self.dimensions)),)
+
+    def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
+        """float32 [d]."""
+        return {"embedding": _divided(outputs[0], options)}
+
+
+def _divided(vector: Array, options: Options) -> Array:
+    """By its norm where that is asked for; a vector of zeros stays one."""
+    norm = float(np.linalg.norm(vector.astype(np.float64))) if options.normalize == "l2" else 1.0
+    found: Array = (vector / (norm or 1.0)).astype(np.float32)
+    return found
