@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (serve, demo):
         for section in SECTIONS:
             add_settings(command.add_argument_group(str(section.__doc__)), tuple(section.model_fields))
+    serve.add_argument("--card-of", default="", help=argparse.SUPPRESS)  # Where --per-card starts a card's service.
     demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
 
     predict.add_arguments(
@@ -178,7 +179,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(parsed: argparse.Namespace) -> int:
     settings = read_settings(parsed)
-    return _run_service(settings, lambda address: print(f"anychip serves {settings.models} at {address}", flush=True))
+
+    def announce(address: str) -> None:
+        print(f"anychip serves {settings.models} at {address}", flush=True)
+
+    if settings.per_card:
+        from app.cards import serve_cards
+
+        return serve_cards(settings, announce)
+    return _run_service(settings, announce, parsed.card_of)
 
 
 def _demo(parsed: argparse.Namespace) -> int:
@@ -202,7 +211,7 @@ def _demo(parsed: argparse.Namespace) -> int:
     return _run_service(settings, announce)
 
 
-def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
+def _run_service(settings: Settings, announce: Callable[[str], None], card_of: str = "") -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
     from app.decoder import main as decoders
     from app.decoding.process import FORK_SERVER as FOR_DECODERS
@@ -214,19 +223,19 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
         prepare(FOR_WORKERS)  # Both before there are threads.
         decoders.prepare_to_decode()
         prepare(FOR_DECODERS)
-        return _serve_opened(settings, announce)
+        return _serve_opened(settings, announce, card_of)
     finally:
         discard_prepared(FOR_DECODERS)
         discard_prepared(FOR_WORKERS)
 
 
-def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
+def _serve_opened(settings: Settings, announce: Callable[[str], None], card_of: str) -> int:
     from app import logs
     from app.main import serve
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
-    serving = serve(settings, announce)
+    serving = serve(settings, announce, card_of)
     try:
         import uvloop
     except ImportError:

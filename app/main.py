@@ -56,9 +56,10 @@ _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """For each thing that still goes on after a second signal."""
 _ADMIN_RPC_CONNECTIONS = 64
-_NEW_OBJECTS = 20_000
-"""So many more than before are there when a collection of garbage begins. Python's 700 are but a few requests under
-way: a collection then finds nothing, again and again, and that took a twentieth of what a request takes."""
+_NEW_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 4
+"""So many more than before are there when a collection of garbage begins, and so many begin until one looks at what is
+older. Python's 700 are but a few requests under way: a collection then finds nothing, again and again, and that took a
+twentieth of what a request takes. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
 _TOLD_EVERY_S = 0.5
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT_DISTANCE = 2
@@ -80,14 +81,14 @@ class Server(uvicorn.Server):
         """Listen; `sockets` are not ours. Raises OSError."""
         self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
         try:
-            await self.listen(self.config.port)
+            await self.listen(self.config.port, self.config.host)
         except OSError as error:
             log.error("%s", error)
             message = f"cannot listen on {self.config.host}:{self.config.port}; is another service there?"
             raise OSError(message) from None
         self.started = True
 
-    async def listen(self, port: int, *, reuse_port: bool = False) -> Listener:
+    async def listen(self, port: int, host: str, *, reuse_port: bool = False) -> Listener:
         """Listen on a port, perhaps one more. Raises OSError."""
         config = self.config
 
@@ -97,7 +98,7 @@ class Server(uvicorn.Server):
 
         listener = Listener(connection, self.connections, config.ssl, too_many())
         self.servers.append(listener)
-        await listener.listen(config.host, port, reuse_port=reuse_port)
+        await listener.listen(host, port, reuse_port=reuse_port)
         return listener
 
     @contextlib.contextmanager
@@ -106,8 +107,11 @@ class Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
+async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: str = "") -> None:
     """Serve until SIGTERM or SIGINT, then drain. `on_ready` hears the address once every model answers.
+
+    `card_of`: what is asked of all cards is answered there (app.cards). Such a service is asked at the port that it
+    shares, and has no other but its administration's.
 
     The port is open before the models are read: it says how far that is. Raises ModelError,
     BackendUnavailableError, WorkerStartError when a worker cannot start, OSError when the port is taken.
@@ -117,12 +121,12 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     opening = Opening()
     counted = connections(min(settings.max_connections, room))
     application = OpeningApp(lambda: opening.said)
-    where = settings.host, settings.port
+    where = LOOPBACK if card_of else settings.host, settings.port
     async with _listening(application, OpeningProtocol, counted, settings, where, tls=Tls.of(settings)) as server:
         # Signals end the process meanwhile: nothing would be lost, and a thread that reads a file cannot be ended.
         async with _told(lambda: opening.said):
             opened = await _in_a_thread(lambda: (opening.models(settings), chosen(settings)))
-        await _serve(settings, *opened, server, on_ready)
+        await _serve(settings, *opened, server, on_ready, card_of=card_of)
 
 
 async def _serve(
@@ -131,6 +135,8 @@ async def _serve(
     choice: Choice,
     server: Server,
     on_ready: Callable[[str], None],
+    *,
+    card_of: str,
 ) -> None:
     stop, tls = server.hurry, server.tls
     loop = asyncio.get_running_loop()
@@ -143,13 +149,15 @@ async def _serve(
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         check_secrets(settings, programs=any(model.is_program for model in models))
-        app = create_app(service)
+        app = create_app(service, card_of=card_of)
         app.state.ingress.connections = server.connections
         server.become(app, protocol(_LIMITS, app.state.ingress, more=(torchserve.HOT,)))
         async with (
-            _listening_for_rpc(app, settings, stop, tls),
-            _listening_for_administration(app, settings, stop, port_of(server)) as admin_server,
+            contextlib.AsyncExitStack() as rpc,
+            _listening_for_administration(app, settings, stop, port_of(server), bool(card_of)) as admin_server,
         ):
+            if not card_of:
+                await rpc.enter_async_context(_listening_for_rpc(app, settings, stop, tls))
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
             starting = asyncio.create_task(_started(service, app))
@@ -163,9 +171,11 @@ async def _serve(
                     # hundreds of thousands of objects) would stop every request for a tenth of a second.
                     gc.collect()
                     gc.freeze()
-                    gc.set_threshold(_NEW_OBJECTS)
+                    gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS)
                     watchdog.forget()
                     shared = await _sharing(server, settings)
+                    if card_of:  # Now that calls can be answered: others share this port, too.
+                        await rpc.enter_async_context(_listening_for_rpc(app, settings, stop, tls, reuse_port=True))
                     log.info("ready at %s", address)
                     on_ready(address)
                     await stop.wait()
@@ -342,7 +352,7 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
     if not settings.reuse_port:
         return None
     try:
-        listener = await server.listen(settings.reuse_port, reuse_port=True)
+        listener = await server.listen(settings.reuse_port, settings.host, reuse_port=True)
     except OSError:
         message = f"cannot share {settings.host}:{settings.reuse_port}; it belongs to one process, or to another user's"
         raise OSError(message) from None
@@ -352,9 +362,12 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
 
 @contextlib.asynccontextmanager
 async def _listening_for_rpc(
-    app: FastAPI, settings: Settings, hurry: asyncio.Event, tls: Tls | None
+    app: FastAPI, settings: Settings, hurry: asyncio.Event, tls: Tls | None, *, reuse_port: bool = False
 ) -> AsyncIterator[None]:
-    """gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
+    """gRPC, where it is wanted; `reuse_port`: on a port that others share.
+
+    Raises OSError when its packages are missing or its port is taken.
+    """
     if not settings.grpc_port:
         yield
         return
@@ -374,10 +387,11 @@ async def _listening_for_rpc(
                 connections=state.ingress.connections,
                 hurry=hurry,
                 tls=tls,
+                reuse_port=reuse_port,
             )
         )
         log.info("gRPC at %s", address)
-        if settings.admin == "loopback":
+        if settings.admin == "loopback" and not reuse_port:
             port = settings.grpc_port + ADMIN_PORT_DISTANCE
             try:
                 counted = Budget(_ADMIN_RPC_CONNECTIONS, "connections", least=_ADMIN_RPC_CONNECTIONS)
@@ -392,10 +406,13 @@ async def _listening_for_rpc(
 
 @contextlib.asynccontextmanager
 async def _listening_for_administration(
-    app: FastAPI, settings: Settings, hurry: asyncio.Event, public_port: int
+    app: FastAPI, settings: Settings, hurry: asyncio.Event, public_port: int, of_a_card: bool
 ) -> AsyncIterator[Server | None]:
-    """On this machine alone, where that is wanted. Raises OSError when a port that was asked for is taken."""
-    if settings.admin != "loopback":
+    """On this machine alone, where that is wanted; `of_a_card`: in any case, as app.cards asks there.
+
+    Raises OSError when a port that was asked for is taken.
+    """
+    if settings.admin != "loopback" and not of_a_card:
         yield None
         return
     port = settings.admin_port or (settings.port and public_port + ADMIN_PORT_DISTANCE)

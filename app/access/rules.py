@@ -69,6 +69,20 @@ ROUTES: dict[str, dict[str, Need]] = {
 }
 """By path, as the application writes it, and method."""
 
+OF_ALL_CARDS = {
+    "/v2/health/ready": "GET",
+    "/ping": "GET",
+    "/metrics": "GET",
+    "/v1/stats": "GET",
+    "/v1/stats/stream": "GET",
+    "/v1/devices": "GET",
+    "/v1/models": "GET",
+    "/v1/devices/{device}:release": "POST",
+    "/v2/repository/models/{model}/load": "POST",
+    "/v2/repository/models/{model}/unload": "POST",
+}
+"""What is asked of all cards of a host, where each has a service of its own (app.cards): by path, with the method."""
+
 _INFERENCE = "/inference.GRPCInferenceService/"
 RPCS: dict[str, Need] = {
     _INFERENCE + "ServerLive": "open",

@@ -50,9 +50,10 @@ async def listening(
     connections: Budget,
     hurry: asyncio.Event,
     tls: Tls | None = None,
+    reuse_port: bool = False,
 ) -> AsyncIterator[str]:
     """A server on a port; yields its address. `bind`: which of the two it is; `connections`: counts them. In a `hurry`
-    it waits for no client.
+    it waits for no client. `reuse_port`: others listen there, too.
 
     Raises OSError when the port is taken.
     """
@@ -78,7 +79,7 @@ async def listening(
     await server.start()
     try:
         try:
-            await relay.listen(host, port)
+            await relay.listen(host, port, reuse_port=reuse_port)
         except OSError:
             raise OSError(f"cannot listen on {address} for gRPC; is another service there?") from None
         yield address

@@ -373,6 +373,10 @@ class Backend(ABC):
     def telemetry(self, device: str) -> Telemetry:
         """What the device says of itself now."""
 
+    def pci_address(self, device: Device) -> str:
+        """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown."""
+        return device.details.get("pci", "")
+
     def _sick(self) -> Mapping[str, str]:
         """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""
         return {}

@@ -8,6 +8,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from backends.contract.backend import Device
+from backends.telemetry import ascend
+from backends.telemetry.tool import Tool, ToolError
 from backends.vendors import table as vendors
 from backends.vendors.torch_device import TorchBackend
 
@@ -16,6 +19,13 @@ class AscendBackend(TorchBackend):
     """`npu`: Ascend NPUs."""
 
     facts = vendors.ASCEND
+
+    def pci_address(self, device: Device) -> str:
+        """As npu-smi says: torch_npu has no such property. A failure of the tool is no address."""
+        try:
+            return ascend.pci_address(Tool(), int(device.id.partition(":")[2]))
+        except ToolError:
+            return ""
 
     def _configure(self, module: Any) -> None:
         super()._configure(module)

@@ -17,6 +17,7 @@ _CHECKS = {
         "assert asked('cpu') == torch._dynamo.utils.is_compile_supported('cpu')\n"
         "assert torch._dynamo.__file__"
     ),
+    "what starts a service for each card": "import app.cards, sys; assert 'torch' not in sys.modules",
     "a torchvision that wants more gets more": (
         "import sys, types, torch\n"
         "class Finder:\n"

@@ -43,6 +43,7 @@ ORDER = (
     "main",
     "asgi",
     "ray_serve",
+    "cards",
     "cli",
     "__main__",
 )
