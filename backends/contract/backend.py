@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
-Form = Literal["pixels", "onnx", "program", "script"]
-"""What a network is made of: a module of PyTorch's over images, or what a file holds (TensorNetwork)."""
+Form = Literal["pixels", "onnx", "program", "script", "finished"]
+"""What a network is made of: a module of PyTorch's over images, or what a file holds (TensorNetwork, FinishedNetwork).
+"""
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,21 @@ class TensorNetwork(Network, Protocol):
 
     def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
         """uint8 [n, bytes of an item] -> what `core` takes."""
+
+
+class FinishedNetwork(Network, Protocol):
+    """A network over images of which `file` holds what a vendor's compiler has made; its form is `finished`.
+
+    What comes before and after the file is computed on the host.
+    """
+
+    file: str
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """uint8 [n, *input_shape] -> float32 [n, 3, height, width], which a file takes that does not take bytes."""
+
+    def finish(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The file's outputs -> those of the network."""
 
 
 class Unbuilt:
@@ -284,7 +300,7 @@ class CompileOptions:
     `calibration`: images like those to come, uint8 [n, height, width, 3], which int8 needs.
     `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
     `calibration_key` the images.
-    `quick`: leave out what is not ready in seconds.
+    `quick`: leave out what is not ready in seconds. `batch_sizes`: those that are compiled, ascending.
     """
 
     gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
@@ -293,6 +309,7 @@ class CompileOptions:
     key: str = ""
     calibration_key: str = ""
     quick: bool = False
+    batch_sizes: tuple[int, ...] = ()
 
 
 DEFAULTS = CompileOptions()

@@ -9,6 +9,7 @@ from backends.engines.engine import Engine, compile_first
 from backends.engines.graph import GraphEngine
 from backends.engines.inductor import InductorEngine
 from backends.engines.migraphx import MIGraphXEngine
+from backends.engines.om import OmEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
 from backends.engines.tensorrt import TensorRTEngine
@@ -21,6 +22,7 @@ _KINDS: tuple[type[Engine], ...] = (
     GraphEngine,
     InductorEngine,
     MIGraphXEngine,
+    OmEngine,
     OnnxRuntimeEngine,
     OpenVINOEngine,
     TensorRTEngine,

@@ -55,6 +55,7 @@ _FORMS: dict[Form, str] = {
     "onnx": "ONNX files",
     "program": "what torch.export has saved",
     "script": "TorchScript files",
+    "finished": "files that another vendor's compiler has made",
 }
 
 
@@ -65,7 +66,8 @@ class Engine(ABC):
     devices. `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the
     first time, all batch sizes together: a service may answer with one of seconds while one of minutes still compiles.
     `package`: without it the engine refuses in no time. `only_reads`: it leaves the network as it was, and takes one
-    that is Unbuilt. `keeps_int8`: a network that it has quantised is found in the cache before it is compiled.
+    that is Unbuilt. `keeps_int8`: a network that it has quantised is found in the cache before it is compiled; `keeps`:
+    every network is.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Engine(ABC):
     package = ""
     only_reads = False
     keeps_int8 = False
+    keeps = False
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
         """`facts`: the vendor's row. `threads`: how many cores it may use where it computes on the CPU."""
@@ -95,8 +98,9 @@ class Engine(ABC):
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
         """Whether `compile` would take seconds, and not minutes. Quantising takes its time, unless it has been done."""
         if self.takes == "minutes":
-            return not is_installed(self.package)
-        if precision != "int8" or options.calibration is None or not self.keeps_int8:
+            if not self.keeps or form_of(network) == "finished":
+                return not is_installed(self.package) or form_of(network) == "finished"
+        elif precision != "int8" or options.calibration is None or not self.keeps_int8:
             return True
         try:
             return is_kept(options, self.parts(network, precision, options))
@@ -172,6 +176,7 @@ def compile_first(
     Raises EngineRefusedError with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
     """
     sizes = tuple(sorted(set(batch_sizes)))
+    options = replace(options, batch_sizes=sizes)
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
     refusals: dict[str, str] = {}
@@ -217,6 +222,9 @@ def compile_first(
             break
         if not staged and precision != precisions[-1]:
             log.warning("no engine serves the network in %s on %s: %s", precision, device, refusals)
+    if staged:  # Nothing can stand in meanwhile.
+        options, again = replace(options, quick=False), tuple(precisions)
+        return compile_first(engines, network, device, again, sizes, options=options, completed=completed)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
 

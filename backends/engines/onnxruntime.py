@@ -56,6 +56,7 @@ _WORK = {
     "Attention",
 }
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+_BATCH: Mapping[int, str] = {0: "batch"}
 _OPSET = 18  # The oldest that both exporters write without converting.
 
 
@@ -254,7 +255,7 @@ def _exported(network: Network, size: int) -> bytes:
     example = (torch.zeros((max(size, 2), *network.input_shape), dtype=torch.uint8),)
     module = cast(nn.Module, network)
     reasons = []
-    for export in (_by_export, _by_tracing):
+    for export in (_by_export, exported_by_tracing):
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Both exporters warn of their own parts that PyTorch deprecates.
@@ -278,15 +279,20 @@ def _by_export(module: nn.Module, example: tuple[Any, ...]) -> bytes:
     return exported
 
 
-def _by_tracing(module: nn.Module, example: tuple[Any, ...]) -> bytes:
+def exported_by_tracing(
+    module: nn.Module, example: tuple[Any, ...], name: str = "pixels", axes: Mapping[int, str] = _BATCH
+) -> bytes:
+    """As an ONNX file of opset 17, the newest that CANN's atc reads; `axes`: those of the input that stay open."""
     file = io.BytesIO()
-    torch.onnx.export(
-        module,
-        example,
-        file,  # type: ignore[arg-type, unused-ignore]  # Older PyTorch says so, the newest only takes it.
-        dynamo=False,
-        input_names=["pixels"],
-        dynamic_axes={"pixels": {0: "batch"}},
-        opset_version=17,
-    )
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The exporter warns of its own parts that PyTorch deprecates.
+        torch.onnx.export(
+            module,
+            example,
+            file,  # type: ignore[arg-type, unused-ignore]  # Older PyTorch says so, the newest only takes it.
+            dynamo=False,
+            input_names=[name],
+            dynamic_axes={name: dict(axes)} if axes else None,
+            opset_version=17,
+        )
     return file.getvalue()

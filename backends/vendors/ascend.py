@@ -1,6 +1,7 @@
-"""Huawei Ascend through torch_npu, which wants a CPU build of torch.
+"""Huawei Ascend through torch_npu, which wants a CPU build of torch; without it through CANN's pyACL alone.
 
-Owns: the one switch that is a call (torch_npu 2.14.0, its name as in the wheel). Unverified on hardware.
+Owns: which of the two, and the one switch that is a call (torch_npu 2.14.0, its name as in the wheel). Unverified on
+hardware.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from backends import detect
 from backends.contract.backend import Device
+from backends.contract.errors import translated_errors
+from backends.engines.acl import card
 from backends.telemetry import ascend
 from backends.telemetry.tool import Tool, ToolError
 from backends.vendors import table as vendors
@@ -20,6 +24,17 @@ class AscendBackend(TorchBackend):
 
     facts = vendors.ASCEND
 
+    def __init__(self) -> None:
+        """The row is that of what is installed."""
+        alone = detect.installed("acl") and not detect.installed("torch_npu")
+        super().__init__(vendors.ASCEND_WITHOUT_TORCH if alone else vendors.ASCEND)
+
+    def _module(self) -> Any:
+        if self.facts is vendors.ASCEND:
+            return super()._module()
+        with translated_errors(self.facts.device_type):
+            return card()
+
     def pci_address(self, device: Device) -> str:
         """As npu-smi says: torch_npu has no such property. A failure of the tool is no address."""
         try:
@@ -29,6 +44,8 @@ class AscendBackend(TorchBackend):
 
     def _configure(self, module: Any) -> None:
         super()._configure(module)
+        if self.facts is not vendors.ASCEND:
+            return
         module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
         # Our own choice, of which torch_npu warns at every tensor that it would have laid out otherwise.
         warnings.filterwarnings("ignore", message="Cannot create tensor with internal format")

@@ -262,16 +262,23 @@ ASCEND = Facts(
         "matmul.allow_hf32": False,
     },
     engines=("torchair", "graph", "eager"),
-    by_name=("onnxruntime",),  # onnxruntime-cann
+    by_name=("onnxruntime", "om"),  # onnxruntime-cann; CANN's own models, through pyACL
     precisions=("fp16", "bf16", "fp32"),
     channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
     fixed_shapes=True,
-    # Ascend's faults are plain RuntimeErrors with a number; 207001 is its memory error outside torch_npu's allocator.
-    lost=("error code is 507", "multi bit ecc", "device is lost"),
-    out_of_memory=("error code is 207001",),
+    # Ascend's faults are plain RuntimeErrors with a number: those of its runtime and driver begin with 507. Too little
+    # memory, outside torch_npu's allocator: of the runtime, of ACL, of GE (acl_base.h, rt_ and ge_error_codes.h).
+    lost=("error code is 507", "error code is 107022", "error code is 500004", "multi bit ecc", "device is lost"),
+    out_of_memory=tuple(f"error code is {code}" for code in (207001, 200000, 245000, 245002)),
     remedies={
         # vllm-ascend#472 and #2210: the compiler of operators in CANN 8 fails with numpy 2.
         "500001": "CANN's compiler of operators does not run; with CANN 8 this is numpy 2: pip install 'numpy<2'",
+        # What ACL says of a model's input (acl_base.h, ge_error_codes.h).
+        **dict.fromkeys(
+            ("error code is 100017", "error code is 145006", "error code is 145011", "error code is 145012"),
+            "the model was compiled for other inputs: remove it from the cache, or compile the file again",
+        ),
+        "error code is 145013": "the model was compiled for other sizes of batches: compile it with --batch-sizes",
         "cannot run aclop operators during npu graph capture": "the network needs operators that cannot be captured: "
         "choose --engine eager or torchair",
     },
@@ -282,6 +289,19 @@ ASCEND = Facts(
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
         "[Error]: The aicore execution is abnormal.",
     ),
+)
+# Cards that torch_npu supports in part or not at all, 310P and 310B: CANN alone.
+ASCEND_WITHOUT_TORCH = replace(
+    ASCEND,
+    packages=("acl",),
+    install="source CANN's set_env.sh, which makes pyACL importable; or install torch-npu beside a CPU build of torch",
+    libraries=("libascend_hal.so", "libascendcl.so"),
+    environment={},
+    switches={},
+    engines=("om",),
+    by_name=(),
+    precisions=("fp16", "fp32"),
+    sample=None,
 )
 AMD = Facts(
     name="rocm",

@@ -295,10 +295,10 @@ class TestOnnxRuntime:
             assert ours.dtype == right.dtype
             np.testing.assert_allclose(ours, right, rtol=1e-4)
 
-    @pytest.mark.parametrize("exporter", ["_by_export", "_by_tracing"])
+    @pytest.mark.parametrize("exporter", ["_by_export", "exported_by_tracing"])
     def test_each_exporter_does(self, exporter: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime_file, "_by_export", getattr(onnxruntime_file, exporter))
-        monkeypatch.setattr(onnxruntime_file, "_by_tracing", _must_not_be_called)
+        monkeypatch.setattr(onnxruntime_file, "exported_by_tracing", _must_not_be_called)
         np.testing.assert_allclose(load("onnxruntime").run(PIXELS)[0], answers()[0], rtol=1e-4)
 
     def test_the_tracer_stands_in_for_the_newer_exporter(self, monkeypatch: pytest.MonkeyPatch) -> None:

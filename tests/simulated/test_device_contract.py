@@ -14,6 +14,7 @@ import pytest
 
 from backends import BACKENDS
 from backends.simulated.behaviour import device_types
+from tests.support import cann_double
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import PHOTOGRAPHS
 
@@ -63,6 +64,12 @@ def test_a_simulated_device(photographs: str, device_type: str) -> None:
     options = () if first else ("-k", "not sample_weights")
     ran = run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *options)
     assert ran >= (KNOBS if first else NAMES)
+
+
+def test_ascend_without_torch_npu(photographs: str) -> None:
+    """CANN's own models over doubles of pyACL and atc."""
+    ran = run(photographs, "tests.support.devices.cann", "npu", sys.executable, cann_double.variables())
+    assert ran >= KNOBS - {"test_out_of_memory_is_said_and_survived"}
 
 
 @pytest.mark.interop

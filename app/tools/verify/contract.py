@@ -39,6 +39,20 @@ class Subject:
     device: str
     exact: bool = False
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether PyTorch computes on it, in memory of PyTorch's allocator; else only compiled files do."""
+        return "eager" in self.backend.facts.engines
+
+    @property
+    def how(self) -> tuple[str, str]:
+        """The plainest engine and precision: the CPU's own, where there is no other the device's."""
+        return ("eager", "fp32") if self.is_eager else ("auto", "auto")
+
+    def same(self, ours: Any, theirs: Any) -> bool:
+        """Whether answers are equal, to the rounding of that precision."""
+        return same(ours, theirs, exact=self.exact and self.is_eager, tolerance=1e-5 if self.is_eager else 1e-2)
+
 
 class SmallNetwork(nn.Module):
     """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. It wants `extra` bytes to run."""
@@ -60,8 +74,8 @@ class SmallNetwork(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """uint8 [n, 8, 6, 3] -> scores float32 [n, 5], classes int64 [n]."""
         space = torch.empty(self.extra, dtype=torch.uint8, device=pixels.device)
-        features = self.features(pixels.permute(0, 3, 1, 2).to(torch.float32)).relu().mean((2, 3))
-        scores = self.classes(features).softmax(-1)
+        features = self.features(pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype)).relu().mean((2, 3))
+        scores = self.classes(features).float().softmax(-1)
         del space
         return scores, scores.argmax(-1)
 
@@ -77,9 +91,9 @@ def on_cpu(network: Network, pixels: Pixels) -> list[Array]:
         return [output.numpy() for output in network(torch.from_numpy(pixels))]
 
 
-def same(ours: Any, theirs: Any, *, exact: bool) -> bool:
-    """Whether answers are equal: bit by bit, or to float32's rounding."""
-    tolerance = 0 if exact else 1e-5
+def same(ours: Any, theirs: Any, *, exact: bool, tolerance: float = 1e-5) -> bool:
+    """Whether answers are equal: bit by bit, or to a rounding, by default float32's."""
+    tolerance = 0 if exact else tolerance
     return len(ours) == len(theirs) and all(
         np.allclose(mine, other, rtol=tolerance, atol=tolerance) for mine, other in zip(ours, theirs, strict=True)
     )
@@ -110,16 +124,16 @@ def unknown_device_is_refused(subject: Subject) -> None:
 
 def small_network_answers(subject: Subject) -> None:
     """Convolution, matrix product, softmax and arg max answer as on the CPU."""
-    executable, _ = subject.backend.load(SmallNetwork(), subject.device, "eager", "fp32", (1, 2))
+    executable, _ = subject.backend.load(SmallNetwork(), subject.device, *subject.how, (1, 2))
     answers = executable.run(small_images())
     expected = on_cpu(SmallNetwork(), small_images())
-    _hold(same(answers, expected, exact=subject.exact), "its answers are not those of the CPU")
+    _hold(subject.same(answers, expected), "its answers are not those of the CPU")
     executable.close()
 
 
 def batches_under_way(subject: Subject) -> None:
     """The next batch is copied while the one before computes; a missing wait shows as an answer to other images."""
-    executable, _ = subject.backend.load(SmallNetwork(), subject.device, "eager", "fp32", (1, 2, 4))
+    executable, _ = subject.backend.load(SmallNetwork(), subject.device, *subject.how, (1, 2, 4))
     buffers = [executable.buffer(4) for _ in range(executable.depth)]
     under_way: list[Any] = []
     answers: list[list[Array]] = []
@@ -134,7 +148,7 @@ def batches_under_way(subject: Subject) -> None:
             answers.append([output.copy() for output in under_way.pop(0).outputs()])
     answers += [[output.copy() for output in started.outputs()] for started in under_way]
     for number, (ours, theirs) in enumerate(zip(answers, expected, strict=True)):
-        _hold(same(ours, theirs, exact=subject.exact), f"batch {number} got an answer that is not its own")
+        _hold(subject.same(ours, theirs), f"batch {number} got an answer that is not its own")
     _hold(not any(np.array_equal(one[0][0], other[0][0]) for one, other in pairwise(answers)), "answers are repeated")
     executable.close()
 
@@ -143,13 +157,13 @@ def memory_adds_up(subject: Subject) -> None:
     """Allocated, reserved, used and total fit each other, and a release gives back what it says."""
     backend, device = subject.backend, subject.device
     backend.release_cache(device)
-    executable, _ = backend.load(SmallNetwork(_SPARE_BYTES), device, "eager", "fp32", (2,))
+    executable, _ = backend.load(SmallNetwork(_SPARE_BYTES), device, *subject.how, (2,))
     before = backend.memory(device)
     _hold(0 <= before.allocated <= before.reserved <= before.total, f"memory does not add up: {before}")
     _hold(before.used <= before.total, f"more is used than there is: {before}")
     released = backend.release_cache(device)
     after = backend.memory(device)
-    if backend.facts.device_type != "cpu":
+    if backend.facts.device_type != "cpu" and subject.is_eager:
         cached = before.reserved - before.allocated
         _hold(cached >= _SPARE_BYTES, f"{cached} bytes are cached after a network that took {_SPARE_BYTES} at once")
         _hold(released >= _SPARE_BYTES, f"a release returned {released} bytes of {cached}")
@@ -172,7 +186,7 @@ def telemetry_is_numbers_or_silence(subject: Subject) -> None:
 def error_of_a_batch(subject: Subject) -> None:
     """What is wrong with one batch is the backend's error, and not a lost device."""
     network = SmallNetwork()
-    executable, _ = subject.backend.load(network, subject.device, "eager", "fp32", (2,))
+    executable, _ = subject.backend.load(network, subject.device, *subject.how, (2,))
     where = next(network.parameters()).device
     network.classes = nn.Linear(7, 5).to(where)
     try:
@@ -195,6 +209,8 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 }
 NEEDS_COMPUTATION = {"small network", "batches under way", "memory", "error of a batch"}
 """Checks that a device which computes nothing cannot pass."""
+NEEDS_EAGER = {"error of a batch"}
+"""Those in which a network is changed that has been loaded: what a compiled file computes stays."""
 
 
 def sample_weights_answer(architecture: str, subject: Subject) -> None:
@@ -203,16 +219,16 @@ def sample_weights_answer(architecture: str, subject: Subject) -> None:
 
     model = sample_model(architecture)
     pixels = probes(model)
-    executable, _ = subject.backend.load(model.network(), subject.device, "eager", "fp32", (len(pixels),))
+    executable, _ = subject.backend.load(model.network(), subject.device, *subject.how, (len(pixels),))
     ours = [output.copy() for output in executable.run(pixels)]
     executable.close()
     for mine, theirs in zip(ours, on_cpu(model.network(), pixels), strict=True):
         if np.issubdtype(theirs.dtype, np.floating):
             error = float(np.abs(mine - theirs).max() / np.abs(theirs).max())
-            _hold(error <= 1e-3, f"answers differ by {error:.2g} of the largest number")
+            _hold(error <= (1e-3 if subject.is_eager else 1e-2), f"answers differ by {error:.2g} of the largest number")
         else:
             equal = float((mine == theirs).mean())
-            _hold(equal > 0.999, f"only {equal:.2%} of whole numbers are equal")
+            _hold(equal > (0.999 if subject.is_eager else 0.99), f"only {equal:.2%} of whole numbers are equal")
 
 
 def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Finding]:
@@ -224,6 +240,9 @@ def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Fin
         computes = name in NEEDS_COMPUTATION or name.endswith("weights")
         if computes and not subject.backend.facts.computes:
             yield Finding(name, "SKIP", "this device computes nothing")
+            continue
+        if name in NEEDS_EAGER and not subject.is_eager:
+            yield Finding(name, "SKIP", "a network that is compiled stays as it is")
             continue
         try:
             check(subject)

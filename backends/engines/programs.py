@@ -1,0 +1,139 @@
+"""What engines of compiled files have in common: a vendor's runtime has the program, and two batches are under way.
+
+    items ─► arrays as the program takes them ─► Program.start ─► arrays ─► what the network answers
+
+Owns: the way of a network's items into a program and back. Must not know any vendor's runtime: that is the one file of
+an engine (backends.engines.om).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from backends.contract.backend import Array, Executable, FinishedNetwork, Network, Pixels, Started, form_of
+from backends.contract.errors import BackendError, DeviceLostError, OutOfDeviceMemoryError, translated_errors
+from backends.engines.engine import is_batched, unpacking
+
+BYTES = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output: its name, NumPy's type, and the shape of the whole tensor, with -1 for the batch."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Program(ABC):
+    """What a runtime has loaded. Owned by one thread. `batch_sizes`: those it takes, ascending."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    batch_sizes: tuple[int, ...]
+
+    @abstractmethod
+    def host_memory(self, size_bytes: int) -> Pixels:
+        """Zeros uint8 [size_bytes] from which the device copies fastest."""
+
+    @abstractmethod
+    def start(self, size: int, arrays: Sequence[Array]) -> Callable[[], tuple[Array, ...]]:
+        """Begin a batch of `size` items: an array an input, which stay as they are until it is done.
+
+        Returns what waits for the outputs; they are valid until two more batches have started. Raises RuntimeError.
+        """
+
+    @abstractmethod
+    def silence(self) -> str:
+        """Why the device does not answer any more; empty where it does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back everything; called once. Does not raise."""
+
+
+class ProgramExecutable(Executable):
+    """A network whose program is loaded."""
+
+    depth = 2
+
+    def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network, program: Program) -> None:
+        super().__init__(device, batch_sizes, network.input_shape)
+        self._program = program
+        self._takes = [take for _, take in unpacking(network)] if _is_whole(network) else []
+        self._batched = not _is_whole(network) or is_batched(network)
+        self._finished = None if _is_whole(network) else cast(FinishedNetwork, network)
+
+    def buffer(self, rows: int) -> Pixels:
+        """In memory from which the device copies while it computes."""
+        item_bytes = int(np.prod(self._input_shape))
+        return self._program.host_memory(rows * item_bytes).reshape(rows, *self._input_shape)
+
+    def start(self, pixels: Pixels) -> Started:
+        """Returns before the device has finished."""
+        self._check(pixels)
+        with self._translated():
+            return self._begin(pixels)
+
+    def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
+        with self._translated():
+            return self._begin(pixels).outputs()
+
+    def _begin(self, pixels: Pixels) -> Started:
+        given = self._given(pixels)
+        wait = self._program.start(len(pixels), given)
+
+        def outputs() -> tuple[Array, ...]:
+            nonlocal given
+            with self._translated():
+                found = wait()
+            given = []  # The device has read them.
+            return self._answers(found)
+
+        return Started(outputs)
+
+    def _given(self, pixels: Pixels) -> list[Array]:
+        if self._finished is None:
+            return [np.asarray(take(pixels), order="C") for take in self._takes]
+        [port] = self._program.inputs
+        if port.dtype == BYTES:  # The file normalises.
+            return [pixels]
+        with torch.inference_mode():
+            planes: Array = self._finished.prepare(torch.from_numpy(pixels)).contiguous().numpy()
+        return [planes.astype(port.dtype, copy=False)]
+
+    def _answers(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        whole = [array.astype(np.float32) if array.dtype == np.float16 else array for array in arrays]
+        if self._finished is None:
+            return tuple(whole if self._batched else (array[None] for array in whole))
+        with torch.inference_mode():
+            return tuple(each.numpy() for each in self._finished.finish([torch.from_numpy(array) for array in whole]))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Translate errors; one of any other wording means a lost device where nothing computes any more."""
+        try:
+            with translated_errors(self._device):
+                yield
+        except (OutOfDeviceMemoryError, DeviceLostError):
+            raise
+        except BackendError as error:
+            if silence := self._program.silence():
+                raise DeviceLostError(f"{self._device} is lost: {error} ({silence})") from error
+            raise
+
+    def _release(self) -> None:
+        self._program.close()
+
+
+def _is_whole(network: Network) -> bool:
+    """Whether all of the network is in the program."""
+    return form_of(network) != "finished"

@@ -1,0 +1,268 @@
+"""The engine of Ascend's offline models over doubles of pyACL and atc (tests/support/cann)."""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from app.tools.verify.contract import SmallNetwork, on_cpu, small_images
+from backends import (
+    BackendError,
+    BackendUnavailableError,
+    CompileOptions,
+    DeviceLostError,
+    EngineRefusedError,
+    OutOfDeviceMemoryError,
+    detect,
+)
+from backends.engines.acl import card
+from backends.vendors import table as vendors
+from backends.vendors.ascend import AscendBackend
+from models import open_model, parse_spec
+from tests.support.cann_double import FOLDER, variables
+
+# acl_base.h, error_codes/rt_error_codes.h and ge_error_codes.h: all of them, in ranges.
+ACL = (*range(100000, 100046), 107022, *range(148046, 148054), *range(200000, 200008), 300000, *range(500000, 500006))
+RUNTIME = (*range(107000, 107019), *range(207000, 207016), *range(507000, 507037), *range(507053, 507058), 507899)
+RUNTIME = (*RUNTIME, 507900, 507901, 507904)
+GRAPH_ENGINE = (*range(145000, 145023), *range(245000, 245003), *range(545000, 545010))
+TOO_LITTLE_MEMORY = {207001, 200000, 245000, 245002}
+LOST = {code for code in RUNTIME if code >= 507000} | {107022, 500004}
+
+
+class Cann(NamedTuple):
+    """The double of pyACL, and the backend that has found it."""
+
+    acl: Any
+    backend: AscendBackend
+
+
+@pytest.fixture
+def cann(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cann]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PATH", variables()["PATH"])
+    import acl  # type: ignore[import-not-found]
+
+    before = dict(acl.knobs)
+    for cache in (card, detect.found):
+        cache.cache_clear()
+    yield Cann(acl, AscendBackend())
+    acl.knobs.update(before)
+    for cache in (card, detect.found):
+        cache.cache_clear()
+
+
+def loaded(cann: Cann, sizes: tuple[int, ...] = (1, 2), precision: str = "fp16", **options: Any) -> Any:
+    return cann.backend.load(SmallNetwork(), "npu:0", "auto", precision, sizes, options=CompileOptions(**options))
+
+
+def right(answers: Any, pixels: Any) -> bool:
+    scores, classes = on_cpu(SmallNetwork(), pixels)
+    return bool(np.allclose(answers[0], scores, atol=1e-2) and (answers[1] == classes).all())
+
+
+def test_cards_are_found_by_pyacl_without_torch_npu(cann: Cann) -> None:
+    assert cann.backend.facts is vendors.ASCEND_WITHOUT_TORCH
+    assert [(each.id, each.name, each.auto_precision) for each in cann.backend.devices()] == [
+        ("npu:0", "Ascend310P3", "fp16"),
+        ("npu:1", "Ascend310P3", "fp16"),
+    ]
+
+
+def test_a_card_that_cannot_be_opened_is_left_out_with_acls_code(
+    cann: Cann, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knobs = tmp_path / "knobs.json"
+    knobs.write_text(json.dumps({"fail": {"rt.set_device": 507033}}))
+    monkeypatch.setenv("ACL_DOUBLE_KNOBS", str(knobs))
+    with pytest.raises(BackendUnavailableError, match=r"rt\.set_device, error code is 507033"):
+        cann.backend.devices()
+
+
+def test_batches_of_every_gear_are_answered_and_two_are_under_way(cann: Cann) -> None:
+    executable, report = loaded(cann, (1, 2, 4))
+    assert (report.engine, report.precision, executable.depth) == ("om", "fp16", 2)
+    cann.acl.knobs["copy_s"] = 0.02
+    buffers = [executable.buffer(4) for _ in range(2)]
+    under_way: list[Any] = []
+    for number in range(7):
+        size = (4, 1, 2)[number % 3]
+        pixels = buffers[number % 2]
+        pixels[:size] = small_images(size, number)
+        under_way.append((executable.start(pixels[:size]), small_images(size, number)))
+        if len(under_way) == 2:
+            started, given = under_way.pop(0)
+            assert right(started.outputs(), given)
+    executable.close()
+
+
+def test_closing_gives_everything_back(cann: Cann) -> None:
+    for _ in range(5):
+        executable, _ = loaded(cann)
+        pixels = executable.buffer(2)
+        executable.run(pixels)
+        assert cann.backend.memory("npu:0").allocated > 0
+        executable.close()
+        executable.close()
+        assert pixels.sum() == 0  # Its memory lasts as long as it does.
+        del executable, pixels
+        gc.collect()
+        assert cann.acl.leftovers() == {"device": 0, "host": 0}
+        assert cann.backend.memory("npu:0").allocated == 0
+
+
+def test_a_network_is_compiled_once_and_then_comes_from_the_cache(
+    cann: Cann, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: Any = {"cache_dir": tmp_path, "key": "small"}
+    loaded(cann, **kept)[0].close()
+    monkeypatch.setenv("ATC_DOUBLE_REFUSES", "there is nothing to compile")
+    executable, report = loaded(cann, quick=True, **kept)
+    assert right(executable.run(small_images()), small_images())
+    assert not report.staged
+    executable.close()
+    others: Any = ({"sizes": (1, 4)}, {"precision": "fp32"})
+    for other in others:
+        with pytest.raises(EngineRefusedError, match="E19010: there is nothing to compile"):
+            loaded(cann, **kept, **other)
+    cann.acl.knobs["soc"] = "Ascend310B4"
+    with pytest.raises(EngineRefusedError, match="for Ascend310B4"):
+        loaded(cann, **kept)
+
+
+def test_where_nothing_can_stand_in_meanwhile_a_quick_start_compiles(cann: Cann, tmp_path: Path) -> None:
+    executable, report = loaded(cann, quick=True, cache_dir=tmp_path, key="small")
+    assert (report.engine, report.staged) == ("om", False)
+    executable.close()
+
+
+def test_atc_is_given_what_huaweis_pages_say(cann: Cann, tmp_path: Path) -> None:
+    loaded(cann, (1, 2, 8), cache_dir=tmp_path, key="small")[0].close()
+    [file] = tmp_path.rglob("network.om")
+    about = json.loads(file.read_bytes().partition(b"\n")[0])
+    options = {name: value for name, value in about["options"].items() if name not in ("model", "output")}
+    assert Path(options.pop("insert_op_conf")).name == "aipp.cfg"
+    assert options == {
+        "framework": "5",
+        "soc_version": "Ascend310P3",
+        "input_format": "NCHW",
+        "input_shape": "pixels:-1,3,8,6",
+        "precision_mode": "must_keep_origin_dtype",
+        "dynamic_batch_size": "1,2,8",
+    }
+    assert about["inputs"] == [{"name": "pixels", "dims": [-1, 8, 6, 3], "dtype": "uint8"}]
+
+
+def test_one_batch_size_is_no_gear(cann: Cann) -> None:
+    executable, _ = loaded(cann, (2,))
+    assert right(executable.run(small_images()), small_images())
+    executable.close()
+
+
+def test_without_atc_it_says_what_to_install(cann: Cann, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EngineRefusedError, match="install the CANN toolkit"):
+        loaded(cann)
+
+
+@pytest.fixture
+def running(cann: Cann) -> Iterator[Any]:
+    executable, _ = loaded(cann)
+    yield executable
+    cann.acl.knobs["fail"] = {}
+    executable.close()
+
+
+def test_each_of_acls_codes_is_too_little_memory_a_lost_card_or_an_error_of_the_batch(cann: Cann, running: Any) -> None:
+    for code in (*ACL, *RUNTIME, *GRAPH_ENGINE):
+        cann.acl.knobs["fail"] = {"mdl.execute_async": code}
+        wanted: type[Exception] = BackendError
+        if code in TOO_LITTLE_MEMORY:
+            wanted = OutOfDeviceMemoryError
+        elif code in LOST:
+            wanted = DeviceLostError
+        with pytest.raises(BackendError, match=f"error code is {code}") as caught:
+            running.run(small_images())
+        assert type(caught.value) is wanted, code
+        cann.acl.knobs["fail"] = {}
+        assert right(running.run(small_images()), small_images())
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(100017, "compiled for other inputs"), (145013, "compiled for other sizes of batches")]
+)
+def test_wrong_input_is_said_with_what_to_do(cann: Cann, running: Any, code: int, remedy: str) -> None:
+    cann.acl.knobs["fail"] = {"mdl.execute_async": code}
+    with pytest.raises(BackendError, match=remedy):
+        running.run(small_images())
+
+
+def test_a_fault_on_the_stream_shows_when_it_is_waited_for(cann: Cann, running: Any) -> None:
+    cann.acl.knobs["fail"] = {"stream": 507015}
+    started = running.start(small_images())
+    with pytest.raises(DeviceLostError, match="507015"):
+        started.outputs()
+
+
+def test_an_error_without_a_meaning_is_a_lost_card_where_nothing_is_copied_any_more(cann: Cann, running: Any) -> None:
+    cann.acl.knobs["fail"] = {"mdl.execute_async": 500000, "rt.memcpy": 500000}
+    with pytest.raises(DeviceLostError, match=r"500000.*rt\.memcpy"):
+        running.run(small_images())
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(cann: Cann) -> None:
+    cann.acl.knobs["memory_mb"] = 0
+    with pytest.raises(OutOfDeviceMemoryError, match="the model takes 0 MiB, and 0 MiB are free"):
+        loaded(cann)
+    assert cann.acl.leftovers() == {"device": 0, "host": 0}
+
+
+def test_what_fails_while_it_is_loaded_leaves_nothing_behind(cann: Cann) -> None:
+    for name in ("rt.create_stream", "rt.malloc_host", "mdl.get_desc"):
+        cann.acl.knobs["fail"] = {name: 207001}
+        with pytest.raises(OutOfDeviceMemoryError):
+            loaded(cann)
+        cann.acl.knobs["fail"] = {}
+        gc.collect()
+        found = cann.acl.leftovers()
+        assert (found["device"], found.get("_Loaded", 0)) == (0, 0)
+
+
+class Sum(nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return left * 2 + right, left.sum(1)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_onnx_file_of_tensors_is_compiled_as_it_is(cann: Cann, tmp_path: Path, batched: bool) -> None:
+    axes = {name: {0: "n"} for name in ("left", "right", "sum", "total")} if batched else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, of the exporter that writes opset 17.
+        torch.onnx.export(
+            Sum(),
+            (torch.zeros(2, 3), torch.zeros(2, 3)),
+            str(tmp_path / "sum.onnx"),
+            dynamo=False,
+            input_names=["left", "right"],
+            output_names=["sum", "total"],
+            dynamic_axes=axes,
+            opset_version=17,
+        )
+    model = open_model(parse_spec(str(tmp_path / "sum.onnx")), tmp_path)
+    network = model.network()
+    sizes = (1, 4) if batched else (1,)
+    executable, report = cann.backend.load(network, "npu:0", "auto", "auto", sizes)
+    assert (report.engine, report.precision) == ("om", "fp16")
+    items = np.random.default_rng(0).random((sizes[-1], model.input_shape[0] // 4), np.float32).view(np.uint8)
+    for ours, theirs in zip(executable.run(items), network(torch.from_numpy(items)), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+    executable.close()

@@ -1,0 +1,27 @@
+"""Ascend's cards without torch_npu, over the double of pyACL: what device_contract.py asks of a device under test.
+
+Put tests/support/cann on PYTHONPATH, and its bin on PATH (tests.support.cann_double.variables).
+"""
+
+from __future__ import annotations
+
+import acl  # type: ignore[import-not-found]
+
+DEVICE_TYPE = "npu"
+COUNT = 2
+MEMORY_BYTES: int | None = 16 * 2**30
+
+
+def kernels() -> int:
+    """How many models have run."""
+    return int(acl.counts["executions"])
+
+
+def set_knob(name: str, value: int) -> None:
+    """As tests.support.stubs.plugin has it."""
+    if name == "memory":
+        acl.knobs["memory_mb"] = value >> 20
+    elif name == "copy_us":
+        acl.knobs["copy_s"] = value / 1e6
+    else:
+        acl.knobs["fail"] = {"*": value} if value else {}
