@@ -14,7 +14,6 @@ from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, split_r
 from app.images.decoding import Encoded, decode
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from app.images.parts import part_of
-from app.images.passing import may_pass, write_file
 from models import PixelModel, Placement
 from models.contract.cascade import Region
 
@@ -64,22 +63,13 @@ class Decoder:
             check_pixels(header, job.max_pixels)
             if header.width * header.height >= job.large_pixels:
                 return Decoded(job.token, Status.LARGE, header.width, header.height)
-            if job.kind == Kind.FILE and self._passed(model, job, data, header):
-                return _answered(job, Status.PASSED, model.placement(header.width, header.height))
             if job.kind == Kind.REGIONS:
                 self._place(model, job.model, decode(data, header), regions)
                 placement = Placement(header.width, header.height)
             else:
                 placement = decode_into(model, data, header, out)
-        return _answered(job, Status.PLACED, placement)
-
-    def _passed(self, model: PixelModel, job: Job, data: memoryview, header: Header) -> bool:
-        """Put the file itself into the slot, where a device sees of it what a decoder would have made."""
-        slot, size = self._arena.slot(job.model, job.slot), (header.width, header.height)
-        if model.geometry(*size) is None or model.decode_size(*size) != size or not may_pass(data, header, len(slot)):
-            return False
-        write_file(slot, data, header)
-        return True
+        where = placement.scale, placement.pad_x, placement.pad_y
+        return Decoded(job.token, Status.PLACED, placement.width, placement.height, *where)
 
     def _place(self, model: PixelModel, index: int, image: torch.Tensor, regions: Sequence[tuple[int, Region]]) -> None:
         """Each region of an image as if it were an image itself. Raises InvalidImageError for one that lies outside."""
@@ -87,11 +77,6 @@ class Decoder:
             out = torch.from_numpy(self._arena.slot(index, slot)).view(model.input_shape)
             part = part_of(image, region)
             model.preprocess(part, out, part.shape[1], part.shape[0])
-
-
-def _answered(job: Job, status: Status, placement: Placement) -> Decoded:
-    where = placement.scale, placement.pad_x, placement.pad_y
-    return Decoded(job.token, status, placement.width, placement.height, *where)
 
 
 def decode_into(model: PixelModel, body: Encoded, header: Header, target: torch.Tensor) -> Placement:

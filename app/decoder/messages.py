@@ -36,8 +36,6 @@ class Kind(IntEnum):
 
     REGIONS = 2
     """An image file, and after it the regions that are to be placed, each into a slot of its own."""
-    FILE = 3
-    """An image file, which is put into the slot as it is where a device may decode it, and decoded where not."""
 
 
 class Status(IntEnum):
@@ -52,9 +50,7 @@ class Status(IntEnum):
     """Not decoded, as it is a large one and the job did not allow that; `width` and `height` are its size."""
     FAILED = 4
     """The decoder's own fault; the text is for the log."""
-    PASSED = 5
-    """The file itself lies in the slot, for a device to decode."""
-    SAID = 6
+    SAID = 5
     """No answer: the text is for the log."""
 
 

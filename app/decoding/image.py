@@ -58,8 +58,6 @@ class PendingImage:
     tail: bytes = b""
     wanted: int = 1
     """How many still wait for it."""
-    passed: bool = False
-    """Whether the file itself lies in the slot: so may it be of the kind FILE."""
     pixels: int = 0
     large: bool = False
     """It may run only where a large one may."""

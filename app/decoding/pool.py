@@ -249,8 +249,7 @@ class Decoders:
         match answer.status:
             case _ if not image.wanted:
                 self._end(image, DecodeFailedError("it is not wanted any more"))
-            case Status.PLACED | Status.PASSED if answer.status is Status.PLACED or image.kind is Kind.FILE:
-                image.passed = answer.status is Status.PASSED
+            case Status.PLACED:
                 self._end(image, Placement(answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y))
             case Status.LARGE:
                 image.pixels = answer.width * answer.height

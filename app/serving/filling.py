@@ -1,8 +1,8 @@
 """What fills a slot: an encoded image, parts of one, an image's pixels, a row of tensors.
 
 Owns: the ways into a slot, which of them leave the event loop, and the errors that a client hears of them. Must not
-know queues or answers. A slot is the network's input of one item. Images are parsed by decoder processes, and here only
-where the device looks at no pixels.
+know queues or answers. A slot is the network's input of one item. Images are parsed by decoder processes; here headers
+alone are, where a client's pixels count, a device may decode the file, or it looks at no pixels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from app.errors import ServiceError, internal_error
 from app.fleet.served_model import ModelPool
 from app.fleet.submission import NOWHERE, Submission
 from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
+from app.images.passing import may_pass, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms
 from app.processes.arena import Arena
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
@@ -99,7 +100,31 @@ class Filling:
             return
         if lease is not None and lease.counts_pixels:  # Else no header is read for it.
             self.measured(image, lease)
-        self._decode(item, image, Kind.FILE if item.pool.passes_files else Kind.ENCODED)
+        if not (item.pool.passes_files and self._passed(item, image)):
+            self._decode(item, image, Kind.ENCODED)
+
+    def _passed(self, item: Submission, image: Encoded) -> bool:
+        """Put the file itself into the slot, where a device sees of it what a decoder would have made of it.
+
+        What is no such file, a broken one included, is for a decoder to answer. Of a file that does not fit nothing is
+        read; what the rest takes is bounded by the slot.
+        """
+        model, slot = item.pool.model, self._arena.slot(item.pool.index, item.slot)
+        assert isinstance(model, PixelModel)
+        data = memoryview(image)
+        try:
+            header = read_header(data)
+            check_pixels(header, self._max_image_pixels)
+        except ImageError:
+            return False
+        size = header.width, header.height
+        if model.geometry(*size) is None or model.decode_size(*size) != size or not may_pass(data, header, len(slot)):
+            return False
+        write_file(slot, data, header)
+        rank_s = self._rank_s(item.terms, item.position)
+        item.refill = lambda item: self._decode(item, image, Kind.ENCODED, rank_s=rank_s)
+        self._filled(item, model.placement(*size))
+        return True
 
     def _decode(
         self,
@@ -118,11 +143,8 @@ class Filling:
         again = rank_s is not None
         rank = self._rank_s(item.terms, item.position) if rank_s is None else rank_s
 
-        def ended(image: PendingImage, outcome: Outcome) -> None:
+        def ended(_: PendingImage, outcome: Outcome) -> None:
             item.image = None
-            if image.passed:
-                body = image.body
-                item.refill = lambda item: self._decode(item, body, Kind.ENCODED, rank_s=rank)
             self._filled(item, outcome if isinstance(outcome, Placement) else client_error(item.pool, outcome))
 
         item.image = PendingImage(item.pool.index, rank, image, ended, kind, item.slot, width, height)

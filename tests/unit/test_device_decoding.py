@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,17 +14,18 @@ from PIL import Image
 
 from app.decoder.decoder import Decoder
 from app.decoder.inbox import Inbox
-from app.decoder.messages import DecodePlan, Job, Kind, Status
+from app.decoder.messages import DecodePlan, Job, Kind
 from app.images.decoding import decode
 from app.images.header import Header, InvalidImageError, read_header
 from app.images.passing import MOST_PIXELS, may_pass, read_file, write_file
 from app.precision.probes import seen
 from app.processes.arena import Arena
+from app.serving.filling import Filling
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from backends import BackendError, BackendUnavailableError, DeviceLostError, WrongAnswersError
 from backends.contract import image_decoder as module
 from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
-from models import ModelSpec, open_model
+from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
 from tests.support.photographs import FILES
 
@@ -148,26 +150,64 @@ def test_what_a_decoder_that_was_taken_over_writes_is_no_file(head):
         read_file(slot)
 
 
-def test_a_decoder_process_puts_the_file_into_the_slot_and_says_where_the_image_lies():
+class Decoders:
+    """Keeps what is to be decoded."""
+
+    seconds_an_image = 0.0
+
+    def __init__(self):
+        self.given = []
+
+    def decode(self, image, *, client="", again=False):
+        self.given.append((image, again))
+
+
+@pytest.fixture
+def filling():
     arena = Arena([(224 * 224 * 3, 2)])
-    inbox = Inbox(1, 1 << 20)
-    decoder = Decoder(DecodePlan((RESNET,), arena.pools, 1, 1 << 20, ("info", "text")), inbox, arena)
+    decoders, heard = Decoders(), []
+    made = Filling(arena, 10**8, decoders, lambda item, filled: heard.append(filled), reads_pixels=True)
+    pool = SimpleNamespace(model=RESNET, index=0, passes_files=True)
 
-    def answered(kind, file):
-        inbox.write(0, file)
-        return decoder.answer(Job(1, kind, 0, 0, 0, len(file), 10**8, 10**8, 0, 0))
+    def fill(file):
+        terms = SimpleNamespace(client_lease=None, client="", priority=0)
+        item = SimpleNamespace(pool=pool, slot=0, terms=terms, position=0, image=None, refill=None)
+        heard.clear()
+        decoders.given.clear()
+        made.fill([item], file)
+        return item
 
-    turned = jpeg(500, 375, orientation=6)
-    decoded, passed = answered(Kind.ENCODED, turned), answered(Kind.FILE, turned)
-    assert (decoded.status, passed.status) == (Status.PLACED, Status.PASSED)
-    assert read_file(arena.slot(0, 0)).data.tobytes() == turned
-    where = [(each.width, each.height, each.scale, each.pad_x, each.pad_y) for each in (decoded, passed)]
-    assert where[0] == where[1]
-    assert where[0][:2] == (375, 500)
-    assert answered(Kind.FILE, ODD["four colours"]).status == Status.PLACED
-    assert answered(Kind.FILE, jpeg(3000, 60)).status == Status.PLACED  # A long strip, which only the host places.
-    assert answered(Kind.FILE, b"junk").status == Status.INVALID
+    yield SimpleNamespace(fill=fill, arena=arena, decoders=decoders, heard=heard, pool=pool)
     arena.close()
+
+
+def test_a_file_that_a_device_may_decode_passes_into_the_slot_and_no_decoder_sees_it(filling):
+    turned = jpeg(500, 375, orientation=6)
+    inbox = Inbox(1, 1 << 20)
+    decoder = Decoder(DecodePlan((RESNET,), filling.arena.pools, 1, 1 << 20, ("info", "text")), inbox, filling.arena)
+    inbox.write(0, turned)
+    decoded = decoder.answer(Job(1, Kind.ENCODED, 0, 0, 0, len(turned), 10**8, 10**8, 0, 0))
+    item = filling.fill(turned)
+    assert filling.decoders.given == []
+    assert read_file(filling.arena.slot(0, 0)).data.tobytes() == turned
+    assert filling.heard == [Placement(decoded.width, decoded.height, decoded.scale, decoded.pad_x, decoded.pad_y)]
+    assert (filling.heard[0].width, filling.heard[0].height) == (375, 500)
+    item.refill(item)  # The device could not, after all.
+    [(image, again)] = filling.decoders.given
+    assert (image.body, image.kind, again) == (turned, Kind.ENCODED, True)
+
+
+@pytest.mark.parametrize("file", [ODD["four colours"], jpeg(3000, 60), b"junk", PHOTO[:300], b""])
+def test_every_other_file_is_a_decoders_to_answer(filling, file):
+    item = filling.fill(file)
+    assert [image.body for image, _ in filling.decoders.given] == [file]
+    assert (filling.heard, item.refill) == ([], None)
+
+
+def test_no_file_passes_where_the_models_workers_do_not_all_decode(filling):
+    filling.pool.passes_files = False
+    filling.fill(PHOTO)
+    assert len(filling.decoders.given) == 1
 
 
 class FakeDecoder(ImageDecoder):

@@ -28,6 +28,7 @@ from app.grpc.messages import message
 from app.http.body import read_images, read_query
 from app.images.decoding import decode, sample_images
 from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.images.passing import may_pass
 from app.ingress.budget import Budget
 from app.protocols import documents
 from models.sample import IMAGES
@@ -105,11 +106,12 @@ def bent(data: bytes, how: list[Bend]) -> bytes:
 @example(b"GIF89a" + b"\xff" * 64, [])
 @example(b"RIFF\xff\xff\xff\xffWEBPVP8X" + b"\xff" * 32, [])
 @example(b"\xff\xd8" + b"\xff\xda\x00\x02" * 3000, [])
-def test_images_are_decoded_or_refused(seed: bytes, how: list[Bend]) -> None:
+def test_images_are_passed_on_decoded_or_refused(seed: bytes, how: list[Bend]) -> None:
     data = bent(seed, how)
     try:
         header = read_header(data)
         check_pixels(header, MAX_PIXELS)
+        may_pass(memoryview(data), header, 1 << 20)
         pixels = decode(data, header)
     except (InvalidImageError, ImageTooLargeError):
         return
