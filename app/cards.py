@@ -391,7 +391,7 @@ def _chosen(settings: Settings) -> list[tuple[str, str]]:
     from app.tools.subjects import open_device
 
     choice, _ = open_device(settings)
-    return [(each, choice.backend.pci_address(choice.device(each))) for each in choice.devices]
+    return [(each, choice.pci_address(each)) for each in choice.devices]
 
 
 def _free_port() -> int:

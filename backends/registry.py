@@ -56,6 +56,10 @@ class Choice:
         """What detection said of one device. Raises KeyError."""
         return {device.id: device for device in self.found}[device_id]
 
+    def pci_address(self, device_id: str) -> str:
+        """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown. Raises KeyError."""
+        return self.backend._pci_address(self.device(device_id))
+
     @property
     def left_out(self) -> Mapping[str, str]:
         """Devices of the backend that do not answer, by id, with the reason."""

@@ -390,7 +390,7 @@ class Backend(ABC):
     def telemetry(self, device: str) -> Telemetry:
         """What the device says of itself now."""
 
-    def pci_address(self, device: Device) -> str:
+    def _pci_address(self, device: Device) -> str:
         """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown."""
         return device.details.get("pci", "")
 

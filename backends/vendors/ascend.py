@@ -35,7 +35,7 @@ class AscendBackend(TorchBackend):
         with translated_errors(self.facts.device_type):
             return card()
 
-    def pci_address(self, device: Device) -> str:
+    def _pci_address(self, device: Device) -> str:
         """As npu-smi says: torch_npu has no such property. A failure of the tool is no address."""
         try:
             return ascend.pci_address(Tool(), int(device.id.partition(":")[2]))
