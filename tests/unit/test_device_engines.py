@@ -642,7 +642,7 @@ def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: To
 
 def test_what_compiles_for_minutes_says_so() -> None:
     slow = {name for name, kind in ENGINES.items() if kind.takes == "minutes"}
-    assert slow == {"tensorrt", "torchair", "migraphx"}
+    assert slow == {"tensorrt", "torchair", "migraphx", "om"}
 
 
 @pytest.mark.parametrize(

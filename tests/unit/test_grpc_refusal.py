@@ -46,7 +46,9 @@ class Call:
 LINK = SimpleNamespace(
     tracing=None,
     settings=SimpleNamespace(log_requests=False),
-    metrics=SimpleNamespace(requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))),
+    metrics=SimpleNamespace(
+        enabled=False, requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
+    ),
 )
 
 
