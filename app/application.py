@@ -79,12 +79,14 @@ def create_app(service: Service, *, hosted: bool = False, card_of: str = "") -> 
     app.add_exception_handler(RequestValidationError, _validation_error)
     if card_of:  # Before those that answer for this service alone.
         app.include_router(cards.router(card_of))
-    add_routes(app, playground=service.settings.playground, compat=split(service.settings.compat))
+    settings = service.settings
+    on_public = settings.admin == "port"
+    add_routes(app, playground=settings.playground, compat=split(settings.compat), administered=on_public)
     app.add_middleware(Edge, ingress=ingress)
     return app
 
 
-def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None:
+def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], administered: bool = True) -> None:
     """Add everything there is. Each route needs a rule in app.access.rules, or no client reaches it."""
     app.include_router(predict.router)
     if "x-anylabeling" in compat:  # Before ours: its list of models says more.
@@ -97,7 +99,7 @@ def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str]) -> None
         if name not in CLIENTS:
             app.include_router(client.router(name))
     describe_api(app)
-    mount_docs(app)
+    mount_docs(app, administered=administered)
     if playground:
         mount_playground(app)
 

@@ -1,6 +1,6 @@
 """anychip on Ray Serve: the whole service in every replica, one accelerator a replica.
 
-    serve deploy deploy/ray/serve.yaml          # docs/deploy.md
+    serve deploy deploy/ray/serve.yaml          # docs/kubernetes.md
 
 Owns: which of Ray's resources an accelerator is, and which of a machine's cards a replica takes where Ray does not say.
 Ray routes, scales and replaces replicas; batches, deadlines and workers stay the service's own. Nothing here serves.

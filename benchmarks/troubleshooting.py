@@ -1,33 +1,30 @@
-"""docs/troubleshooting.md, made of the tables that the commands use.
+"""The tables of docs/troubleshooting.md, made of those that the commands use.
 
-    python -m benchmarks.troubleshooting > docs/troubleshooting.md
+    python -m benchmarks.troubleshooting
 
-Owns: the page's form. Must not have a remedy of its own: those are in app.tools.remedies, app.tools.compatibility and
-the vendors' rows.
+Owns: their form; the rest of the page is written by hand. Must not have a remedy of its own: those are in
+app.tools.remedies, app.tools.compatibility and the vendors' rows.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from app.tools import compatibility, remedies
 from app.tools.facts import rows
 from app.tools.report import markdown_table
 
-_HEAD = """# Troubleshooting
-
-This page is made of the tables that the commands use: `python -m benchmarks.troubleshooting > docs/troubleshooting.md`.
-Change the tables (`app/tools/remedies.py`, `app/tools/compatibility.py`, `backends/vendors/table.py`), and not this
-page.
-
-Begin with `anychip doctor`: it looks at all of this and says what to do. `anychip ops MODEL` says the same of
-operators, `anychip validate MODEL` of answers that differ ([tools.md](tools.md)).
-"""
+PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+_BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"
+_END = "<!-- Made until here. -->"
 
 
 def page() -> str:
-    """The whole page as Markdown."""
-    return "\n".join((_HEAD, _imports(), _versions(), _vendors(), _operators())).rstrip() + "\n"
+    """The whole page as Markdown: as it is, with the tables as they should be."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    tables = "\n".join((_imports(), _versions(), _vendors(), _operators())).rstrip()
+    return f"{head}{_BEGIN}\n\n{tables}\n\n{_END}{rest.partition(_END)[2]}"
 
 
 def _imports() -> str:
@@ -93,4 +90,4 @@ def _operators() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -11,10 +11,15 @@ import hashlib
 import html
 import json
 from importlib.resources import as_file, files
+from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
+
+from app.access.rules import ROUTES
+from app.http.edge import BIND
 
 _ASSETS = "/docs/assets"
 
@@ -22,7 +27,7 @@ _ASSETS = "/docs/assets"
 _SCRIPT = """
 SwaggerUIBundle({
   url: %s, dom_id: "#swagger-ui", deepLinking: true, displayRequestDuration: true, validatorUrl: null,
-  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout",
+  presets: [SwaggerUIBundle.presets.apis], layout: "BaseLayout", defaultModelsExpandDepth: 0,
 });
 """
 
@@ -45,14 +50,25 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def mount_docs(app: FastAPI) -> None:
-    """Add `GET /docs` to an application made with `FastAPI(docs_url=None)`.
+def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
+    """Add `GET /docs` to an application made with `FastAPI(docs_url=None)`, and its description as each port has it.
 
+    `administered`: the public port answers what only administrators may ask, too.
     The page reads `app.openapi_url`, below the `root_path` a proxy may have set. Raises ValueError without such an URL.
     """
     if app.openapi_url is None:
         raise ValueError("/docs shows the OpenAPI description, which this application does not publish")
     openapi_url = app.openapi_url
+    app.router.routes[:] = [route for route in app.routes if getattr(route, "path", "") != openapi_url]
+
+    @app.get(openapi_url, include_in_schema=False)
+    async def description(request: Request) -> Response:
+        document, root_path = app.openapi(), request.scope.get("root_path", "").rstrip("/")
+        if root_path:
+            document = document | {"servers": [{"url": root_path}]}
+        if request.scope.get(BIND) != "admin" and not administered:
+            document = document | {"paths": _public(document["paths"])}
+        return Response(orjson.dumps(document), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
@@ -75,6 +91,11 @@ def mount_docs(app: FastAPI) -> None:
 
     with as_file(files("fastapi_offline") / "static") as assets:
         app.mount(_ASSETS, StaticFiles(directory=assets), name="docs-assets")
+
+
+def _public(paths: dict[str, Any]) -> dict[str, Any]:
+    """Without what only the administration's own port answers."""
+    return {path: each for path, each in paths.items() if "admin" not in ROUTES.get(path, {}).values()}
 
 
 def _policy(script: str) -> str:

@@ -28,6 +28,8 @@ class PreflightError(Exception):
 
 
 NEEDS = {row.flavour: row.container for row in rows().values() if row.flavour}
+_ASCEND_CARDS = "ascend-cards.yaml"
+_EXAMPLE_GROUP = 1000
 _TARGETS = {"npu-smi": "/usr/local/sbin/npu-smi"}
 
 
@@ -95,6 +97,8 @@ def helm_values(flavour: str, found: HostFiles) -> str:
 def compose_env(flavour: str, found: HostFiles) -> str:
     """Lines of `.env` beside compose.yaml."""
     lines = [f"COMPOSE_FILE=compose.yaml:compose.{flavour}.yaml"]
+    if more := [path for path in found.devices if re.fullmatch(r"/dev/davinci\d+", path)][1:]:
+        lines = [f"# {_ASCEND_CARDS}: keep the lines of {', '.join(more)}", f"{lines[0]}:{_ASCEND_CARDS}"]
     lines += [f"{name}={gid}" for name, gid in found.variables.items()]
     if "/dev/mkfd" in found.devices:
         lines.append("MKFD_DEVICE=/dev/mkfd")
@@ -104,20 +108,34 @@ def compose_env(flavour: str, found: HostFiles) -> str:
     return "\n".join(lines)
 
 
-def told(flavour: str, form: str, root: Path = Path("/")) -> tuple[str, str]:
+def _example(flavour: str) -> HostFiles:
+    """A host with one card, as most are."""
+    needs = NEEDS[flavour]
+    devices = tuple(path.replace("[0-9]*", "0") for path in needs.devices)
+    groups = (_EXAMPLE_GROUP,) if needs.groups else ()
+    tool = needs.one_of[0] if needs.one_of else ""
+    return HostFiles(devices, needs.mounts, tool, groups, dict.fromkeys(needs.group_variables, _EXAMPLE_GROUP))
+
+
+def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = False) -> tuple[str, str]:
     """What to type here, as docker run, options of helm install, or lines of .env; and a note, empty if there is none.
 
-    Raises PreflightError.
+    `example`: for a host with one card, whatever this one has. Raises PreflightError.
     """
-    found = look(flavour, root)
+    found = _example(flavour) if example else look(flavour, root)
     if form == "helm":
         text = helm_values(flavour, found)
     elif form == "compose":
         text = compose_env(flavour, found)
     else:
         text = docker_run(flavour, found, _version())
-    missing = NEEDS[flavour].one_of and not found.tool
-    return text, f"no {Path(NEEDS[flavour].one_of[0]).name} here: no telemetry" if missing else ""
+    notes = []
+    if example:
+        group = f"; the group {_EXAMPLE_GROUP} is made up" if found.groups else ""
+        notes.append(f"an example, for a host with one card{group}: on the host itself leave --example out")
+    if NEEDS[flavour].one_of and not found.tool:
+        notes.append(f"no {Path(NEEDS[flavour].one_of[0]).name} here: no telemetry")
+    return text, "; ".join(notes)
 
 
 def _version() -> str:
@@ -136,12 +154,14 @@ def main() -> None:
         description="Say how to run the image on this host.", epilog="example: python3 deploy/preflight.py ascend"
     )
     parser.add_argument("flavour", choices=sorted(NEEDS))
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--helm", action="store_true", help="print options of helm install instead")
-    form.add_argument("--compose", action="store_true", help="print lines for deploy/compose/.env instead")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--helm", action="store_true", help="print options of helm install instead")
+    forms.add_argument("--compose", action="store_true", help="print lines for deploy/compose/.env instead")
+    parser.add_argument("--example", action="store_true", help="for a host with one card, not for this one")
     options = parser.parse_args()
+    form = "helm" if options.helm else "compose" if options.compose else "docker"
     try:
-        text, note = told(options.flavour, "helm" if options.helm else "compose" if options.compose else "docker")
+        text, note = told(options.flavour, form, example=options.example)
     except PreflightError as error:
         sys.exit(f"anychip: {error}")
     print(text)

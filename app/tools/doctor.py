@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "with --container: for docker, helm or compose"
     parser.add_argument("--form", choices=container.FORMS, default="docker", help=text)
+    text = "with --container: for a host with one card, also where there is none"
+    parser.add_argument("--example", action="store_true", help=text)
     add_settings(parser, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
 
@@ -55,7 +57,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Exit code 1 where a check fails. Raises CommandError."""
     if parsed.container:
         try:
-            text, note = container.told(parsed.container, parsed.form)
+            text, note = container.told(parsed.container, parsed.form, example=parsed.example)
         except container.PreflightError as error:
             raise CommandError(str(error)) from None
         print(text)

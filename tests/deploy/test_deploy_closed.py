@@ -121,7 +121,7 @@ def test_compose_asks_for_a_password_and_for_groups_where_device_files_have_them
         assert set(required) == ({"GRAFANA_PASSWORD"} if flavour == "yaml" else groups.get(flavour, set())), path.name
         assert all("deploy/compose/.env" in sentence for sentence in required.values())
     page = (ROOT / "docs" / "deploy.md").read_text()
-    for line in re.findall(r"^.*docker compose .*up.*$", page[: page.index("## Kubernetes")], re.MULTILINE):
+    for line in re.findall(r"^.*docker compose .*up.*$", page[: page.index("## Without containers")], re.MULTILINE):
         before = page[: page.index(line)]
         assert 'echo "GRAFANA_PASSWORD=$(' in before, "the password is made before the first start"
     ignored = subprocess.run(["git", "check-ignore", "-q", "deploy/compose/.env"], cwd=ROOT, check=False)

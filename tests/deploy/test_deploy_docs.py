@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 [VERSION] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
 PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for flavour in FLAVOURS}
-DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
+DEPLOY = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("deploy", "kubernetes"))
 
 
-OWN = {f"{name}.md" for name in ("README", *FLAVOURS, "deploy", "hardware")}
+OWN = {f"{name}.md" for name in ("README", *FLAVOURS, "deploy", "kubernetes", "hardware")}
 
 
 def parts(text):

@@ -32,7 +32,7 @@ from tests.support.manifests import (  # noqa: E402
     settings_of,
 )
 
-DEPLOY_PAGE = (ROOT / "docs" / "deploy.md").read_text()
+DEPLOY_PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 
 def needs(module):
@@ -49,7 +49,11 @@ def metric_names():
 
 
 def test_metrics_that_autoscalers_rules_and_pages_name_exist():
-    files = [*DEPLOY.rglob("*.y*ml"), *DEPLOY.rglob("*.tpl"), ROOT / "docs" / "deploy.md"]
+    files = [
+        *DEPLOY.rglob("*.y*ml"),
+        *DEPLOY.rglob("*.tpl"),
+        *(ROOT / "docs" / name for name in ("deploy.md", "kubernetes.md")),
+    ]
     named = {
         name
         for path in files
@@ -435,7 +439,7 @@ def test_compose_has_a_file_for_every_flavour_and_mounts_what_is_there():
     services = compose()["services"]
     assert set(services) == {"anychip", "prometheus", "grafana"}
     service = services["anychip"]
-    assert service["volumes"] == ["cache:/cache", "keys:/keys:ro"]
+    assert service["volumes"] == ["cache:/cache", "keys:/keys:ro", "${ANYCHIP_MODEL_DIR:-./models}:/models:ro"]
     drain = float(service["environment"]["ANYCHIP_DRAIN_S"])
     assert float(service["stop_grace_period"].removesuffix("s")) >= drain + 10
     settings = {name.removeprefix("ANYCHIP_").lower() for name in service["environment"]}

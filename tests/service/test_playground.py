@@ -377,7 +377,7 @@ def test_the_same_request_works_in_every_language_as_it_is_shown(browser, servic
     programs = {
         "curl": ["bash", "-c"],
         "Python": [sys.executable, "-c"],
-        "JavaScript": ["node", "--input-type=module", "-e"],
+        "Node": ["node", "--input-type=module", "-e"],
         "tritonclient": [str(TRITON), "-c"],
     }
     with browser.page(service.url) as (page, _):
@@ -402,6 +402,51 @@ def test_the_same_request_works_in_every_language_as_it_is_shown(browser, servic
                     assert re.findall("|".join(set(found)), ended.stdout) == found, language
                 else:
                     assert len(re.findall(r"0\.\d+|1\.0|e-\d+", ended.stdout)) >= 5, (language, ended.stdout)
+
+
+def test_the_browser_s_snippet_works_on_a_page_of_the_service(browser, service):
+    with browser.page(service.url) as (page, _):
+        drop(page, DETECT)
+        answered(page)
+        page.click("#tab-Browser")
+        text = page.inner_text("#snippet")
+        # The page's own field gives its file away at once: the snippet finds one that does not.
+        page.evaluate(
+            """() => {
+              const own = Object.assign(document.createElement("input"), {type: "file", id: "own"});
+              document.getElementById("file").replaceWith(own);
+            }"""
+        )
+        page.set_input_files("#own", DETECT)
+        with page.expect_console_message() as said:
+            page.evaluate(f"async () => {{{text}}}")
+        found = said.value.args[0].json_value()["detections"]
+        assert [each["label"] for each in found] == [each["label"] for each in expected(service, 0.25)]
+
+
+def test_the_page_says_what_the_demo_knows_and_folds_what_the_gate_found(browser, service):
+    with browser.page(service.url) as (page, _):
+        page.wait_for_selector(".device summary")
+        text = page.inner_text("#known")
+        assert "a photograph for one of them" in text
+        for label in {each["label"] for each in expected(service, 0.25)}:
+            assert label in text
+        assert "largest errors" not in page.inner_text("#devices")
+        page.focus(".device summary")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(1100)  # The panel was drawn anew at least once.
+        assert "largest errors against float32" in page.inner_text("#devices")
+        assert page.evaluate("() => document.activeElement.tagName") == "SUMMARY"
+
+
+def test_after_a_refused_file_the_programs_are_those_of_the_image_before(browser, service):
+    with browser.page(service.url) as (page, _):
+        drop(page, DETECT)
+        answered(page)
+        drop(page, Path("invoice.pdf"), b"%PDF-1.7 no image")
+        page.wait_for_selector("#error:not([hidden])")
+        text = page.inner_text("#snippet")
+        assert (DETECT.name in text, "image/jpeg" in text, "pdf" in text) == (True, True, False)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -435,7 +480,7 @@ def test_everything_works_from_the_keyboard(browser, service):
         assert page.inner_text("#threshold-value") != before
         page.focus("#tab-curl")
         page.keyboard.press("ArrowRight")
-        assert "import httpx" in page.inner_text("#snippet")
+        assert "import urllib.request" in page.inner_text("#snippet")
         page.focus("#found li:first-child button")
         assert page.locator("#found button.on").count() == 1
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import httpx
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from app.compat import torchserve
 from app.errors import ERRORS
 from app.http.api_description import ADDRESS, ADMIN_ADDRESS, describe_api
+from app.http.docs_page import mount_docs
+from app.http.edge import BIND
 from app.http.routes import devices, infer, predict, repository, stats, status, v2
 
 
@@ -27,3 +31,22 @@ def test_every_route_has_an_example_and_the_error_form() -> None:
             assert all(code in error["description"] for code in ERRORS)
     assert "422" not in document["paths"]["/v1/models/{model}:predict"]["post"]["responses"]
     json.dumps(document)
+
+
+async def test_a_port_describes_what_it_answers() -> None:
+    app = FastAPI(docs_url=None)
+    app.include_router(repository.router)
+    describe_api(app)
+    mount_docs(app, administered=False)
+    described = {}
+    for bind in ("public", "admin"):
+
+        async def bound(scope: Scope, receive: Receive, send: Send, bind: str = bind) -> None:
+            await app({**scope, BIND: bind}, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(bound), base_url="http://127.0.0.1") as client:
+            described[bind] = set((await client.get("/openapi.json")).json()["paths"])
+            assert "defaultModelsExpandDepth: 0" in (await client.get("/docs")).text
+    administered = {"/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload"}
+    assert described["admin"] - described["public"] == administered
+    assert described["public"]

@@ -51,6 +51,31 @@ def test_every_card_is_passed_and_npu_smi_is_found_in_both_places(tmp_path: Path
     assert f"NPU_SMI=/{place}" in compose_env("ascend", found)
 
 
+def test_compose_is_told_of_all_cards(tmp_path: Path) -> None:
+    one = host(tmp_path / "one", *(name for name in ASCEND if name[-1] not in "1" and name != "dev/davinci10"))
+    assert "ascend-cards" not in told("ascend", "compose", one)[0]
+    text, _ = told("ascend", "compose", host(tmp_path / "three", *ASCEND))
+    assert text.splitlines()[:2] == [
+        "# ascend-cards.yaml: keep the lines of /dev/davinci1, /dev/davinci10",
+        "COMPOSE_FILE=compose.yaml:compose.ascend.yaml:ascend-cards.yaml",
+    ]
+
+
+@pytest.mark.parametrize("form", container.FORMS)
+@pytest.mark.parametrize("flavour", sorted(NEEDS))
+def test_an_example_needs_no_card_and_says_that_it_is_one(
+    flavour: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--container", flavour, "--form", form, "--example"]) == 0
+    said = capsys.readouterr()
+    assert "an example, for a host with one card" in said.err
+    assert "*" not in said.out
+    if form == "docker":
+        for path in NEEDS[flavour].devices:
+            assert f"--device {path.replace('[0-9]*', '0')}" in said.out
+        assert ("--group-add 1000" in said.out) == bool(NEEDS[flavour].groups)
+
+
 def test_a_tool_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     found = look("ascend", host(tmp_path, *ASCEND))
     assert "npu-smi" not in docker_run("ascend", found, "1")
@@ -84,7 +109,7 @@ def test_the_doctor_says_the_same_and_names_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = host(tmp_path, *ASCEND)
-    monkeypatch.setattr(container, "told", lambda flavour, form: told(flavour, form, root))
+    monkeypatch.setattr(container, "told", lambda flavour, form, **_: told(flavour, form, root))
     for form in container.FORMS:
         assert main(["doctor", "--container", "ascend", "--form", form]) == 0
         said = capsys.readouterr()

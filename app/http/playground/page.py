@@ -90,6 +90,9 @@ def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
     settings = link.settings
     return {
         "samples": [{"name": name, "task": name.partition("_")[0]} for name in samples],
+        "known": {
+            name: served.model.labels for name, served in link.models.items() if served.model.weights == "sample"
+        },
         "max_body_bytes": settings.max_body_bytes,
         "max_image_pixels": settings.max_image_pixels,
         "max_images": settings.max_images,

@@ -1,13 +1,13 @@
 // The request on the page as a program. Owns: its text in each language. Knows no element.
 import { base, hasKey, predictPath } from "./api.js";
 
-export const LANGUAGES = ["curl", "Python", "JavaScript", "tritonclient"];
+export const LANGUAGES = ["curl", "Python", "Browser", "Node", "tritonclient"];
 
 // `request`: {model, query, file, type, finds}.
 export function snippet(language, request) {
   const url = new URL(predictPath(request.model, request.query), base).href;
   const header = hasKey() ? "Authorization: Bearer YOUR_KEY" : "";
-  return { curl, Python: python, JavaScript: javascript, tritonclient: triton }[language](request, url, header);
+  return { curl, Python: python, Browser: browser, Node: node, tritonclient: triton }[language](request, url, header);
 }
 
 function curl({ file, type }, url, header) {
@@ -16,26 +16,39 @@ function curl({ file, type }, url, header) {
 
 // What is printed of an answer by each, and the tensor of the Open Inference Protocol.
 const FOUND = {
-  objects: { loop: 'for found in answer.json()["predictions"][0]["detections"]:\n    print(found["label"], found["score"], found["box"])', tensor: "boxes" },
-  classes: { loop: 'for found in answer.json()["predictions"][0]["classes"]:\n    print(found["label"], found["score"])', tensor: "probabilities" },
-  other: { loop: 'print(answer.json()["predictions"][0])', tensor: "predictions" },
+  objects: { loop: 'for found in answer["predictions"][0]["detections"]:\n    print(found["label"], found["score"], found["box"])', tensor: "boxes" },
+  classes: { loop: 'for found in answer["predictions"][0]["classes"]:\n    print(found["label"], found["score"])', tensor: "probabilities" },
+  other: { loop: 'print(answer["predictions"][0])', tensor: "predictions" },
 };
 
 function python({ file, type, finds }, url, header) {
   const key = header ? ', "Authorization": "Bearer YOUR_KEY"' : "";
-  return `import httpx
+  return `import json
+import urllib.request
 
 with open(${JSON.stringify(file)}, "rb") as image:
-    answer = httpx.post(
+    request = urllib.request.Request(
         ${JSON.stringify(url)},
-        content=image.read(),
-        headers={"Content-Type": "${type}"${key}},
+        image.read(),
+        {"Content-Type": "${type}"${key}},
     )
-answer.raise_for_status()
+answer = json.load(urllib.request.urlopen(request))
 ${FOUND[finds].loop}`;
 }
 
-function javascript({ file, type }, url, header) {
+function browser(_, url, header) {
+  return `// On a page of ${base.host}; one of another host must be named by --cors-origins.
+const [image] = document.querySelector("input[type=file]").files;
+const response = await fetch(${JSON.stringify(url)}, {
+  method: "POST",${header ? '\n  headers: { Authorization: "Bearer YOUR_KEY" },' : ""}
+  body: image,
+});
+const answer = await response.json();
+if (!response.ok) throw new Error(answer.error);
+console.log(answer.predictions[0]);`;
+}
+
+function node({ file, type }, url, header) {
   const key = header ? ', "Authorization": "Bearer YOUR_KEY"' : "";
   return `import { readFile } from "node:fs/promises";
 

@@ -3,6 +3,7 @@ import { events, getJson, ServiceError } from "./api.js";
 import { element } from "./results.js";
 
 const RETRY_MS = 3000;
+const unfolded = new Set();
 const gib = (bytes) => bytes === null || bytes === undefined ? "–" : `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
 const sum = (counts) => Object.values(counts).reduce((total, each) => total + each, 0);
 
@@ -60,7 +61,9 @@ export class Live {
     this.latest = stats;
     const described = stats.ready === before?.ready && performance.now() - this.describedAt < 10000;
     if (!described) this.readModels().catch(() => {});
+    const focused = document.activeElement?.closest("details")?.dataset.key;
     document.getElementById("devices").replaceChildren(...stats.devices.map((device) => this.device(device)));
+    if (focused) document.querySelector(`details[data-key="${CSS.escape(focused)}"] summary`)?.focus({ preventScroll: true });
     const elapsed = before ? stats.uptime_s - before.uptime_s : 0;
     this.rates = elapsed > 0 ? this.rates || {} : {};
     const rows = stats.models.map((model) => this.row(model, before?.models.find((each) => each.model === model.model), elapsed));
@@ -122,18 +125,22 @@ function meter(name, share, text) {
   return row;
 }
 
-// Engine, precision and what the precision gate has found.
+// Engine and precision; what the precision gate has found and refused is for those who unfold it.
 function servedOn(model, on) {
   const row = element("div", "served");
   const line = element("p");
   line.append(element("b", "", model.name), ` ${on.engine} ${on.precision}, ${model.weights} weights `);
   const worst = Object.entries(on.errors).map(([name, value]) => `${name.replaceAll("_", " ")} ${+value.toPrecision(2)}`);
-  if (worst.length) {
-    line.append(element("span", "pass", "gate passed"));
-    row.append(line, element("p", "", `largest errors: ${worst.join(", ")}`));
-  } else {
-    row.append(line);
-  }
-  for (const [name, reason] of Object.entries(on.refusals)) row.append(element("p", "refused", `${name} refused: ${reason}`));
+  const refused = Object.entries(on.refusals).map(([name, reason]) => element("p", "refused", `${name} refused: ${reason}`));
+  const key = `${on.device} ${model.name}`;
+  row.append(line);
+  if (!worst.length && !refused.length) return row;
+  const more = element("details");
+  more.open = unfolded.has(key); // The panel is drawn anew twice a second.
+  more.dataset.key = key;
+  more.addEventListener("toggle", () => unfolded[more.open ? "add" : "delete"](key));
+  more.append(element("summary", "pass", worst.length ? "answers checked" : "not checked"), ...refused);
+  if (worst.length) more.append(element("p", "", `largest errors against float32: ${worst.join(", ")}`));
+  row.append(more);
   return row;
 }

@@ -10,7 +10,7 @@ import { Stage } from "./stage.js";
 
 const LEAST_SCORE = 0.05; // Asked for; the slider chooses among what came, so that it acts at once.
 const get = (id) => document.getElementById(id);
-const state = { facts: null, models: [], model: null, image: null, file: "image.jpg", result: null, shown: [], language: "curl", number: 0 };
+const state = { facts: null, models: [], model: null, image: null, file: "image.jpg", sendable: null, result: null, shown: [], language: "curl", number: 0 };
 
 const stage = new Stage(get("canvas"), get("stage"), light);
 const live = new Live(showStatus);
@@ -119,6 +119,9 @@ function wire() {
 
 function showSamples() {
   if (!state.facts) return;
+  const known = state.model?.weights === "sample" ? state.facts.known[state.model.name] : null;
+  get("known").hidden = !known;
+  if (known) get("known").textContent = `This is a demo: ${state.model.name} has seen drawings of ${known.length} shapes and nothing else (${known.join(", ")}). It takes a photograph for one of them.`;
   const rank = (sample) => Number(sample.task !== sampleTask());
   const ordered = [...state.facts.samples].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
   get("samples").replaceChildren(...ordered.map(({ name }) => {
@@ -141,6 +144,7 @@ async function take(file) {
   clearError();
   state.image = file;
   state.file = file.name || "image.png";
+  state.refused = false;
   state.result = null;
   [...get("samples").querySelectorAll("button")].forEach((button) => {
     button.setAttribute("aria-pressed", String(button.firstChild.src.endsWith(`/${state.file}`)));
@@ -168,6 +172,7 @@ async function ask() {
     result.map = await mapOf(result.prediction);
     if (number !== state.number) return;
     state.result = result;
+    state.sendable = { file: state.file, type: image.type };
     show();
   } catch (error) {
     if (number !== state.number) return;
@@ -177,6 +182,8 @@ async function ask() {
     stage.caption = "";
     stage.draw();
     show();
+    state.refused = error.code === "INVALID_IMAGE" || error.code === "UNSUPPORTED_MEDIA_TYPE";
+    showCode();
     showError(await explained(error, image));
   } finally {
     if (number === state.number) get("busy").hidden = true;
@@ -374,8 +381,10 @@ function showCode() {
     tab.tabIndex = selected ? 0 : -1;
   }
   get("snippet-panel").setAttribute("aria-labelledby", `tab-${state.language}`);
-  get("snippet").textContent = snippet(state.language, { model: state.model.name, finds: state.model.finds, file: state.file,
-    type: state.image?.type || "image/jpeg", query: queryOf(threshold()) });
+  // Of a file that is no image nobody wants a program: of the one before it, then.
+  const shown = state.refused ? state.sendable ?? { file: "image.jpg" } : { file: state.file, type: state.image?.type };
+  get("snippet").textContent = snippet(state.language, { model: state.model.name, finds: state.model.finds, file: shown.file,
+    type: shown.type || "image/jpeg", query: queryOf(threshold()) });
 }
 
 async function copy() {
