@@ -190,7 +190,7 @@ class Executable(ABC):
     """A network made ready on a device by an engine, for fixed batch sizes. It only runs; a LoadReport says what it is.
 
     It checks its input and speaks the contract's errors; an engine adds `_execute`. Owned by one thread.
-    `batch_sizes`: those it takes, ascending.
+    `device`: where it runs. `batch_sizes`: those it takes, ascending.
     `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
     `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers, in seconds.
     """
@@ -200,7 +200,7 @@ class Executable(ABC):
     def __init__(self, device: str, batch_sizes: tuple[int, ...], input_shape: tuple[int, ...]) -> None:
         self.batch_sizes = batch_sizes
         self.fastest_s: dict[int, float] = {}
-        self._device = device
+        self.device = device
         self._input_shape = input_shape
         self._closed = False
 
@@ -224,7 +224,7 @@ class Executable(ABC):
         """
         self._check(pixels)
         started_s = time.perf_counter()
-        with translated_errors(self._device):
+        with translated_errors(self.device):
             # Engines share this memory with their runtimes, which take writable memory only.
             outputs = self._execute(np.require(pixels, requirements="W"))
         taken_s = time.perf_counter() - started_s
@@ -233,7 +233,7 @@ class Executable(ABC):
 
     def _check(self, pixels: Pixels) -> None:
         if self._closed:
-            raise BackendError(f"The executable on {self._device} is closed.")
+            raise BackendError(f"The executable on {self.device} is closed.")
         if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
             raise ValueError(f"Pixels must be C-contiguous uint8, not {pixels.dtype} of strides {pixels.strides}.")
         if pixels.shape[1:] != self._input_shape:

@@ -121,13 +121,13 @@ class ProgramExecutable(Executable):
     def _translated(self) -> Iterator[None]:
         """Translate errors; one of any other wording means a lost device where nothing computes any more."""
         try:
-            with translated_errors(self._device):
+            with translated_errors(self.device):
                 yield
         except (OutOfDeviceMemoryError, DeviceLostError):
             raise
         except BackendError as error:
             if silence := self._program.silence():
-                raise DeviceLostError(f"{self._device} is lost: {error} ({silence})") from error
+                raise DeviceLostError(f"{self.device} is lost: {error} ({silence})") from error
             raise
 
     def _release(self) -> None:

@@ -79,7 +79,7 @@ class StreamedExecutable(Executable):
         with torch.inference_mode():
             if len(self._inputs) < self.depth:
                 shape = (self.batch_sizes[-1], *self._input_shape)
-                self._inputs.append(torch.empty(shape, dtype=torch.uint8, device=self._device))
+                self._inputs.append(torch.empty(shape, dtype=torch.uint8, device=self.device))
                 self._copies.wait_stream(compute)
             # That of the batch before the last, which is done: no more than two are under way.
             self._inputs.append(self._inputs.pop(0))
@@ -117,7 +117,7 @@ class StreamedExecutable(Executable):
         `hosts`: the memory of the batch's outputs.
         """
         try:
-            with translated_errors(self._device):
+            with translated_errors(self.device):
                 yield
         except OutOfDeviceMemoryError:
             raise
@@ -127,15 +127,15 @@ class StreamedExecutable(Executable):
         except BackendError as error:
             if silence := self._silence():
                 _never_freed([hosts, self._pinned])
-                raise DeviceLostError(f"{self._device} is lost: {error} ({silence})") from error
+                raise DeviceLostError(f"{self.device} is lost: {error} ({silence})") from error
             raise
 
     def _silence(self) -> str:
         """What the device says to the smallest computation; empty when it comes out right."""
         try:
             # First without allocating: after a fault the vendors' allocators may end the process (see above).
-            self._module.synchronize(self._device)
-            two = (torch.ones(1).to(self._device) + 1).cpu().item()
+            self._module.synchronize(self.device)
+            two = (torch.ones(1).to(self.device) + 1).cpu().item()
         except RuntimeError as error:
             # A device that is full, or lacks an operator, is not lost.
             full = isinstance(error, torch.OutOfMemoryError | NotImplementedError)

@@ -286,7 +286,7 @@ class _NullExecutable(Executable):
         self._check(pixels)
         delay_s = self._delay_s[len(pixels)]
         self._state.busy_s += delay_s
-        with translated_errors(self._device):
+        with translated_errors(self.device):
             answers = self._answered(pixels)
         self._state.free_s = done_s = max(self._state.free_s, time.monotonic()) + delay_s
 
@@ -323,12 +323,12 @@ class _NullExecutable(Executable):
             return
         if self._state.leaked_bytes + self._state.cached_bytes + size > self._behaviour.memory_mb << 20:
             lost = "leaked" if self._state.leaked else "cached"
-            raise OutOfDeviceMemoryError(f"{self._device} has no memory left: it has {lost}.")
+            raise OutOfDeviceMemoryError(f"{self.device} has no memory left: it has {lost}.")
         # Pages of its own: what the allocator hands out may be resident already, and then nothing would grow.
         try:
             block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise OutOfDeviceMemoryError(f"{self._device} cannot take {size} bytes: {error}.") from error
+            raise OutOfDeviceMemoryError(f"{self.device} cannot take {size} bytes: {error}.") from error
         np.frombuffer(block, dtype=np.uint8)[:: mmap.PAGESIZE] = 1  # A page takes memory once it is written to.
         blocks.append(block)
 
@@ -338,9 +338,9 @@ class _NullExecutable(Executable):
         A process that was stopped and is continued (SIGCONT) answers as if nothing had been.
         """
         if kind == "fail":
-            raise BackendError(f"{self._device} was told to fail.")
+            raise BackendError(f"{self.device} was told to fail.")
         if kind == "oom":
-            raise OutOfDeviceMemoryError(f"{self._device} was told to run out of memory.")
+            raise OutOfDeviceMemoryError(f"{self.device} was told to run out of memory.")
         if kind == "hang":
             threading.Event().wait()  # The interpreter lives on, as in a driver call that never returns.
         # A crash is how a driver's abort ends a process: at once. A frozen process does not even say that it lives.

@@ -24,7 +24,7 @@ from models.sample import IMAGES
 from tests.support import silent
 from tests.support.browser import axe_violations, chromium, drop
 from tests.support.service_process import running
-from tests.support.task_files import written
+from tests.support.task_files import OF_IMAGES, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.interop]
 
@@ -202,7 +202,7 @@ def test_masks_turned_boxes_and_key_points_are_drawn_where_they_are(browser, nul
 def of_tasks(tmp_path_factory):
     """A service of exported files, whose answers are one instance in the middle of the image."""
     folder = tmp_path_factory.mktemp("files")
-    models = ",".join(f"{task}={written(folder, task)}" for task in ("segment", "pose", "obb"))
+    models = ",".join(f"{task}={written(folder, task)}" for task in ("segment", "pose", "obb", *OF_IMAGES))
     options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
     with running(tmp_path_factory.mktemp("tasks"), "--models", models, *options) as service:
         yield service
@@ -246,6 +246,36 @@ def test_what_the_service_answers_for_each_task_is_drawn_where_it_is(browser, of
                 page.click(f"#tab-{language}")
                 text = page.inner_text("#snippet")
                 assert ("detections" if language == "Python" else "score_threshold") in text
+        assert seen.failures == seen.errors == []
+
+
+def test_vectors_maps_and_values_are_shown(browser, of_tasks):
+    grey = io.BytesIO()
+    Image.new("RGB", (640, 480), (128, 128, 128)).save(grey, "PNG")
+    summaries = {
+        "embed": "a vector of 2 numbers",
+        "segment_semantic": "nothing 50 %, thing 50 %",
+        "depth": "depth from 1 to 5",
+        "regress": "nothing 31.5, thing 1.75",
+    }
+    with browser.page(of_tasks.url) as (page, seen):
+        drop(page, Path("grey.png"), grey.getvalue())
+        answered(page)
+        for shown, task in enumerate(OF_IMAGES, 2):
+            page.check(f"input[value={task}]", force=True)
+            answered(page, shown)
+            assert page.inner_text("#summary strong") == summaries[task]
+            left, right = (pixels(page, x, 240)[1, 1] for x in (40, 600))
+            if task == "segment_semantic":
+                assert np.abs(left - right).max() > 30
+                assert min(np.abs(each - 128).max() for each in (left, right)) > 20
+                assert page.locator("#found li").count() == 2
+            elif task == "depth":
+                assert right.min() - left.max() > 80
+            else:
+                assert np.abs(np.stack((left, right)) - 128).max() <= 4
+            if task == "regress":
+                assert page.locator("#found .score").all_inner_texts() == ["31.5", "1.75"]
         assert seen.failures == seen.errors == []
 
 
