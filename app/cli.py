@@ -137,7 +137,8 @@ def _parser() -> argparse.ArgumentParser:
         "Every backend: PASS where a small computation came out right, FAIL what is here and broken.",
     )
     devices.add_argument("--json", action="store_true", help="print JSON")
-    add_settings(devices, ("simulate",))
+    devices.add_argument("--models", action="store_true", help="what models were measured to take of devices here")
+    add_settings(devices, ("simulate", "cache_dir"))
 
     doctor.add_arguments(
         add("doctor", doctor.run, "Check the environment, one thing after the other; says what to do about failures.")
@@ -250,6 +251,8 @@ def _devices(parsed: argparse.Namespace) -> int:
     from backends import simulated
 
     settings = read_settings(parsed)
+    if parsed.models:
+        return _footprints(settings, as_json=parsed.json)
     if settings.simulate:
         simulated.configure(settings.simulate, settings.cache_dir.expanduser())
     rows = checked()
@@ -260,6 +263,21 @@ def _devices(parsed: argparse.Namespace) -> int:
             status = "PASS" if row.ok else "FAIL" if row.here else "not here"
             print(f"{status}  {row.device:{18 - len(status)}}{row.vendor:17}{row.detail}")
     return 0 if any(row.ok for row in rows) else 1
+
+
+def _footprints(settings: Settings, *, as_json: bool) -> int:
+    from app.fleet import footprints
+
+    rows = footprints.every(settings.cache_dir)
+    if as_json:
+        report.print_json([vars(row) for row in rows])
+        return 0
+    for row in rows:
+        how, seconds = f"{row.engine} {row.precision}", f"{row.load_s:.1f} s, first {row.first_load_s:.1f} s"
+        taken = footprints.in_words(row.memory_bytes)
+        print(f"{row.device:28}  {row.model:20}  {taken:>8}  {how:16}  {row.batch_sizes:12}  loads in {seconds}")
+    print(f"{len(rows)} models were measured here; serving one measures it")
+    return 0
 
 
 def _keys_add(parsed: argparse.Namespace) -> None:

@@ -152,7 +152,9 @@ class DecodedBy(BaseModel):
 
 
 class ServedOn(BaseModel):
-    """How a device serves a model. `staged`: another engine or precision is made ready meanwhile, and takes over."""
+    """How a device serves a model. `staged`: another engine or precision is made ready meanwhile, and takes over.
+    `memory_bytes`: what it takes of the device, as measured when it was loaded, which took `load_s`.
+    """
 
     device: str
     engine: str
@@ -163,6 +165,8 @@ class ServedOn(BaseModel):
     errors: dict[str, float]
     operators: dict[str, str]
     decoding: DecodedBy
+    memory_bytes: int
+    load_s: float
 
 
 class DeviceStatus(BaseModel):

@@ -121,6 +121,7 @@ class ServedStates:
         self._errors = States(metrics.precision_error)
         self._verdicts = States(metrics.precision_gate)
         self._load_times = States(metrics.model_load_seconds)
+        self._memory = States(metrics.model_memory_bytes)
 
     def show(self, workers: Iterable[WorkerProcess]) -> None:
         """These are all workers that are ready."""
@@ -128,6 +129,7 @@ class ServedStates:
         errors: dict[tuple[str, ...], float] = {}
         verdicts: dict[tuple[str, ...], float] = {}
         load_times: dict[tuple[str, ...], float] = {}
+        memory: dict[tuple[str, ...], float] = {}
         for worker in workers:
             assert worker.ready is not None
             for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
@@ -135,7 +137,7 @@ class ServedStates:
                     continue
                 where = (model.name, worker.device)
                 served_by = (*where, loaded.report.engine, loaded.report.precision)
-                load_times[where] = loaded.load_s
+                load_times[where], memory[where] = loaded.load_s, loaded.memory_bytes
                 info |= {(*served_by, model.weights): 1}
                 errors |= {(*where, measure): error for measure, error in loaded.report.measures.items()}
                 verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.report.rejected}
@@ -145,3 +147,4 @@ class ServedStates:
         self._errors.show(errors)
         self._verdicts.show(verdicts)
         self._load_times.show(load_times)
+        self._memory.show(memory)

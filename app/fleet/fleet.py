@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from app.config import Settings
 from app.errors import ServiceError
+from app.fleet import footprints
 from app.fleet.batch_records import BatchRecords
 from app.fleet.device_metrics import DeviceMetrics, ServedStates
 from app.fleet.dispatcher import Dispatcher
@@ -107,9 +108,33 @@ class Fleet:
             broken=self._replica_broken,
         )
         models = [pool.model for pool in self.models.values()]
+        await asyncio.to_thread(self._say_what_fits)
         for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
+
+    def _say_what_fits(self) -> None:
+        """Before anything is loaded. Not for the loop."""
+        first = self._choice.device(self._choice.devices[0])
+        models = [pool.model for pool in self.models.values()]
+        known = footprints.stored(self._settings, self._choice, models)
+        fits, text = footprints.said(known, models, first.memory_bytes)
+        if known:
+            log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.id, text)
+
+    def _keep_footprints(self, worker: WorkerProcess) -> None:
+        """What a worker has measured, for the next start and for `anychip devices`. Not for the loop."""
+        assert worker.ready is not None
+        device = self._choice.device(worker.device)
+        if device.name != self._choice.device(self._choice.devices[0]).name:
+            return  # As profiles, of the first device.
+        try:
+            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+                if model is not None and loaded is not None:
+                    found = footprints.of(model, loaded, f"{self._choice.vendor} {device.name}")
+                    footprints.store(found, self._settings, self._choice, model)
+        except OSError as error:
+            log.warning("what models take of %s cannot be kept: %s", worker.device, error)
 
     def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
         """Batch sizes that a worker has found, by the number of the model, for the next start. Not for the loop."""
@@ -187,6 +212,7 @@ class Fleet:
         self._membership_changed()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self.dispatcher.dispatch_soon()
+        asyncio.get_running_loop().run_in_executor(None, self._keep_footprints, worker)
         if worker.ready.staged:
             self._handovers.compile(worker)
 

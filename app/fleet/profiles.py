@@ -165,5 +165,10 @@ def of_model(settings: Settings, profile: Profile | None) -> Mapping[str, Any]:
 
 
 def _path(settings: Settings, valid_for: Mapping[str, str]) -> Path:
+    return path_of(settings, "profiles", valid_for)
+
+
+def path_of(settings: Settings, folder: str, valid_for: Mapping[str, str]) -> Path:
+    """The file in a folder of the cache that is valid for this."""
     key = hashlib.sha256(json.dumps(valid_for, sort_keys=True).encode()).hexdigest()[:24]
-    return settings.cache_dir.expanduser() / "profiles" / f"{key}.json"
+    return settings.cache_dir.expanduser() / folder / f"{key}.json"

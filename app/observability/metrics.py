@@ -170,6 +170,9 @@ class Metrics:
     model_load_seconds = Metric(
         Gauge, "model device", "Time a worker took to load a model, compiling and the gate included"
     )
+    model_memory_bytes = Metric(
+        Gauge, "model device", "Memory of the device that a model takes, its largest batch included, as measured"
+    )
     precision_error = Metric(
         Gauge, "model device measure", "Largest errors against float32 that the gate has measured (docs/precision.md)"
     )

@@ -69,6 +69,8 @@ class ServiceAdministration(link.Administration):
                 decoding=DecodedBy(
                     by=loaded.decoding.by, refusal=loaded.decoding.refusal, errors=loaded.decoding.errors
                 ),
+                memory_bytes=loaded.memory_bytes,
+                load_s=round(loaded.load_s, 3),
             )
             for device, loaded in self._fleet.loaded(self._models[model])
         ]

@@ -294,6 +294,28 @@ def _devices(settings: Settings) -> Check:
     return Check("devices", "PASS", detail)
 
 
+def _memory(settings: Settings) -> Check:
+    from app.fleet import footprints
+    from backends import BackendUnavailableError, choose
+    from models import ModelError, open_model, parse_spec
+
+    try:
+        chosen = choose(settings.device)
+        models = [
+            open_model(parse_spec(text, settings.weights), settings.weights_dir, allow_download=False)
+            for text in settings.model_specs
+        ]
+    except (BackendUnavailableError, ModelError) as error:
+        return Check("memory", "SKIP", f"what fits is not known: {_line(str(error))}")
+    device = chosen.device(chosen.devices[0])
+    known = footprints.stored(settings, chosen, models)
+    fits, text = footprints.said(known, models, device.memory_bytes)
+    detail = f"{device.id}, as measured: {text}"
+    if fits:
+        return Check("memory", "PASS", detail)
+    return Check("memory", "FAIL", detail, "serve them in turn with --models-on-demand all, or fewer of them")
+
+
 def _remedy(message: str) -> str:
     lowered = message.lower()
     return next((remedy for sign, remedy in IMPORT_REMEDIES.items() if sign in lowered), "")
@@ -322,5 +344,6 @@ CHECKS: dict[str, Callable[[Settings], Check]] = {
     "port": _port,
     "device-files": _device_files,
     "devices": _devices,
+    "memory": _memory,
 }
-_NEEDS_TORCH = ("kernel", "images", "weights", "limits", "device-files", "devices")
+_NEEDS_TORCH = ("kernel", "images", "weights", "limits", "device-files", "devices", "memory")

@@ -167,10 +167,10 @@ def _traffic(models: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
 
 def _stages(models: list[tuple[Stats, Stats]]) -> Table:
     stages = ("decode", "queue", "infer", "postprocess")
-    table = _table("model", "in flight", *(f"{stage} ms" for stage in stages))
+    table = _table("model", "memory GiB", "in flight", *(f"{stage} ms" for stage in stages))
     for past, model in models:
         means = (_ms(_mean(past["stage_seconds"][stage], model["stage_seconds"][stage])) for stage in stages)
-        table.add_row(model["model"], str(model["images_in_flight"]), *means)
+        table.add_row(model["model"], _gib(model["memory_bytes"]), str(model["images_in_flight"]), *means)
     return table
 
 

@@ -5,6 +5,7 @@ Owns: the order of loading, the batch buffers, the first latencies. Must not ser
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import math
@@ -49,9 +50,10 @@ class WorkerModel:
     """A model on its device.
 
     `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
-    the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took.
-    `staged`: with more time it may be served faster, by other engines or in larger batches. `decoding`: where the
-    device decodes its images; `who_decodes`: what is said of that.
+    the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took;
+    `memory_bytes`: of the device's memory, the largest batch included. `staged`: with more time it may be served
+    faster, by other engines or in larger batches. `decoding`: where the device decodes its images; `who_decodes`: what
+    is said of that.
     """
 
     model: Model
@@ -60,6 +62,7 @@ class WorkerModel:
     buffers: list[npt.NDArray[np.uint8]]
     latency_s: Mapping[int, float]
     load_s: float
+    memory_bytes: int
     staged: bool = False
     decoding: DeviceDecoding | None = None
     who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
@@ -68,7 +71,7 @@ class WorkerModel:
         """What the server hears of it."""
         report = msgspec.convert(self.report, Report, from_attributes=True)
         depth = self.executable.depth
-        return Loaded(report, dict(self.latency_s), depth, self.load_s, self.who_decodes)
+        return Loaded(report, dict(self.latency_s), depth, self.load_s, self.who_decodes, self.memory_bytes)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """A buffer that no batch under way uses."""
@@ -142,6 +145,7 @@ def _confine(load: Load) -> None:
 
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
+    held_bytes = _held_bytes(backend, load.device.id, released=True)
     began_s = time.monotonic()
     options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick)
     model.check_weights()
@@ -165,7 +169,23 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     load_s = time.monotonic() - began_s
     _say(load.device.id, model, report, load_s)
     staged = report.staged or (may_grow and load.quick)
-    return WorkerModel(model, executable, report, buffers, latencies, load_s, staged)
+    # In the host's memory free pages are others'; a device keeps what the largest batch wanted.
+    taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
+    return WorkerModel(model, executable, report, buffers, latencies, load_s, max(0, taken), staged)
+
+
+def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
+    """What is held of the device now, or once caches are `released`; 0 where the device does not say."""
+    try:
+        if released:
+            gc.collect()
+            backend.release_cache(device)
+        return backend._held_bytes(device)
+    except DeviceLostError:
+        raise
+    except BackendError as error:
+        log.warning("what a model takes of %s cannot be measured: %s", device, error)
+        return 0
 
 
 def _grown(

@@ -133,7 +133,8 @@ class WhoDecodes(msgspec.Struct, frozen=True):
 
 class Loaded(msgspec.Struct, frozen=True):
     """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`: how many
-    batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included.
+    batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included;
+    `memory_bytes`: what it takes of the device's memory, its largest batch included.
     """
 
     report: Report
@@ -141,6 +142,7 @@ class Loaded(msgspec.Struct, frozen=True):
     depth: int = 1
     load_s: float = 0
     decoding: WhoDecodes = WhoDecodes()
+    memory_bytes: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -394,6 +394,14 @@ class Backend(ABC):
         """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown."""
         return device.details.get("pci", "")
 
+    def _held_bytes(self, device: str) -> int:
+        """What is held of the device, by the best means: by this process where that is known, else by everybody.
+
+        Its differences say what a network takes. Raises as `memory`.
+        """
+        memory = self.memory(device)
+        return memory.allocated if self.facts.host_memory else memory.used
+
     def _sick(self) -> Mapping[str, str]:
         """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""
         return {}

@@ -26,9 +26,10 @@ class Simulation:
     `cache_mb`: what a batch leaves behind until the cache is released; `leak_mb`: until the process ends. `lacks`:
     operators the device has no kernel for. `oom`, `lose`: the batch, counted from 1 on each device in each process,
     that runs out of memory, or loses the device; 0: none. `others_mb`: what other processes hold of each device's
-    memory. `graphs`: 1: it captures graphs. `sick`: the device that does not answer; -1: none. `fault`: the function of
-    the device's module that fails as it was recorded; empty: none. `decode`: 1: it decodes JPEG; `decode_off`: grey
-    levels by which its pixels are brighter; `decode_error`: the width of images that it cannot decode; 1: it can none.
+    memory; `model_mb`: what each model takes of it beside its tensors; `load_ms`: how much longer each takes to load.
+    `graphs`: 1: it captures graphs. `sick`: the device that does not answer; -1: none. `fault`: the function of the
+    device's module that fails as it was recorded; empty: none. `decode`: 1: it decodes JPEG; `decode_off`: grey levels
+    by which its pixels are brighter; `decode_error`: the width of images that it cannot decode; 1: it can none.
     """
 
     device_type: str
@@ -40,6 +41,8 @@ class Simulation:
     oom: int = knob(0, 0, _MAX_NUMBER)
     lose: int = knob(0, 0, _MAX_NUMBER)
     others_mb: int = knob(0, 0, _MAX_NUMBER)
+    model_mb: int = knob(0, 0, _MAX_NUMBER)
+    load_ms: int = knob(0, 0, _MAX_NUMBER)
     graphs: int = knob(0, 0, 1)
     sick: int = knob(-1, 0, _MAX_DEVICES - 1)
     decode: int = knob(0, 0, 1)

@@ -6,6 +6,7 @@ that is not its own, so that a process simulates one vendor.
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import Any
 
@@ -71,6 +72,14 @@ def set_capacity(memory_bytes: int, device: int = 0, others_bytes: int = 0) -> N
 def leak(leaked_bytes: int, device: int = 0, forever: bool = False) -> None:
     """Take memory that comes back with the cache; if `forever`, with the end of the process."""
     torch.ops.simdev.leak(device, leaked_bytes, forever)
+
+
+def weigh(network: object, device: str) -> None:
+    """Let a network that was made ready have taken as long, and take as much memory, as the simulation says."""
+    assert _installed is not None
+    time.sleep(_installed.load_ms / 1e3)
+    # It lives as long as what it is hung on.
+    network.ballast = torch.empty(_installed.model_mb << 20, dtype=torch.uint8, device=device)  # type: ignore[attr-defined]
 
 
 def fail_after(kernels: int, out_of_memory: bool = False, for_good: bool = False) -> None:

@@ -122,6 +122,11 @@ class TorchBackend(Backend):
             loaded = compile_first(
                 engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
             )
+            if simulates(self.facts.device_type):
+                from backends.simulated.device import weigh
+
+                with translated_errors(target):
+                    weigh(loaded.executable, target)
         except OutOfDeviceMemoryError as error:
             raise OutOfDeviceMemoryError(f"{error}{_held_by_others(self.memory, device)}") from error
         return loaded._replace(report=replace(loaded.report, operators=operators.found()))

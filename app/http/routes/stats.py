@@ -44,7 +44,7 @@ class Times(BaseModel):
 class ModelSnapshot(BaseModel):
     """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: those that happened.
 
-    `images` were answered; `images_computed` may have been in vain, or twice.
+    `images` were answered; `images_computed` may have been in vain, or twice. `memory_bytes`: on all devices together.
     """
 
     model: str
@@ -63,6 +63,7 @@ class ModelSnapshot(BaseModel):
     expired: dict[str, int]
     retried: int
     wasted: int
+    memory_bytes: int
     request_seconds: Times
     stage_seconds: dict[str, Times]
 
@@ -215,6 +216,7 @@ def _model(samples: _Samples, name: str, *, ready: bool) -> ModelSnapshot:
         expired=counts("stage", "expired_total"),
         retried=total("retried_total"),
         wasted=total("wasted_total"),
+        memory_bytes=total("model_memory_bytes"),
         request_seconds=samples.times("anychip_request_seconds", buckets=True, model=name),
         stage_seconds={stage: samples.times("anychip_stage_seconds", model=name, stage=stage) for stage in STAGES},
     )

@@ -1,0 +1,104 @@
+"""What models take of a device: measured when they were loaded here, and kept in the cache folder for the next start.
+
+Owns: what such a measurement is valid for, its file, and the sentence that says what fits. Must not measure.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from app.config import Settings
+from app.fleet.profiles import path_of, surroundings
+from app.worker.messages import Loaded
+from backends import Choice
+from models import Model
+
+log = logging.getLogger("anychip.service")
+
+_FOLDER = "footprints"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Of one model. `memory_bytes`: with its largest batch; `load_s`: the last load, `first_load_s`: the first one.
+
+    A first load may compile; the others find that in the cache.
+    """
+
+    model: str
+    weights: str
+    device: str
+    engine: str
+    precision: str
+    batch_sizes: str
+    memory_bytes: int
+    load_s: float
+    first_load_s: float
+
+
+def of(model: Model, loaded: Loaded, device: str) -> Footprint:
+    """As a worker has measured it."""
+    sizes = ",".join(map(str, loaded.latency_s))
+    how = loaded.report.engine, loaded.report.precision, sizes, loaded.memory_bytes
+    return Footprint(model.name, model.weights, device, *how, loaded.load_s, loaded.load_s)
+
+
+def store(found: Footprint, settings: Settings, choice: Choice, model: Model) -> Footprint:
+    """Keep a measurement beside how long the first load took, and return both. Raises OSError. Not for the loop."""
+    path = path_of(settings, _FOLDER, _valid_for(settings, choice, model))
+    before = _read(path)
+    kept = Footprint(**{**asdict(found), "first_load_s": before.first_load_s if before else found.load_s})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(kept), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+    return kept
+
+
+def stored(settings: Settings, choice: Choice, models: Iterable[Model]) -> dict[str, Footprint]:
+    """What is known of these models here, by name. Not for the loop: it reads their weights' files."""
+    found = {model.name: _read(path_of(settings, _FOLDER, _valid_for(settings, choice, model))) for model in models}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def every(cache_dir: Path) -> list[Footprint]:
+    """All that are kept, by device and model."""
+    found = filter(None, map(_read, sorted((cache_dir.expanduser() / _FOLDER).glob("*.json"))))
+    return sorted(found, key=lambda each: (each.device, each.model))
+
+
+def said(known: Mapping[str, Footprint], models: Sequence[Model], memory_bytes: int) -> tuple[bool, str]:
+    """Whether these models fit into so much memory together, as far as is known, and that in a sentence."""
+    parts = [f"{model.name} {in_words(known[model.name].memory_bytes)}" for model in models if model.name in known]
+    total = sum(known[model.name].memory_bytes for model in models if model.name in known)
+    unknown = [model.name for model in models if model.name not in known]
+    text = f"{', '.join(parts) or 'nothing'}: {in_words(total)} of {in_words(memory_bytes)}"
+    if unknown:
+        text += f"; not loaded here so far: {', '.join(unknown)}"
+    return total <= memory_bytes, text
+
+
+def in_words(size_bytes: float) -> str:
+    """In MB or GB, for people."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
+def _valid_for(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
+    given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "batch_sizes", "simulate")}
+    return {**surroundings(settings, choice, model), **given, "form": type(model).__name__}
+
+
+def _read(path: Path) -> Footprint | None:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Footprint(**document)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("the measurement %s cannot be read and is left alone: %s", path, error)
+        return None
