@@ -28,6 +28,7 @@ Code = Literal[
     "INFERENCE_FAILED",
     "INTERNAL",
     "NOT_READY",
+    "MODEL_LOADING",
     "DRAINING",
     "DEADLINE_UNREACHABLE",
     "DEADLINE_EXCEEDED",
@@ -69,6 +70,9 @@ ERRORS: dict[Code, ErrorKind] = {
         500, "INTERNAL", "Something went wrong in the service. The log has the reason under the request id."
     ),
     "NOT_READY": ErrorKind(503, "UNAVAILABLE", "No worker is ready for this model. Try again after Retry-After."),
+    "MODEL_LOADING": ErrorKind(
+        503, "UNAVAILABLE", "The model is loaded on demand, and not before the deadline. Try again after Retry-After."
+    ),
     "DRAINING": ErrorKind(503, "UNAVAILABLE", "The service is shutting down. Another replica may answer."),
     "DEADLINE_UNREACHABLE": ErrorKind(
         503, "UNAVAILABLE", "The answer could not be ready before the deadline, so nothing was begun."

@@ -193,6 +193,8 @@ class ModelState(Enum):
     """A worker serves the model."""
     STARTING = "starting"
     """No worker serves it, but one is being started: requests wait for it until their deadlines."""
+    ON_DEMAND = "on demand"
+    """No worker has it, and one loads it as soon as it is asked for: requests wait for that."""
     UNAVAILABLE = "unavailable"
     """No worker serves it, and none is being started: requests are refused."""
     UNLOADED = "unloaded"
@@ -201,7 +203,12 @@ class ModelState(Enum):
     @property
     def accepts_requests(self) -> bool:
         """Whether a request can be answered, now or after a wait."""
-        return self in (ModelState.READY, ModelState.STARTING)
+        return self is ModelState.STARTING or self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model answers when it is asked, at once or once it is loaded."""
+        return self in (ModelState.READY, ModelState.ON_DEMAND)
 
 
 class Administration(ABC):

@@ -29,7 +29,7 @@ from models import Options, PixelModel
 router = APIRouter(tags=["x-anylabeling"], include_in_schema=False)
 
 _LEAST_VISIBILITY = 0.5
-_FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "DEADLINE_UNREACHABLE")
+_FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "MODEL_LOADING", "DEADLINE_UNREACHABLE")
 
 
 class LabellingCall(HttpCall[Answer]):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from app.config.values import BatchSizes, CommaSeparated, GuardPolicy, sizes_of
+from app.config.values import BatchSizes, CommaSeparated, DeviceMemory, GuardPolicy, sizes_of
 
 
 class DeviceSettings(BaseModel):
@@ -66,8 +66,13 @@ class BatchSettings(BaseModel):
 
 
 class MemorySettings(BaseModel):
-    """The memory guard."""
+    """The memory guard, and what models may take."""
 
+    device_memory: DeviceMemory = Field(
+        "auto",
+        description="Memory of a device that models may take together where some are loaded on demand: a share such as "
+        "0.5, or a size such as 12GB; auto: what is free below --guard-device-ratio",
+    )
     guard_policy: GuardPolicy = Field(
         "auto",
         description="Memory guard: off, auto, or a number of batches after which memory is released as well "

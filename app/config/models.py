@@ -38,6 +38,11 @@ class ModelSettings(BaseModel):
         "keep; where XDG_CACHE_HOME is set, anychip in there",
         validate_default=True,
     )
+    models_on_demand: CommaSeparated = Field(
+        "",
+        description="Models that are loaded when they are asked for, and make room for others: names, or all, or all "
+        "but some, as in all,-dogs; the others stay loaded (docs/many-models.md)",
+    )
     profiles: bool = Field(
         True,
         description="Take up what anychip tune, or the first start, has found best here; what is set otherwise stays "
@@ -65,6 +70,11 @@ class ModelSettings(BaseModel):
     def stage_specs(self) -> tuple[str, ...]:
         """The entries of `models` that are cascades: `name=detector?options > classifier`, `name=KIND:REST`."""
         return tuple(entry for entry in split(self.models) if is_cascade(entry))
+
+    def is_on_demand(self, model: str) -> bool:
+        """Whether a model of this name is loaded when it is asked for."""
+        named = split(self.models_on_demand)
+        return model in named or ("all" in named and f"-{model}" not in named)
 
     @property
     def weights_dir(self) -> Path:

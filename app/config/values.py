@@ -72,6 +72,29 @@ def _known_clients(value: str) -> str:
     return value
 
 
+_UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+
+
+def memory_of(device_memory: str, total_bytes: int) -> int | None:
+    """The bytes of a device of so many that the setting `device_memory` names; None: auto. Raises ValueError."""
+    if device_memory == "auto":
+        return None
+    number = device_memory.rstrip("BGMi")
+    value, unit = float(number), device_memory[len(number) :]
+    if unit or value > 1:
+        return int(value * (_UNITS[unit] if unit else 1))
+    return int(value * total_bytes)
+
+
+def _memory(value: Any) -> Any:
+    try:
+        if (memory_of(str(value), 1 << 40) or 1) > 0:
+            return str(value)
+    except (ValueError, KeyError):
+        pass
+    raise ValueError("must be auto, a share such as 0.5, or a size such as 800MB or 12GiB")
+
+
 def _batches_or_word(value: Any) -> Any:
     if value in ("off", "auto"):
         return value
@@ -84,4 +107,5 @@ CommaSeparated = Annotated[str, BeforeValidator(_joined)]
 ModelList = Annotated[CommaSeparated, AfterValidator(_not_empty)]
 BatchSizes = Annotated[CommaSeparated, AfterValidator(_ascending)]
 Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]
+DeviceMemory = Annotated[str, BeforeValidator(_memory)]
 GuardPolicy = Annotated[Literal["off", "auto"] | int, BeforeValidator(_batches_or_word)]

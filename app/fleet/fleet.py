@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.config import Settings
+from app.config.values import memory_of
 from app.errors import ServiceError
 from app.fleet import footprints
 from app.fleet.batch_records import BatchRecords
 from app.fleet.device_metrics import DeviceMetrics, ServedStates
 from app.fleet.dispatcher import Dispatcher
 from app.fleet.handover import Handovers
-from app.fleet.plans import how_served, memories, worker_devices, worker_plans
-from app.fleet.process import Computed, Message, WorkerProcess
+from app.fleet.plans import has_own_workers, how_served, memories, worker_devices, worker_plans
+from app.fleet.process import Computed, Message, WorkerProcess, WorkerStartError
 from app.fleet.profiles import Profile, store_sizes
 from app.fleet.readiness import Readiness
 from app.fleet.releases import Releases
 from app.fleet.replica import Events, Replica
+from app.fleet.residents import Residents
 from app.fleet.served_model import ModelPool
 from app.fleet.submission import Submission
 from app.link import ModelState
@@ -33,7 +35,7 @@ from app.observability.tracing import Tracing
 from app.processes.arena import Arena
 from app.scheduling.scheduler import Scheduler
 from app.worker.growth import LARGEST
-from app.worker.messages import Failed, HandOver, Loaded, Released, Stats
+from app.worker.messages import Failed, HandOver, Loaded, ModelLoaded, ModelUnloaded, Released, Stats
 from backends import Choice
 from models import Model, NormalisedModel
 
@@ -88,6 +90,20 @@ class Fleet:
         for pool in self.models.values():
             if not isinstance(pool.model, NormalisedModel):
                 self._watch(pool)
+        self.residents = Residents(
+            [
+                pool
+                for pool in self.models.values()
+                if settings.is_on_demand(pool.model.name) and not has_own_workers(choice, pool.model)
+            ],
+            self.scheduler,
+            self._workers,
+            metrics,
+            changed=self._residents_changed,
+            refuse=self.dispatcher.refuse_waiting,
+            load_timeout_s=settings.start_timeout_s,
+        )
+        self.readiness.on_demand = self.residents.names
 
     def _watch(self, pool: ModelPool) -> None:
         queues = [self.scheduler.queues[name] for name in pool.names]
@@ -112,6 +128,28 @@ class Fleet:
         for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
+        if self.residents.names:
+            await self._begin_residents()
+
+    async def _begin_residents(self) -> None:
+        """Raises WorkerStartError."""
+        models = [pool.model for name, pool in self.models.items() if name in self.residents.names]
+        known = await asyncio.to_thread(footprints.stored, self._settings, self._choice, models)
+        workers, each = self.residents.workers(), self._settings.workers_per_device
+        budgets = []
+        for worker in workers:
+            assert worker.ready is not None
+            total, pinned = worker.ready.total_bytes, sum(held.memory_bytes for held in worker.ready.loaded if held)
+            given = memory_of(self._settings.device_memory, total)
+            free = int(self._settings.guard_device_ratio * total) - worker.ready.used_bytes
+            budgets.append(free // each if given is None else given // each - pinned)
+            self._metrics.model_memory_budget_bytes.labels(worker.device).set((budgets[-1] + pinned) * each)
+        if reason := await self.residents.begin(min(budgets), known):
+            raise WorkerStartError(reason, workers[0])
+
+    def _residents_changed(self, worker: WorkerProcess) -> None:
+        self._membership_changed()
+        self.dispatcher.dispatch_soon()
 
     def _say_what_fits(self) -> None:
         """Before anything is loaded. Not for the loop."""
@@ -122,14 +160,15 @@ class Fleet:
         if known:
             log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.id, text)
 
-    def _keep_footprints(self, worker: WorkerProcess) -> None:
-        """What a worker has measured, for the next start and for `anychip devices`. Not for the loop."""
+    def _keep_footprints(self, worker: WorkerProcess, indices: Iterable[int]) -> None:
+        """What a worker has measured of models, for the next start and `anychip devices`. Not for the loop."""
         assert worker.ready is not None
         device = self._choice.device(worker.device)
         if device.name != self._choice.device(self._choice.devices[0]).name:
             return  # As profiles, of the first device.
         try:
-            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
+            for index in indices:
+                model, loaded = worker.plan.load.models[index], worker.ready.loaded[index]
                 if model is not None and loaded is not None:
                     found = footprints.of(model, loaded, f"{self._choice.vendor} {device.name}")
                     footprints.store(found, self._settings, self._choice, model)
@@ -150,6 +189,7 @@ class Fleet:
     async def stop(self) -> None:
         """Stop every worker; what is still under way has no outcome. Idempotent."""
         self.dispatcher.stop()
+        self.residents.stop()
         await self._handovers.stop()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
@@ -212,9 +252,13 @@ class Fleet:
         self._membership_changed()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self.dispatcher.dispatch_soon()
-        asyncio.get_running_loop().run_in_executor(None, self._keep_footprints, worker)
+        self._keep_in_background(worker, *range(len(self.models)))
+        self.residents.worker_ready()
         if worker.ready.staged:
             self._handovers.compile(worker)
+
+    def _keep_in_background(self, worker: WorkerProcess, *indices: int) -> None:
+        asyncio.get_running_loop().run_in_executor(None, self._keep_footprints, worker, indices)
 
     def _membership_changed(self) -> None:
         self._served_states.show(self._workers.values())
@@ -231,6 +275,10 @@ class Fleet:
             case Released():
                 self._device_metrics[worker.device].released(message)
                 self._releases.released(worker, message)
+            case ModelLoaded() | ModelUnloaded():
+                self.residents.heard(worker, message)
+                if isinstance(message, ModelLoaded):
+                    self._keep_in_background(worker, message.model)
             case HandOver():
                 self._handovers.relieve(worker, message.trigger)
 
@@ -241,6 +289,7 @@ class Fleet:
         self._device_metrics[worker.device].gone(worker.id, last=last)
         self._membership_changed()
         self.dispatcher.gone(worker, reason)
+        self.residents.worker_gone(worker)
 
     def _worker_died(self, replica: Replica, kind: str) -> None:
         self._metrics.worker_restarts.labels(replica.device, kind).inc()

@@ -31,19 +31,23 @@ def worker_devices(settings: Settings, choice: Choice) -> list[str]:
 def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model) -> ModelPlan:
     """What a model is served with. The form of a model that takes floats is as its images' are, and never grows."""
     how = ModelPlan(model, **of_model(settings, profiles.get(model.name)))
-    return replace(how, grows=False) if isinstance(model, NormalisedModel) else how
+    image_model = model.image_model if isinstance(model, NormalisedModel) else model
+    on_demand = settings.is_on_demand(image_model.name)
+    # One that comes and goes has no time to try larger batches.
+    return replace(how, on_demand=on_demand, grows=how.grows and not on_demand and image_model is model)
+
+
+def has_own_workers(choice: Choice, model: Model) -> bool:
+    """Whether a model shares its workers with none but its forms: on the CPU a program may do what its writer liked."""
+    return model.is_program and choice.backend.facts.device_type == "cpu"
 
 
 def sharing_workers(choice: Choice, models: Sequence[Model]) -> list[tuple[int, ...]]:
-    """The numbers of the models that share workers.
-
-    On the CPU a model that is a program, and may do what its writer liked, has its workers for itself and its forms.
-    """
+    """The numbers of the models that share workers."""
     groups: dict[str, list[int]] = {}
     for index, model in enumerate(models):
-        apart = model.is_program and choice.backend.facts.device_type == "cpu"
         own = model.image_model.name if isinstance(model, NormalisedModel) else model.name
-        groups.setdefault(own if apart else "", []).append(index)
+        groups.setdefault(own if has_own_workers(choice, model) else "", []).append(index)
     return [tuple(group) for group in groups.values()]
 
 
@@ -67,6 +71,7 @@ def worker_plans(
             how,
             probes=probes(model) if facts.computes else None,
             calibration=calibration(model, settings.calibrate) if how.precision == "int8" else None,
+            on_demand=how.on_demand and not has_own_workers(choice, model),
         )
         for model in models
         for how in [how_served(settings, profiles, model)]

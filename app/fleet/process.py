@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from app import logs
 from app.fleet.spawn import Spawned, spawn
 from app.pace import Pace
@@ -36,6 +38,9 @@ from app.worker.messages import (
     FromWorker,
     HandOver,
     Load,
+    Loaded,
+    ModelLoaded,
+    ModelUnloaded,
     Progress,
     Ready,
     Released,
@@ -110,7 +115,7 @@ class Computed:
     undecoded: tuple[int, ...] = ()
 
 
-Message: TypeAlias = Computed | Failed | Stats | Released | HandOver
+Message: TypeAlias = Computed | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
 """What others hear of a worker that serves."""
 
 
@@ -187,6 +192,12 @@ class WorkerProcess:
         model = self.plan.load.plans[index].model
         assert model is not None
         return model
+
+    def hold(self, index: int, loaded: Loaded | None) -> None:
+        """From now on it has a model on demand, or no longer."""
+        assert self.ready is not None
+        held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
+        self.ready = msgspec.structs.replace(self.ready, loaded=held)
 
     async def start(self) -> Ready:
         """Until it is ready. Raises WorkerStartError; the process is then gone."""
@@ -397,7 +408,7 @@ class WorkerProcess:
             case Ended():
                 self.end = message.kind
                 self._close(message.reason)
-            case Stats() | Released() | HandOver():
+            case Stats() | Released() | HandOver() | ModelLoaded() | ModelUnloaded():
                 self._heard(self, message)
 
     def _answered(self, batch_id: int) -> Run:

@@ -6,7 +6,7 @@ it is never out of date. Must not know HTTP, nor whether the service is shutting
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from app.fleet.replica import Replica
@@ -20,6 +20,8 @@ class Readiness:
 
     def __init__(self, models: Mapping[str, ModelPool], scheduler: Scheduler[Any], replicas: Sequence[Replica]) -> None:
         self._scheduler, self._replicas = scheduler, replicas
+        self.on_demand: Collection[str] = ()
+        """The names of models, and of their forms, that are loaded when they are asked for."""
         # A form is ready when its worker is, and is unloaded with the model it belongs to.
         self._loaded_with: dict[str, ModelPool] = {}
         for served in models.values():
@@ -32,18 +34,20 @@ class Readiness:
             return ModelState.UNLOADED
         if self._scheduler.serves(name):
             return ModelState.READY
+        if name in self.on_demand and any(each.current is not None for each in self._replicas_of(name)):
+            return ModelState.ON_DEMAND
         # Between a worker's death and the next start a replica's state is still "ready".
         starting = any(each.state not in ("broken", "quarantined", "stopped") for each in self._replicas_of(name))
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
     def is_ready(self, name: str) -> bool:
         """Whether the model is served now."""
-        return self.state(name) is ModelState.READY
+        return self.state(name).is_ready
 
     def reason(self, name: str) -> str:
         """Why the model is not ready, in one sentence; empty when it is."""
         state = self.state(name)
-        if state is ModelState.READY:
+        if state.is_ready:
             return ""
         if state is ModelState.UNLOADED:
             shown = self._loaded_with[name].model.name

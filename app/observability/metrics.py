@@ -35,7 +35,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 LIFE = ("upload", "decode", "queue", "infer", "postprocess")
 STAGES = LIFE[1:]
 """What one image goes through; an upload is a request's, however many images it brings."""
-REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready")
+REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready", "loading")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
 TELEMETRY = (
     "utilization_ratio",
@@ -172,6 +172,10 @@ class Metrics:
     )
     model_memory_bytes = Metric(
         Gauge, "model device", "Memory of the device that a model takes, its largest batch included, as measured"
+    )
+    model_loads = Metric(Counter, "model outcome", "Loads and unloads of models on demand, while the service ran")
+    model_memory_budget_bytes = Metric(
+        Gauge, "device", "Memory that models may take together where some are loaded on demand"
     )
     precision_error = Metric(
         Gauge, "model device measure", "Largest errors against float32 that the gate has measured (docs/precision.md)"

@@ -20,6 +20,7 @@ from models import OutputSpec, PixelModel
 
 _STATES = {
     ModelState.READY: "READY",
+    ModelState.ON_DEMAND: "READY",
     ModelState.STARTING: "LOADING",
     ModelState.UNAVAILABLE: "UNAVAILABLE",
     ModelState.UNLOADED: "UNAVAILABLE",

@@ -156,6 +156,21 @@ class Scheduler(Generic[T]):
         self._membership_changed()
         self._credits_changed(worker)
 
+    def add_model(self, name: str, model: str, latency_s: Mapping[int, float], depth: int) -> None:
+        """A worker serves one more model, or the same one anew."""
+        worker = self._workers[name]
+        # Replaced, as the scrape of another thread may be reading them.
+        worker.latencies = {**worker.latencies, model: BatchLatencies(latency_s)}
+        worker.depths = {**worker.depths, model: depth}
+        worker.served_s[model] = worker.clock_s
+        self._membership_changed()
+
+    def remove_model(self, name: str, model: str) -> None:
+        """A worker serves a model no longer, of which it has no batch."""
+        worker = self._workers[name]
+        worker.latencies = {other: each for other, each in worker.latencies.items() if other != model}
+        self._membership_changed()
+
     def retire_worker(self, name: str) -> None:
         """Send this worker nothing more; what it has in flight it may finish. Unknown workers are none to retire."""
         if name in self._workers:

@@ -42,7 +42,7 @@ class ServiceAdministration(link.Administration):
             return readiness.reason(model)
         states = {name: readiness.state(name) for name in self._models}
         unloaded = [name for name, state in states.items() if state is ModelState.UNLOADED]
-        missing = [name for name, state in states.items() if not (state is ModelState.READY or name in unloaded)]
+        missing = [name for name, state in states.items() if not (state.is_ready or name in unloaded)]
         reasons = []
         if missing:
             loaded = readiness.loaded(missing)

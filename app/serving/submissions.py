@@ -50,6 +50,7 @@ class Submissions(Link):
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
         name, now_s = served.model.name, time.monotonic()
         self._fleet.refuse_unless_served(name)
+        self._fleet.residents.ask(name, terms.deadline_s)
         try:
             expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s)
         except (QueueFullError, DeadlineUnreachableError) as error:
@@ -62,6 +63,7 @@ class Submissions(Link):
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
         self._fleet.refuse_unless_served(name)
+        self._fleet.residents.ask(name, terms.deadline_s)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
         checked = cast("Checked | None", terms.checked)  # `check` has made it.
@@ -112,7 +114,8 @@ class Submissions(Link):
         """The deadline of these items has passed: those that have no reply get it now."""
         for token in tokens:
             if (item := self._under_way.get(token)) is not None:
-                self._withdraw(item, too_late(), item.pool.metrics.expired)
+                error = self._fleet.residents.late(item.pool.model.name) or too_late()
+                self._withdraw(item, error, item.pool.metrics.expired)
 
     def release(self, reservation: Reservation) -> None:
         """The request of a reservation has ended."""

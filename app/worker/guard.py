@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 Policy = Literal["off", "auto"] | int
 """A number: as auto, and a release after so many batches."""
@@ -140,6 +140,20 @@ class Guard:
         if following.rung == HAND_OVER:
             self._end(step.trigger, level, now_s)
         return following
+
+    def held(self, more_bytes: int) -> None:
+        """A model was loaded that takes so much (negative: unloaded): that has not leaked, then or since."""
+        start, host = self._start, more_bytes if self._shared else 0
+        self._start = replace(
+            start,
+            allocated=start.allocated + more_bytes,
+            used=start.used + more_bytes,
+            resident=start.resident + host,
+        )
+        for trigger, more in (("device", more_bytes), ("resident", host)):
+            left = self._left.get(cast(Trigger, trigger))
+            if left:
+                left[:] = [(batches, level + more) for batches, level in left]
 
     def exhausted(self, level: Level) -> bool:
         """The smallest batch has found no memory, and `level` is what all releases left: whether a leak is to blame.

@@ -36,6 +36,7 @@ from backends import (
     open_backend,
     register_operator_libraries,
 )
+from backends.contract.image_decoder import ImageDecoder
 from models import Model, PixelModel
 from models.confinement import confine_program, python_files, what_there_is
 from models.exports.child import own_files
@@ -84,9 +85,15 @@ class LoadedDevice:
     """Everything on one device. `models`: by their numbers, of which those not to be loaded have left gaps."""
 
     backend: Backend
-    device: str
+    load: Load
+    decoder: ImageDecoder | None
     models: dict[int, WorkerModel]
     ready: Ready
+
+    @property
+    def device(self) -> str:
+        """Its id."""
+        return self.load.device.id
 
     def close(self) -> None:
         """Give the device back."""
@@ -118,14 +125,26 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
     for index, plan in enumerate(load.plans):
-        if plan.model is not None:
-            models[index] = loaded = _loaded(load, plan, plan.model, backend)
-            loaded.decoding, loaded.who_decodes = agreed(decoder, plan.model, loaded.executable, load.decode)
+        if plan.model is not None and not plan.on_demand:
+            models[index] = load_model(load, plan, plan.model, backend, decoder)
             loaded_one(index)
     reports = tuple(models[index].said() if index in models else None for index in range(len(load.models)))
     staged = any(each.staged for each in models.values())
-    ready = Ready(load.device.id, load.device.name, reports, staged)
-    return LoadedDevice(backend, load.device.id, models, ready)
+    used_bytes = total_bytes = 0
+    if any(plan.on_demand for plan in load.plans):
+        memory = backend.memory(load.device.id)
+        used_bytes, total_bytes = memory.used, memory.total
+    ready = Ready(load.device.id, load.device.name, reports, staged, used_bytes, total_bytes)
+    return LoadedDevice(backend, load, decoder, models, ready)
+
+
+def load_model(
+    load: Load, plan: ModelPlan, model: Model, backend: Backend, decoder: ImageDecoder | None
+) -> WorkerModel:
+    """Load and warm one model. Raises ModelError, BackendError."""
+    loaded = _loaded(load, plan, model, backend)
+    loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
+    return loaded
 
 
 def _confine(load: Load) -> None:

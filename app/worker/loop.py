@@ -20,8 +20,9 @@ import numpy.typing as npt
 from app.processes.arena import Arena
 from app.worker.link import ServerLink
 from app.worker.load import LoadedDevice
+from app.worker.loader import Loader
 from app.worker.memory import MemoryWatch
-from app.worker.messages import Done, Ended, Failed, Release, Run, Stop
+from app.worker.messages import Done, Ended, Failed, LoadModel, Release, Run, Stop, UnloadModel
 from app.worker.results import Result, ResultError, write_results
 from backends import BackendError, DeviceLostError, Executable, OutOfDeviceMemoryError, Started
 from models import Options, TensorOptions
@@ -61,6 +62,7 @@ class Worker:
         self._arena = arena
         self._link = link
         self._done_s = 0.0
+        self._loader = Loader(loaded, link)
 
     def serve(self) -> None:
         """Answer messages until Stop or until the device is lost. Raises EOFError, ConnectionError: no server."""
@@ -69,6 +71,8 @@ class Worker:
         except DeviceLostError as error:
             log.exception("the device is lost")
             self._link.send(Ended(f"{error}", "leaked" if self._memory.leaks else "lost"))
+        finally:
+            self._loader.stop()
 
     def _serve(self) -> None:
         reported_s = -STATS_INTERVAL_S
@@ -84,11 +88,16 @@ class Worker:
             if under_way is not None:
                 self._answer(self._finish(under_way))
             under_way = following
+            self._memory.held(self._loader.more_bytes())
             match message:
                 case Run() if following is None:
                     self._answer(self._run(message))
                 case Release():
                     self._link.send(self._memory.release(message))
+                case LoadModel():
+                    self._loader.load(message.model)
+                case UnloadModel():
+                    self._loader.unload(message.model)
                 case Stop():
                     return
 

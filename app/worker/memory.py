@@ -72,6 +72,10 @@ class MemoryWatch:
             self.leaks = True
             send(HandOver(trigger))
 
+    def held(self, more_bytes: int) -> None:
+        """A model was loaded that takes so much; negative: unloaded."""
+        self._guard.held(more_bytes)
+
     def release(self, request: Release) -> Released:
         """Both levels of the guard, as an operator asks for it. Raises DeviceLostError."""
         returned: dict[int, int] = {}

@@ -34,7 +34,8 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
 class ModelPlan:
     """One model (None: it is not to be loaded), and how it is to be served.
 
-    `grows`: with larger batches than these, too, where they pay (workers.growth). `probes`: items for the gate, uint8
+    `grows`: with larger batches than these, too, where they pay (workers.growth). `on_demand`: it is loaded when the
+    server says so. `probes`: items for the gate, uint8
     [n, *input_shape]; None: there is no gate. `calibration`: where int8 is wanted and the model has images.
     """
 
@@ -43,6 +44,7 @@ class ModelPlan:
     precision: str
     batch_sizes: tuple[int, ...]
     grows: bool = False
+    on_demand: bool = False
     probes: npt.NDArray[np.uint8] | None = field(default=None, compare=False)
     calibration: Calibration | None = field(default=None, compare=False)
 
@@ -104,6 +106,18 @@ class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request: int
 
 
+class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load the model of this number beside those that serve; answered with a ModelLoaded."""
+
+    model: int
+
+
+class UnloadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Free what the model of this number takes, of which no batch is under way; answered with a ModelUnloaded."""
+
+    model: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Finish and end."""
 
@@ -148,13 +162,30 @@ class Loaded(msgspec.Struct, frozen=True):
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Every model is loaded and warm; None: one that is not to be.
 
-    `staged`: a worker that is given more time may serve some of them faster.
+    `staged`: a worker that is given more time may serve some of them faster. `used_bytes` of the device's `total_bytes`
+    are taken, by all processes.
     """
 
     device: str
     device_name: str
     loaded: tuple[Loaded | None, ...]
     staged: bool = False
+    used_bytes: int = 0
+    total_bytes: int = 0
+
+
+class ModelLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of this number serves; None: it cannot be loaded, for this `reason`."""
+
+    model: int
+    loaded: Loaded | None = None
+    reason: str = ""
+
+
+class ModelUnloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What the model of this number took is free."""
+
+    model: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -237,8 +268,10 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fallbacks: Annotated[dict[Name, int], msgspec.Meta(max_length=1024)] = {}
 
 
-ToWorker: TypeAlias = Run | Release | Stop
-FromWorker: TypeAlias = Progress | Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver
+ToWorker: TypeAlias = Run | Release | LoadModel | UnloadModel | Stop
+FromWorker: TypeAlias = (
+    Progress | Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromWorker).decode

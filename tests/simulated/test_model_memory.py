@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import io
 import json
+import random
 import subprocess
 import sys
+import time
 
+import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
+from app.scheduling.residency import MOST_S, SHARE
 from tests.support import small_classifier
 from tests.support.null_service import metric
 from tests.support.service_process import running
@@ -60,3 +69,176 @@ def test_models_that_do_not_fit_are_said_before_they_fail(tmp_path, models):
     assert started.returncode == 1
     assert "as measured before: m0 2" in started.stderr
     assert "little memory" in started.stderr
+
+
+BUDGET = 5 * 210 * MB
+ON_DEMAND = ("--models-on-demand", "all,-m0", "--device-memory", str(BUDGET), "--decoders", "2")
+
+
+def jpeg(seed):
+    """A small photograph of noise: another for each seed."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((64, 64)).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def scores(answer):
+    """The scores of an answer by class."""
+    return {each["label"]: each["score"] for each in answer["predictions"][0]["classes"]}
+
+
+def resident_bytes(client):
+    """What loaded models take, as the service says it."""
+    return sum(on["memory_bytes"] for each in client.get("/v1/models").json()["models"] for on in each["served_on"])
+
+
+def test_models_are_loaded_when_they_are_asked_for_and_others_go(tmp_path, models):
+    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200", *ON_DEMAND)
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    image = jpeg(0)
+    with running(tmp_path, "--models", ",".join(models[:8]), *ON_NPU, *simulated, *cache) as service:
+        with service.client() as client:
+            assert client.get("/v2/health/ready").status_code == 200
+            assert resident_bytes(client) < 230 * MB  # m0 alone.
+            found = {}
+            for number in range(8):
+                answer = client.post(f"/v1/models/m{number}:predict", content=image)
+                assert answer.status_code == 200, answer.text
+                found[number] = scores(answer.json())
+                assert resident_bytes(client) <= BUDGET
+            assert len({tuple(each.values()) for each in found.values()}) == 8  # Each is another network.
+            for number in range(7, -1, -1):
+                answer = client.post(f"/v1/models/m{number}:predict", content=image)
+                assert scores(answer.json()) == found[number]
+            assert metric(service, "anychip_model_loads_total", model="m1", outcome="loaded") == 3  # And at the start.
+            assert metric(service, "anychip_model_memory_budget_bytes", device="npu:0") == BUDGET
+        log = service.log.read_text()
+        assert "m7 is loaded once, to know what it takes" in log
+
+
+class Crowd:
+    """Clients that ask for models, each its own way, and check every answer; `outcomes` by code, `pinned_s`: of m0."""
+
+    def __init__(self, url, image):
+        self._client = httpx.AsyncClient(base_url=url, timeout=60, trust_env=False)
+        self._image = image
+        self.known: dict[str, tuple[float, ...]] = {}  # What each model answered first.
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.wrong: list[str] = []
+        self.pinned_s: list[float] = []
+        self.most_bytes = 0
+        self.stopping = False
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self._client.aclose()
+
+    async def ask(self, name, **headers):
+        answer = await self._client.post(f"/v1/models/{name}:predict", content=self._image, headers=headers)
+        code = "OK" if answer.status_code == 200 else answer.json()["code"]
+        self.outcomes[code] += 1
+        if code == "OK":
+            found = tuple(scores(answer.json()).values())
+            if found != self.known.setdefault(name, found) or answer.json()["weights"] != f"{name}.torchscript":
+                self.wrong.append(name)
+        if code == "MODEL_LOADING":
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+
+    async def zipf(self, seed, count):
+        """One model is asked for as often as its place in the order of popularity says."""
+        dice, names = random.Random(seed), [f"m{number}" for number in range(1, count)]
+        weights = [1 / place for place in range(1, count)]
+        while not self.stopping:
+            await self.ask(dice.choices(names, weights)[0], **{"X-Timeout-Ms": "10000"})
+            await asyncio.sleep(0.02)
+
+    async def adversary(self, count):
+        """All in turn: no order of residence helps."""
+        number = 0
+        while not self.stopping:
+            number = number % (count - 1) + 1
+            await self.ask(f"m{number}", **{"X-Timeout-Ms": "500"})
+
+    async def pinned(self):
+        while not self.stopping:
+            began_s = time.monotonic()
+            await self.ask("m0")
+            self.pinned_s.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.02)
+
+    async def looks(self):
+        while not self.stopping:
+            listed = (await self._client.get("/v1/models")).json()["models"]
+            self.most_bytes = max(
+                self.most_bytes, sum(on["memory_bytes"] for each in listed for on in each["served_on"])
+            )
+            await asyncio.sleep(0.1)
+
+    async def run(self, seconds, *clients):
+        self.stopping = False
+        tasks = [asyncio.create_task(client) for client in (*clients, self.looks())]
+        await asyncio.sleep(seconds)
+        self.stopping = True
+        await asyncio.gather(*tasks)
+
+
+def loads(service):
+    """Of all models, since the start; those at the start are among them."""
+    return metric(service, "anychip_model_loads_total", outcome="loaded")
+
+
+LOAD_S = 0.2
+"""What a load takes at least: the device's load_ms."""
+
+
+def bound(seconds):
+    """Loads that may be begun in so many seconds: what fits at first, and what the credit of load time pays."""
+    return 5 + (MOST_S + SHARE * seconds) / LOAD_S + 1
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(8, 9), pytest.param(600, 20, marks=pytest.mark.soak)])
+async def test_many_models_where_five_fit_lose_nothing_and_cause_no_storm(tmp_path, models, seconds, count):
+    simulated = ("--simulate", f"npu:1,memory_mb=2048,model_mb=200,load_ms={LOAD_S * 1e3:.0f}", *ON_DEMAND)
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    image = jpeg(0)
+    with running(tmp_path, "--models", ",".join(models[:count]), *ON_NPU, *simulated, *cache) as service:
+        async with Crowd(service.url, image) as crowd:
+            await crowd.run(max(3, seconds / 10), crowd.pinned())
+            alone_s, crowd.pinned_s = float(np.quantile(crowd.pinned_s, 0.99)), []
+            before, began_s = loads(service), time.monotonic()
+            await crowd.run(seconds, crowd.pinned(), *(crowd.zipf(seed, count) for seed in range(4)))
+            assert loads(service) - before <= bound(time.monotonic() - began_s)
+            among_others_s = float(np.quantile(crowd.pinned_s, 0.99))
+            print(
+                crowd.outcomes, f"pinned p99 {alone_s * 1e3:.1f} ms alone, {among_others_s * 1e3:.1f} ms among others"
+            )
+            if seconds > 60:  # A short one measures what else the machine does.
+                assert crowd.outcomes["OK"] > 10 * seconds
+                assert among_others_s <= 1.3 * alone_s
+            # All in turn, so often that no memory could do it: refused, and no more loads than before.
+            refused, before, began_s = crowd.outcomes["MODEL_LOADING"], loads(service), time.monotonic()
+            await crowd.run(max(4, seconds / 10), crowd.adversary(count))
+            assert crowd.outcomes["MODEL_LOADING"] > refused
+            assert loads(service) - before <= bound(time.monotonic() - began_s)
+            # Refusals that were told, and late answers of a busy machine; nothing else.
+            assert set(crowd.outcomes) <= {"OK", "MODEL_LOADING", "DEADLINE_UNREACHABLE", "DEADLINE_EXCEEDED"}
+            assert not crowd.wrong
+            assert len(set(crowd.known.values())) == len(crowd.known) >= 3  # Each is another network.
+            assert crowd.most_bytes <= BUDGET
+
+
+async def test_a_worker_that_ends_while_it_loads_loses_no_request(tmp_path, models):
+    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200,load_ms=1500", *ON_DEMAND)
+    image = jpeg(0)
+    with running(tmp_path, "--models", ",".join(models[:3]), *ON_NPU, *simulated) as service:
+        async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+            waiting = [
+                asyncio.create_task(client.post(f"/v1/models/m{number}:predict", content=image)) for number in (1, 2, 1)
+            ]
+            await asyncio.sleep(0.5)
+            service.worker().kill()
+            assert [(await each).status_code for each in waiting] == [200, 200, 200]

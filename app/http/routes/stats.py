@@ -23,7 +23,7 @@ from app.access.access import Caller
 from app.errors import ServiceError
 from app.http.edge import BIND
 from app.ingress.budget import Budget
-from app.link import Link, ModelState
+from app.link import Link
 from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TELEMETRY, THROTTLED, version
 
 INTERVAL_S = 0.5
@@ -180,7 +180,7 @@ def snapshot(link: Link) -> Snapshot:
         uptime_s=round(time.monotonic() - _STARTED_S, 3),
         ready=not ask.why_not(),
         simulated=link.simulated,
-        models=[_model(samples, name, ready=ask.state(name)[0] is ModelState.READY) for name in link.models],
+        models=[_model(samples, name, ready=ask.state(name)[0].is_ready) for name in link.models],
         devices=[
             _device(samples, each.device, each.vendor, workers.count(each.device)) for each in ask.devices().devices
         ],

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from app.errors import invalid_request
 from app.http.routes.stats import counting
-from app.link import Devices, Link, ModelState, ServedOn
+from app.link import Devices, Link, ServedOn
 from models import Finds
 from models.contract.cascade import Cascade
 
@@ -73,7 +73,7 @@ async def models(request: Request) -> Models:
                 weights_sha256=served.model.weights_sha256,
                 classes=len(served.model.labels),
                 input_shape=served.model.input_shape,
-                ready=ask.state(served.model.name)[0] is ModelState.READY,
+                ready=ask.state(served.model.name)[0].is_ready,
                 profile=ask.profile_of(served.model.name),
                 served_on=ask.served_on(served.model.name),
             )
@@ -95,7 +95,7 @@ def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
         weights_sha256=first.weights_sha256,
         classes=len(last.labels),
         input_shape=first.input_shape,
-        ready=all(state is ModelState.READY for state in states),
+        ready=all(state.is_ready for state in states),
         profile="",
         served_on=[],
     )

@@ -1,0 +1,279 @@
+"""Models on demand: loaded by the workers that run, beside those that serve, and unloaded for others.
+
+    a request ─► ask ─► app.scheduling.residency says what goes and what comes ─► LoadModel, UnloadModel ─► workers
+                  └─ not before its deadline: MODEL_LOADING
+
+Owns: what workers were told to load and have not answered, and that the scheduler knows what they serve. When a model
+comes or goes is decided in residency. Must not know requests. Everything here runs in the event loop's thread.
+
+A worker that is new, after a crash or a hand-over, begins without them, and loads again what was there, so that two
+workers of a device never hold two sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from app.errors import ServiceError
+from app.fleet.footprints import Footprint, in_words
+from app.fleet.process import WorkerProcess
+from app.fleet.served_model import ModelPool
+from app.observability.metrics import Metrics
+from app.scheduling.residency import Place, Residency, Tenant
+from app.scheduling.scheduler import Scheduler
+from app.worker.messages import Loaded, LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
+
+_LOOK_INTERVAL_S = 0.1
+"""While somebody waits for a model that cannot be loaded yet."""
+_LONGEST_RETRY_S = 60
+
+log = logging.getLogger("anychip.residents")
+
+
+class Residents:
+    """Of the models of `pools` that are loaded on demand; `workers` are the fleet's, by id."""
+
+    def __init__(
+        self,
+        pools: Sequence[ModelPool],
+        scheduler: Scheduler[Any],
+        workers: Mapping[str, WorkerProcess],
+        metrics: Metrics,
+        *,
+        changed: Callable[[WorkerProcess], None],
+        refuse: Callable[[str, str], None],
+        load_timeout_s: float,
+    ) -> None:
+        """`changed`: a worker has loaded or unloaded something; `refuse`: what waits for a model, with the reason."""
+        self._pools = {pool.model.name: pool for pool in pools}
+        self._pool_of = {name: pool for pool in pools for name in pool.names}
+        self._by_index = {form.index: pool for pool in pools for form in pool.forms}
+        self._scheduler, self._workers, self._metrics = scheduler, workers, metrics
+        self._changed, self._refuse, self._load_timeout_s = changed, refuse, load_timeout_s
+        self._policy = Residency(0, [Tenant(name, 0, math.inf) for name in self._pools])
+        self._asked: dict[WorkerProcess, list[int]] = {}  # What workers load, the next one first.
+        self._leaving: dict[WorkerProcess, set[int]] = {}
+        self._stirred = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure = ""
+        self._stopped = False
+        self._begun = False  # It is known what each model takes.
+        self._deaths: Counter[str] = Counter()  # Of workers in a row that ended while they loaded it.
+        for name in self._pools:
+            for outcome in ("loaded", "failed", "unloaded"):
+                metrics.model_loads.labels(name, outcome)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the models on demand, and of their forms."""
+        return frozenset(self._pool_of)
+
+    def workers(self) -> list[WorkerProcess]:
+        """Those that may have such models, and are not about to end."""
+        return [each for each in self._workers.values() if self._takes(each) and not each.retiring]
+
+    def _takes(self, worker: WorkerProcess) -> bool:
+        return all(worker.plan.has(index) for index in self._by_index)
+
+    def stop(self) -> None:
+        """End the timer. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stopped = True
+
+    async def begin(self, budget_bytes: int, known: Mapping[str, Footprint]) -> str:
+        """Find what each model takes: by what was measured before, else by loading it once.
+
+        Returns why the service cannot serve them so, empty where it can. To be called once workers are ready.
+        """
+        self._policy.budget_bytes = budget_bytes
+        for name, pool in self._pools.items():
+            tenant = self._policy.tenants[name]
+            measured = [known[form] for form in pool.names if form in known]
+            if len(measured) == len(pool.forms):
+                tenant.memory_bytes = sum(each.memory_bytes for each in measured)
+                tenant.load_s = sum(each.load_s for each in measured)
+            else:
+                log.info("%s is loaded once, to know what it takes", name)
+                tenant.place, tenant.since_s, self._failure = Place.LOADING, time.monotonic(), ""
+                await self._until(tenant, Place.RESIDENT)
+                if tenant.place is Place.RESIDENT:
+                    self._go(name)
+                    await self._until(tenant, Place.ABSENT)
+                if self._failure or not self.workers():
+                    return f"{name} cannot be loaded: {self._failure or 'no worker is left'}"
+            if tenant.memory_bytes > budget_bytes:
+                takes, budget = in_words(tenant.memory_bytes), in_words(budget_bytes)
+                return f"{name} takes {takes} of the device's memory, and models on demand may have {budget}"
+        self._begun = True
+        total = sum(each.memory_bytes for each in self._policy.tenants.values())
+        log.info("models on demand take %s together and may have %s", in_words(total), in_words(budget_bytes))
+        return ""
+
+    async def _until(self, tenant: Tenant, place: Place) -> None:
+        while tenant.place is not place and not self._failure and self.workers():
+            self._stirred.clear()
+            self._step()
+            await self._stirred.wait()
+
+    def ask(self, name: str, deadline_s: float) -> None:
+        """A request for a model, or for a form of one. Raises MODEL_LOADING where it is not there by the deadline."""
+        pool = self._pool_of.get(name)
+        if pool is None:
+            return
+        now_s, shown = time.monotonic(), pool.model.name
+        if not self._begun:
+            raise _loading(shown, math.inf)
+        expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other))
+        if expected_s and now_s + expected_s > deadline_s:
+            if not self._is_busy(shown):  # Nobody waits for it, and this one does not, either.
+                self._policy.forget(shown)
+            pool.metrics.rejected["loading"].inc()
+            raise _loading(shown, expected_s)
+        if expected_s:
+            # Once this request has its place in the queue, which is in this turn of the loop.
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def late(self, name: str) -> ServiceError | None:
+        """What those are told whose deadline passes while the model is being loaded; None where it is not."""
+        pool = self._pool_of.get(name)
+        if pool is None or self._scheduler.serves(name):
+            return None
+        tenant = self._policy.tenants[pool.model.name]
+        return _loading(tenant.name, tenant.load_s)
+
+    def worker_ready(self) -> None:
+        """A worker serves, and none of these models yet."""
+        now_s = time.monotonic()
+        for tenant in [each for place in (Place.RESIDENT, Place.LOADING) for each in self._policy.placed(place)]:
+            tenant.place, tenant.since_s = Place.LOADING, now_s
+            if self._pools[tenant.name].unloaded:  # By the administration: the new worker knows nothing of it.
+                self._policy.left(tenant.name, now_s)
+        self._step()
+
+    def worker_gone(self, worker: WorkerProcess) -> None:
+        """A worker has ended. What it was loading may be the reason: after the second time it is not loaded at once."""
+        self._leaving.pop(worker, None)
+        asked = self._asked.pop(worker, [])
+        if asked and not worker.retiring:
+            pool = self._by_index[asked[0]]
+            self._deaths[pool.model.name] += 1
+            if self._deaths[pool.model.name] > 1 or not self._begun:
+                self._failed(pool, "the worker ended while it was loaded")
+        self._settle()
+        self._stirred.set()
+        self._step()
+
+    def heard(self, worker: WorkerProcess, message: ModelLoaded | ModelUnloaded) -> None:
+        """A worker has loaded a model, or unloaded one."""
+        index, pool = message.model, self._by_index[message.model]
+        if isinstance(message, ModelUnloaded):
+            self._leaving[worker].discard(index)
+        else:
+            self._asked[worker].remove(index)
+            if message.loaded is None:
+                self._failed(pool, message.reason)
+            else:
+                form = next(form for form in pool.forms if form.index == index)
+                worker.hold(index, message.loaded)
+                self._scheduler.add_model(worker.id, form.model.name, message.loaded.latency_s, message.loaded.depth)
+        self._settle()
+        self._changed(worker)
+        self._stirred.set()
+        self._step()
+
+    def _failed(self, pool: ModelPool, reason: str) -> None:
+        name = pool.model.name
+        log.error("%s could not be loaded: %s", name, reason)
+        self._failure = reason
+        self._metrics.model_loads.labels(name, "failed").inc()
+        self._deaths.pop(name, None)
+        self._policy.failed(name, time.monotonic())
+        self._go(name)
+        for form in pool.names:
+            self._refuse(form, f"{name} could not be loaded")
+
+    def _go(self, name: str) -> None:
+        """Have every worker unload a model, for which nothing waits and nothing is computed."""
+        self._policy.tenants[name].place = Place.LEAVING
+        for worker in self.workers():
+            for form in self._pools[name].forms:
+                if worker.ready is not None and worker.ready.loaded[form.index] is not None:
+                    self._scheduler.remove_model(worker.id, form.model.name)
+                    worker.hold(form.index, None)
+                    self._leaving.setdefault(worker, set()).add(form.index)
+                    worker.send(UnloadModel(form.index))
+
+    def _settle(self) -> None:
+        """See which loads and unloads are done on every worker."""
+        now_s = time.monotonic()
+        for tenant in self._policy.placed(Place.LEAVING):
+            indices = {form.index for form in self._pools[tenant.name].forms}
+            if not any(indices & leaving for leaving in self._leaving.values()):
+                self._policy.left(tenant.name, now_s)
+                self._metrics.model_loads.labels(tenant.name, "unloaded").inc()
+        for tenant in self._policy.placed(Place.LOADING):
+            held = [self._held(worker, self._pools[tenant.name]) for worker in self.workers()]
+            if held and all(held):
+                memory = max(sum(each.memory_bytes for each in forms) for forms in held)
+                load_s = max(sum(each.load_s for each in forms) for forms in held)
+                self._policy.loaded(tenant.name, now_s, memory, load_s)
+                self._deaths.pop(tenant.name, None)
+                self._metrics.model_loads.labels(tenant.name, "loaded").inc()
+                log.info("%s is loaded: %s in %.2f s", tenant.name, in_words(memory), load_s)
+
+    def _held(self, worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:
+        """How a worker serves a model in all its forms; nothing where one is missing."""
+        assert worker.ready is not None
+        held = [each for form in pool.forms if (each := worker.ready.loaded[form.index]) is not None]
+        return held if len(held) == len(pool.forms) else []
+
+    def _step(self) -> None:
+        """Begin what may begin now, and look again while somebody waits for what may not."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._stopped:
+            return
+        now_s, serving = time.monotonic(), self.workers()
+        if serving and len(serving) == sum(map(self._takes, self._workers.values())):
+            leave, _ = self._policy.next(now_s, self._is_busy)
+            for name in leave:
+                self._go(name)
+            self._settle()
+            for tenant in self._policy.placed(Place.LOADING):
+                for worker in serving:
+                    self._tell(worker, self._pools[tenant.name], now_s - tenant.since_s)
+        waits = any(
+            self._is_busy(each.name) for each in self._policy.tenants.values() if each.place is not Place.RESIDENT
+        )
+        if waits or self._asked:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._step)
+
+    def _tell(self, worker: WorkerProcess, pool: ModelPool, since_s: float) -> None:
+        assert worker.ready is not None
+        asked = self._asked.setdefault(worker, [])
+        for form in pool.forms:
+            if form.index not in asked and worker.ready.loaded[form.index] is None:
+                asked.append(form.index)
+                worker.send(LoadModel(form.index))
+        if asked and self._by_index[asked[0]] is pool and since_s > self._load_timeout_s:
+            worker.kill(f"{pool.model.name} was not loaded within {self._load_timeout_s:g} s")
+
+    def _is_busy(self, name: str) -> bool:
+        """Whether somebody waits for a model, or a worker computes for it."""
+        pool = self._pools[name]
+        queues = self._scheduler.queues
+        return bool(pool.images_under_way) or any(queues[form].in_flight or queues[form].depth for form in pool.names)
+
+
+def _loading(name: str, expected_s: float) -> ServiceError:
+    seconds = max(1, math.ceil(min(expected_s, _LONGEST_RETRY_S)))
+    message = f"{name} is not loaded, and cannot be before the deadline; try again"
+    return ServiceError("MODEL_LOADING", message, retry_after_s=seconds)

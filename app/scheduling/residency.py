@@ -1,0 +1,185 @@
+"""Which models are on devices that do not hold all of them: what is loaded next, what goes for it, and how often.
+
+    ABSENT ─ asked for, and there is room, or others may go ─► LOADING ─► RESIDENT ─ not used for longest ─► LEAVING ─┐
+       └──────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+
+Owns: the budget, the order of loads, and their bound. Pure logic; times are in seconds, the clock is a parameter. Must
+not know workers, nor how a model is loaded.
+
+A model that somebody waits for stays, and so does one that was loaded less than KEPT times its load time ago. Loads for
+which others have to go are paid from a credit of seconds, which grows by SHARE of the time that passes and holds
+MOST_S at most: within any T seconds such loads take no more than MOST_S + SHARE * T seconds, and one load. What cannot
+be loaded in time is refused at the door: a set that does not fit costs refusals, and never the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+KEPT = 10.0
+SHARE = 0.1
+MOST_S = 30.0
+_RETRY_S = 10.0
+"""At least so long after a load that failed before the next one."""
+
+Busy = Callable[[str], bool]
+"""Whether somebody waits for a model of this name, or a worker computes for it."""
+
+
+class Place(Enum):
+    """Where a model is."""
+
+    ABSENT = "absent"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    LEAVING = "leaving"
+    """Nothing is computed by it any more, and its memory is not free yet."""
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A model that comes and goes. `load_s`: how long a load is expected to take; `since_s`: of its place;
+    `asked_s`: since when somebody waits for it; `not_before_s`: no load begins earlier, as the last one failed.
+    """
+
+    name: str
+    memory_bytes: int
+    load_s: float
+    place: Place = Place.ABSENT
+    since_s: float = -math.inf
+    used_s: float = -math.inf
+    asked_s: float = math.inf
+    not_before_s: float = -math.inf
+
+
+class Residency:
+    """Of one set of models with one budget. Those that always stay are no part of it."""
+
+    def __init__(self, budget_bytes: int, tenants: Iterable[Tenant]) -> None:
+        self.budget_bytes = budget_bytes
+        self.tenants = {each.name: each for each in tenants}
+        self._credit_s, self._counted_s = MOST_S, -math.inf
+        self._chosen: Tenant | None = None  # Others are leaving for it.
+
+    @property
+    def taken_bytes(self) -> int:
+        """By all that are not absent."""
+        return sum(each.memory_bytes for each in self.tenants.values() if each.place is not Place.ABSENT)
+
+    def placed(self, place: Place) -> list[Tenant]:
+        """Those there, the most recently used first."""
+        return sorted((each for each in self.tenants.values() if each.place is place), key=lambda each: -each.used_s)
+
+    def ask(self, name: str, now: float, busy: Busy) -> float:
+        """Somebody asks for a model; seconds until it is expected to be resident: 0 where it is, infinite where it is
+        not known.
+        """
+        tenant = self.tenants[name]
+        tenant.used_s = now
+        if tenant.place is Place.RESIDENT:
+            return 0.0
+        if tenant.place is not Place.LOADING:
+            tenant.asked_s = min(tenant.asked_s, now)
+        return self._expected_s(tenant, now, busy)
+
+    def forget(self, name: str) -> None:
+        """Nobody waits for a model after all."""
+        self.tenants[name].asked_s = math.inf
+
+    def next(self, now: float, busy: Busy) -> tuple[Sequence[str], str | None]:
+        """What leaves now, and what begins to load; to be asked whenever something has changed, and now and then."""
+        excess = self.taken_bytes - self.budget_bytes
+        if excess > 0 and (over := self._victims(excess, now, busy, hurry=True)):  # More than it was measured before.
+            return self._leave(over, now), None
+        if self.placed(Place.LOADING) or self.placed(Place.LEAVING):
+            return (), None
+        if self._chosen and not busy(self._chosen.name):
+            self._chosen = None
+        for tenant in [self._chosen] if self._chosen else self._waiting(busy):
+            missing = tenant.memory_bytes + self.taken_bytes - self.budget_bytes
+            if now < tenant.not_before_s:
+                continue
+            if missing <= 0:
+                self._chosen = None
+                tenant.place, tenant.since_s, tenant.asked_s = Place.LOADING, now, math.inf
+                return (), tenant.name
+            if self._credit(now) > 0 and (victims := self._victims(missing, now, busy)):
+                self._credit_s -= tenant.load_s
+                self._chosen = tenant
+                return self._leave(victims, now), None
+            self._chosen = None  # What was to leave for it is gone, and was not enough after all.
+        return (), None
+
+    def loaded(self, name: str, now: float, memory_bytes: int, load_s: float) -> None:
+        """A load is done, and this is what it took."""
+        tenant = self.tenants[name]
+        tenant.place, tenant.since_s, tenant.memory_bytes, tenant.load_s = Place.RESIDENT, now, memory_bytes, load_s
+
+    def failed(self, name: str, now: float) -> None:
+        """A load failed, or took more memory than there was; it is not tried again at once."""
+        tenant = self.tenants[name]
+        tenant.not_before_s = now + max(_RETRY_S, KEPT * tenant.load_s)
+        self.left(name, now)
+
+    def left(self, name: str, now: float) -> None:
+        """A model's memory is free."""
+        tenant = self.tenants[name]
+        tenant.place, tenant.since_s, tenant.asked_s = Place.ABSENT, now, math.inf
+
+    def _leave(self, tenants: Iterable[Tenant], now: float) -> list[str]:
+        names = []
+        for each in tenants:
+            each.place, each.since_s = Place.LEAVING, now
+            names.append(each.name)
+        return names
+
+    def _waiting(self, busy: Busy) -> list[Tenant]:
+        """Those that are absent and that somebody still waits for, in the order in which they were asked for."""
+        absent = [each for each in self.placed(Place.ABSENT) if each.asked_s < math.inf]
+        for each in absent:
+            if not busy(each.name):
+                each.asked_s = math.inf  # Whoever has asked has left, or was refused.
+        return sorted((each for each in absent if each.asked_s < math.inf), key=lambda each: each.asked_s)
+
+    def _victims(self, missing: int, now: float, busy: Busy, *, hurry: bool = False) -> list[Tenant]:
+        """What may go now for so many bytes, the least recently used first; nothing where that is not enough."""
+        found: list[Tenant] = []
+        for each in reversed(self.placed(Place.RESIDENT)):
+            if missing > 0 and not busy(each.name) and (hurry or self._stays_s(each, now) <= 0):
+                found.append(each)
+                missing -= each.memory_bytes
+        return found if missing <= 0 else []
+
+    def _stays_s(self, tenant: Tenant, now: float) -> float:
+        return tenant.since_s + KEPT * tenant.load_s - now
+
+    def _credit(self, now: float) -> float:
+        self._credit_s = min(MOST_S, self._credit_s + SHARE * max(0.0, now - self._counted_s))
+        self._counted_s = max(self._counted_s, now)
+        return self._credit_s
+
+    def _expected_s(self, tenant: Tenant, now: float, busy: Busy) -> float:
+        going_s = max((each.since_s + each.load_s - now for each in self.placed(Place.LOADING)), default=0.0)
+        if tenant.place is Place.LOADING:
+            return max(going_s, 0.0)
+        ahead = [each for each in self._waiting(busy) if each is not tenant and each.asked_s <= tenant.asked_s]
+        loads_s = sum(each.load_s for each in ahead)
+        start_s = max(going_s, tenant.not_before_s - now, 0.0) + loads_s
+        missing = sum(each.memory_bytes for each in (tenant, *ahead)) + self.taken_bytes - self.budget_bytes
+        if missing > 0 and tenant is not self._chosen:
+            start_s = max(start_s, (loads_s - self._credit(now)) / SHARE)
+            stays = sorted(
+                (max(0.0, self._stays_s(each, now)), each.memory_bytes)
+                for each in self.placed(Place.RESIDENT)
+                if not busy(each.name)
+            )
+            for stays_s, memory_bytes in stays:
+                if missing > 0:
+                    missing -= memory_bytes
+                    start_s = max(start_s, stays_s)
+            if missing > 0:
+                return math.inf
+        return start_s + tenant.load_s
