@@ -71,8 +71,13 @@ def test_models_that_do_not_fit_are_said_before_they_fail(tmp_path, models):
     assert "little memory" in started.stderr
 
 
-BUDGET = 5 * 210 * MB
-ON_DEMAND = ("--models-on-demand", "all,-m0", "--device-memory", str(BUDGET), "--decoders", "2")
+MODEL = 211 * MB
+"""What each takes, with its batches."""
+
+
+def on_demand(fit):
+    """Options with which so many models fit, m0 among them, which stays."""
+    return ("--models-on-demand", "all,-m0", "--device-memory", str(fit * MODEL), "--decoders", "2")
 
 
 def jpeg(seed):
@@ -94,27 +99,27 @@ def resident_bytes(client):
 
 
 def test_models_are_loaded_when_they_are_asked_for_and_others_go(tmp_path, models):
-    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200", *ON_DEMAND)
+    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200", *on_demand(3))
     cache = ("--cache-dir", str(tmp_path / "cache"))
     image = jpeg(0)
-    with running(tmp_path, "--models", ",".join(models[:8]), *ON_NPU, *simulated, *cache) as service:
+    with running(tmp_path, "--models", ",".join(models[:4]), *ON_NPU, *simulated, *cache) as service:
         with service.client() as client:
             assert client.get("/v2/health/ready").status_code == 200
             assert resident_bytes(client) < 230 * MB  # m0 alone.
             found = {}
-            for number in range(8):
+            for number in range(4):
                 answer = client.post(f"/v1/models/m{number}:predict", content=image)
                 assert answer.status_code == 200, answer.text
                 found[number] = scores(answer.json())
-                assert resident_bytes(client) <= BUDGET
-            assert len({tuple(each.values()) for each in found.values()}) == 8  # Each is another network.
-            for number in range(7, -1, -1):
+                assert resident_bytes(client) <= 3 * MODEL
+            assert len({tuple(each.values()) for each in found.values()}) == 4  # Each is another network.
+            for number in range(3, -1, -1):
                 answer = client.post(f"/v1/models/m{number}:predict", content=image)
                 assert scores(answer.json()) == found[number]
-            assert metric(service, "anychip_model_loads_total", model="m1", outcome="loaded") == 3  # And at the start.
-            assert metric(service, "anychip_model_memory_budget_bytes", device="npu:0") == BUDGET
+            assert loads(service) >= 3 + 3 + 1  # At the start, there, and at least once on the way back.
+            assert metric(service, "anychip_model_memory_budget_bytes", device="npu:0") == 3 * MODEL
         log = service.log.read_text()
-        assert "m7 is loaded once, to know what it takes" in log
+        assert "m3 is loaded once, to know what it takes" in log
 
 
 class Crowd:
@@ -200,9 +205,9 @@ def bound(seconds):
     return 5 + (MOST_S + SHARE * seconds) / LOAD_S + 1
 
 
-@pytest.mark.parametrize(("seconds", "count"), [(8, 9), pytest.param(600, 20, marks=pytest.mark.soak)])
-async def test_many_models_where_five_fit_lose_nothing_and_cause_no_storm(tmp_path, models, seconds, count):
-    simulated = ("--simulate", f"npu:1,memory_mb=2048,model_mb=200,load_ms={LOAD_S * 1e3:.0f}", *ON_DEMAND)
+@pytest.mark.parametrize(("seconds", "count", "fit"), [(8, 6, 3), pytest.param(600, 20, 5, marks=pytest.mark.soak)])
+async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, models, seconds, count, fit):
+    simulated = ("--simulate", f"npu:1,memory_mb=2048,model_mb=200,load_ms={LOAD_S * 1e3:.0f}", *on_demand(fit))
     cache = ("--cache-dir", str(tmp_path / "cache"))
     image = jpeg(0)
     with running(tmp_path, "--models", ",".join(models[:count]), *ON_NPU, *simulated, *cache) as service:
@@ -228,11 +233,11 @@ async def test_many_models_where_five_fit_lose_nothing_and_cause_no_storm(tmp_pa
             assert set(crowd.outcomes) <= {"OK", "MODEL_LOADING", "DEADLINE_UNREACHABLE", "DEADLINE_EXCEEDED"}
             assert not crowd.wrong
             assert len(set(crowd.known.values())) == len(crowd.known) >= 3  # Each is another network.
-            assert crowd.most_bytes <= BUDGET
+            assert crowd.most_bytes <= fit * MODEL
 
 
 async def test_a_worker_that_ends_while_it_loads_loses_no_request(tmp_path, models):
-    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200,load_ms=1500", *ON_DEMAND)
+    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200,load_ms=1500", *on_demand(3))
     image = jpeg(0)
     with running(tmp_path, "--models", ",".join(models[:3]), *ON_NPU, *simulated) as service:
         async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
