@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         "a deadline that passes is answered when the worker is done",
         "app/serving/submissions.py",
-        "self._withdraw(item, too_late(), item.pool.metrics.expired)\n\n    def release",
+        "self._withdraw(item, error, item.pool.metrics.expired)\n\n    def release",
         "pass\n\n    def release",
         "test_dispatcher.py",
     ),
