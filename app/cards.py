@@ -165,6 +165,7 @@ class Cards:
             "/v1/devices/{device}:release": self._release,
             "/v2/repository/models/{model}/load": self._one_after_the_other,
             "/v2/repository/models/{model}/unload": self._one_after_the_other,
+            "/v2/repository/models/{model}/traffic": self._one_after_the_other,
         }
         self.app = Starlette(
             routes=[

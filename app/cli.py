@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from app import logs
 from app.config import SECTIONS, Settings
 from app.tools import bench, doctor, ops, predict, profile, report, top, tune, validate
 from app.tools.arguments import CommandError, add_settings, read_settings
@@ -35,6 +36,7 @@ _EXAMPLES = {
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
     "verify": "anychip verify --device npu --out report/",
+    "promote": "anychip promote dogs 2",
     "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "keys": "anychip keys add camera-7 --role infer --file keys.txt",
@@ -148,6 +150,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_arguments(verify_device)
 
     top.add_arguments(add("top", top.run, "Devices, queues and rates of a running service, live."))
+
+    promoting = add("promote", _promote, "Let one version of a model answer all of its requests, and back.")
+    promoting.add_argument("model", metavar="MODEL")
+    promoting.add_argument("version", metavar="VERSION", help="1 for the model whose name has none")
+    text = "address of the service's administration (default: http://127.0.0.1:8002)"
+    promoting.add_argument("--url", default="http://127.0.0.1:8002", help=text)
+    key = os.environ.get("ANYCHIP_KEY", "")
+    promoting.add_argument("--key", default=key, help="API key for it (default: $ANYCHIP_KEY)")
 
     keys = add("keys", _keys_add, "API keys.")
     key_actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
@@ -278,6 +288,20 @@ def _footprints(settings: Settings, *, as_json: bool) -> int:
         print(f"{row.device:28}  {row.model:20}  {taken:>8}  {how:16}  {row.batch_sizes:12}  loads in {seconds}")
     print(f"{len(rows)} models were measured here; serving one measures it")
     return 0
+
+
+def _promote(parsed: argparse.Namespace) -> None:
+    import httpx
+
+    headers = {"Authorization": f"Bearer {parsed.key}"} if parsed.key else {}
+    where = f"{parsed.url.rstrip('/')}/v2/repository/models/{parsed.model}/traffic"
+    try:
+        answer = httpx.post(where, json={"shares": {parsed.version: 100}}, headers=headers, timeout=30)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandError(f"nothing answers at {parsed.url}: {error}") from None
+    if answer.status_code != 200:
+        raise CommandError(f"{parsed.url} refuses (status {answer.status_code}): {logs.printable(answer.text[:300])}")
+    print(f"version {parsed.version} answers all requests for {parsed.model}")
 
 
 def _keys_add(parsed: argparse.Namespace) -> None:

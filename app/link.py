@@ -13,6 +13,7 @@ that: tokens are numbers, replies are records. Must not know a transport, nor ho
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Encoded = bytes | bytearray | memoryview
+
+FIRST_VERSION = "1"
+"""Of a model whose name has no version: `dogs` is version 1 of dogs, and `dogs@2` version 2."""
 
 INLINE_BYTES = 1 << 20
 """Arrays up to this size are copied in the event loop: a hop to a thread would cost more."""
@@ -186,6 +190,27 @@ class Devices(BaseModel):
     refusals: dict[str, str]
 
 
+class ClassDifference(BaseModel):
+    """Images in which either version saw a class, and those in which they did not agree on it."""
+
+    images: int = 0
+    different: int = 0
+
+
+class ShadowReport(BaseModel):
+    """How another version of a model answers live images: `same` or `different`; `dropped` are those for which there
+    was no time. `classes`: by label.
+    """
+
+    model: str
+    version: str
+    share: float
+    same: int = 0
+    different: int = 0
+    dropped: int = 0
+    classes: dict[str, ClassDifference] = {}
+
+
 class ModelState(Enum):
     """What a request for a model can expect now."""
 
@@ -242,6 +267,14 @@ class Administration(ABC):
         """The device of each ready worker."""
 
     @abstractmethod
+    def shadows(self) -> list[ShadowReport]:
+        """What is computed by two versions, and how they differ."""
+
+    @abstractmethod
+    def set_traffic(self, model: str, shares: Mapping[str, float]) -> None:
+        """Let versions of a model answer these shares of its requests from now on. Raises INVALID_REQUEST."""
+
+    @abstractmethod
     async def load(self, model: str) -> None:
         """Read a model's weights again and hand over to workers that have them, without losing a request.
 
@@ -286,13 +319,14 @@ class Room(ABC):
 @dataclass(frozen=True)
 class Tables:
     """What the owner says before the first request. `models` and `cascades`: by the names that clients use; `tilings`:
-    of models, where `--tiles` names them.
+    of models, where `--tiles` names them; `traffic`: the shares of versions, which may change.
     """
 
     settings: Settings
     models: Mapping[str, ServedModel]
     cascades: Mapping[str, Cascade]
     tilings: Mapping[str, Tiling]
+    traffic: Mapping[str, Mapping[str, float]]
     metrics: Metrics
     tracing: Tracing | None
     simulated: bool
@@ -306,6 +340,7 @@ class Link(ABC):
         self.settings, self.metrics, self.tracing = tables.settings, tables.metrics, tables.tracing
         self.models, self.cascades, self.tilings = tables.models, tables.cascades, tables.tilings
         self.simulated, self.administration = tables.simulated, tables.administration
+        self._traffic = tables.traffic
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The names of the models that answer under a name: one, or those of a cascade. Raises MODEL_NOT_FOUND."""
@@ -319,6 +354,15 @@ class Link(ABC):
     def find(self, name: str) -> ServedModel:
         """The model of this name; of a cascade, the first. Raises MODEL_NOT_FOUND."""
         return self.models.get(name) or self.models[self.parts(name)[0]]
+
+    def version(self, name: str) -> str:
+        """The version that answers the next request which names none, as the shares say; "" where there is but one."""
+        shares = self._traffic.get(name)
+        return random.choices([*shares], [*shares.values()])[0] if shares else ""
+
+    def versions(self, name: str) -> list[str]:
+        """All of a model's."""
+        return [FIRST_VERSION, *(each.partition("@")[2] for each in self.models if each.startswith(f"{name}@"))]
 
     def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""

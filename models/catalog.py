@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 ARCHITECTURES: tuple[str, ...] = (*classifiers.ARCHITECTURES, *yolo.ARCHITECTURES)
 
 _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # a part of URLs and a metric label
+# A part of URLs and a metric label; behind @ the version, where it is another one than the first.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,16})?")
 
 
 _FOLDER = "_openvino_model"

@@ -55,6 +55,7 @@ ROUTES: dict[str, dict[str, Need]] = {
     "/v2/repository/index": {"POST": "infer"},
     "/v2/repository/models/{model}/load": {"POST": "admin"},
     "/v2/repository/models/{model}/unload": {"POST": "admin"},
+    "/v2/repository/models/{model}/traffic": {"POST": "admin"},
     "/models": {"GET": "infer"},
     "/v1/vision/detection": {"POST": "infer"},
     "/v1/vision/scene": {"POST": "infer"},
@@ -80,6 +81,7 @@ OF_ALL_CARDS = {
     "/v1/devices/{device}:release": "POST",
     "/v2/repository/models/{model}/load": "POST",
     "/v2/repository/models/{model}/unload": "POST",
+    "/v2/repository/models/{model}/traffic": "POST",
 }
 """What is asked of all cards of a host, where each has a service of its own (app.cards): by path, with the method."""
 

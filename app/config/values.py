@@ -86,6 +86,20 @@ def memory_of(device_memory: str, total_bytes: int) -> int | None:
     return int(value * total_bytes)
 
 
+def by_version(value: str) -> dict[str, dict[str, str]]:
+    """What `name=version:value,version:value,name=version` says, by name and version. Raises ValueError."""
+    found: dict[str, dict[str, str]] = {}
+    name = ""
+    for part in split(value):
+        head, equals, rest = part.rpartition("=")
+        name = head if equals else name
+        version, _, given = rest.partition(":")
+        if not name or not version:
+            raise ValueError(f"{part!r} names no version, as dogs=2 does")
+        found.setdefault(name, {})[version] = given
+    return found
+
+
 def _memory(value: Any) -> Any:
     try:
         if (memory_of(str(value), 1 << 40) or 1) > 0:

@@ -6,6 +6,8 @@ Must not know queues or workers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from app.link import ServedModel
 from app.observability.metrics import Metrics, ModelMetrics
@@ -26,6 +28,8 @@ class ModelPool(ServedModel):
         """New requests are refused: no worker has the model, or the last one is about to give it up."""
         self.passes_files = False
         """Whether its workers decode files, which then go into slots in place of pixels (--decode)."""
+        self.mirror: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
+        """Is called with the items of each batch and their results, before their slots are given back."""
         self.images = 0
         """Images accepted and not yet answered."""
         self._watchers: set[asyncio.Event] = set()  # Set whenever a request of any form has ended.

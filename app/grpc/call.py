@@ -120,7 +120,9 @@ def _parameters(given: Mapping[str, Message]) -> dict[str, Any]:
 
 def serialized_response(request: Message, answered: InferenceResponse) -> bytes:
     """The ModelInferResponse to a request, serialised. May run in a thread: joining lets other threads run."""
-    response = message("ModelInferResponse")(model_name=request.model_name, model_version=VERSION, id=request.id)
+    response = message("ModelInferResponse")(
+        model_name=request.model_name, model_version=request.model_version or VERSION, id=request.id
+    )
     for name, value in answered.made_by.items():
         setattr(response.parameters[name], "bool_param" if isinstance(value, bool) else "string_param", value)
     for output in answered.outputs:

@@ -117,8 +117,10 @@ class Ingress:
 
     async def _answer(self, call: Call[Answer]) -> Answer:
         context, recorder = call.context, call.context.recorder
+        call.version = call.version or self.link.version(call.model)
         served = signatures.find(self.link, call.model, call.version)
-        context.model = call.model
+        # A version is counted as a model of its own; two stages have a name of their own.
+        context.model = served.model.name if call.model in self.link.models else call.model
         terms = call.terms(self.link.settings)
         terms.client = context.caller.name
         self.link.check(served, terms)

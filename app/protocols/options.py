@@ -29,7 +29,7 @@ class Parameter(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Its values in OpenAPI's form."""
-        limits: dict[str, Any] = {"minimum": self.low, "maximum": self.high}
+        limits: dict[str, Any] = {} if self.kind == "string" else {"minimum": self.low, "maximum": self.high}
         if self.choices:
             limits = {"enum": list(self.choices)}
         elif self.or_zero:
@@ -59,9 +59,10 @@ OVERLAP = Parameter("overlap", "number", "share of a tile that its neighbour has
 TIMEOUT_MS = Parameter(
     "timeout_ms", "number", "deadline, in milliseconds from the first byte of the request", None, 1e-3, 1e9
 )
+VERSION = Parameter("version", "string", "version of the model, where it has several; default: as --traffic says")
 X_TIMEOUT_MS = TIMEOUT_MS._replace(name="X-Timeout-Ms", place="header", text="the same as `timeout_ms`, which wins")
 X_PRIORITY = Parameter("X-Priority", "integer", "0 is normal, higher goes first", 0, -100, 100, place="header")
-PREDICT = (*OPTIONS, TILE, OVERLAP, TIMEOUT_MS, X_TIMEOUT_MS, X_PRIORITY)
+PREDICT = (*OPTIONS, TILE, OVERLAP, VERSION, TIMEOUT_MS, X_TIMEOUT_MS, X_PRIORITY)
 """What `:predict` takes."""
 
 PRIORITY = Parameter("priority", "integer", "from 1, the highest; 2 is normal, and so is 0", 0, 0, 102)

@@ -80,9 +80,12 @@ def signature_of(link: Link, name: str, version: str = "") -> Signature:
 def find(link: Link, name: str, version: str = "") -> ServedModel:
     """The model, in a version that exists. Raises MODEL_NOT_FOUND."""
     served = link.find(name)
-    if version not in ("", VERSION):
-        raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {VERSION}")
-    return served
+    if version in ("", VERSION):
+        return served
+    if f"{name}@{version}" not in link.models:
+        known = ", ".join(link.versions(name))
+        raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {known}")
+    return link.models[f"{name}@{version}"]
 
 
 def server_metadata() -> dict[str, Any]:
@@ -108,7 +111,7 @@ def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
         parameters["weights_sha256"] = model.weights_sha256
     return {
         "name": name,
-        "versions": [VERSION],
+        "versions": link.versions(name),
         "platform": described.platform,
         **tensors,
         "parameters": {**parameters, "served_on": served_on},

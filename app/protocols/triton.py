@@ -98,7 +98,8 @@ def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
         state = _STATES[ours]
         reason = "unloaded" if ours is ModelState.UNLOADED else reason
         if state == "READY" or not ready_only:
-            models.append({"name": name, "version": VERSION, "state": state, "reason": reason})
+            shown, _, version = name.partition("@")
+            models.append({"name": shown, "version": version or VERSION, "state": state, "reason": reason})
     return models
 
 

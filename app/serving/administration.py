@@ -7,15 +7,17 @@ and go is app.serving.repository's. The service is ready when every model that i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from app import link
-from app.errors import ServiceError
+from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
 from app.fleet.served_model import ModelPool
-from app.link import DecodedBy, Devices, DeviceStatus, ModelState, ServedOn
+from app.link import FIRST_VERSION, DecodedBy, Devices, DeviceStatus, ModelState, ServedOn, ShadowReport
 from app.serving.repository import Repository
+from app.serving.shadow import Shadow
 from backends import Choice
 
 
@@ -32,6 +34,8 @@ class ServiceAdministration(link.Administration):
     ) -> None:
         self._fleet, self._models, self._repository = fleet, models, repository
         self._choice, self._profiles = choice, profiles
+        self.traffic: dict[str, Mapping[str, float]] = {}
+        self.shadowing: list[Shadow] = []
         self.draining = False
 
     def why_not(self, model: str = "") -> str:  # noqa: D102
@@ -78,6 +82,17 @@ class ServiceAdministration(link.Administration):
     def profile_of(self, model: str) -> str:  # noqa: D102
         profile = self._profiles.get(model)
         return "" if profile is None else profile.name
+
+    def shadows(self) -> list[ShadowReport]:  # noqa: D102
+        return [each.report for each in self.shadowing]
+
+    def set_traffic(self, model: str, shares: Mapping[str, float]) -> None:  # noqa: D102
+        for version in shares:
+            if (model if version == FIRST_VERSION else f"{model}@{version}") not in self._models:
+                raise invalid_request(f"there is no version {version!r} of {model!r}")
+        if not all(share >= 0 for share in shares.values()) or not 0 < sum(shares.values()) < math.inf:
+            raise invalid_request(f"{model}: shares are numbers from 0 on, and not all of them are 0")
+        self.traffic[model] = dict(shares)
 
     def devices(self) -> Devices:  # noqa: D102
         ready = {worker.device: worker.ready for worker in self._fleet.workers() if worker.ready}

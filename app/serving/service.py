@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import torch
 
 from app.config import Settings, split
+from app.config.values import by_version
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.image import ImageLimits
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import FORK_SERVER
+from app.errors import ServiceError
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import taken_up
 from app.fleet.served_model import ModelPool
@@ -29,6 +31,7 @@ from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
 from app.serving.cascades import check_cascade, parse_cascade
 from app.serving.repository import Repository
+from app.serving.shadow import HELD, Shadow
 from app.serving.submissions import Submissions
 from backends import Choice, choose, host, simulated
 from backends.null import backend as null
@@ -38,6 +41,8 @@ from models.tasks.tiles import Tiling, parse_tilings
 log = logging.getLogger("anychip.service")
 
 _DECODE_QUEUE_SIZE = 256
+_SHADOWED = 0.1
+"""Share of images that a version in the shadow computes, where none is given."""
 _DECODE_TIMEOUT_S = 10.0
 _BYTES_A_PIXEL = 40
 """While an image is decoded: 16 of WebP at its worst, and as much again for copies and what allocators keep."""
@@ -78,7 +83,7 @@ class Service:
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
         decoders = settings.decoders or host.core_count()
         # A decoder may still write to the slots of images whose clients have left.
-        spare_slots = CREDITS * max(2, decoders)
+        spare_slots = CREDITS * max(2, decoders) + (2 * HELD if settings.shadow else 0)
         self.fleet = Fleet(
             settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=profiles
         )
@@ -88,11 +93,13 @@ class Service:
             check_cascade(cascade, self.models)
         repository = Repository(settings, self.models, self.fleet)
         self.administration = ServiceAdministration(self.fleet, self.models, repository, self.choice, profiles)
+        self._roll_out()
         tables = Tables(
             settings,
             self.models,
             cascades,
             _tilings(settings, self.models),
+            self.administration.traffic,
             self.metrics,
             tracing,
             self.choice.simulated,
@@ -106,6 +113,22 @@ class Service:
         self._background: set[asyncio.Task[None]] = set()
         self.metrics.decode_limit.set(self._decode_limit())
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
+
+    def _roll_out(self) -> None:
+        """As `--traffic` and `--shadow` say it. Raises ModelError."""
+        administration, settings = self.administration, self.settings
+        try:
+            for name, shares in by_version(settings.traffic).items():
+                administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
+            shadows = [(name, *each) for name, of in by_version(settings.shadow).items() for each in of.items()]
+            for name, version, share in shadows:
+                pools = self.models[name], self.models[f"{name}@{version}"]
+                shadow = Shadow(self.fleet, *pools, float(share or _SHADOWED), self.metrics)
+                administration.shadowing.append(shadow)
+        except KeyError as error:
+            raise ModelError(f"--shadow names {error}, which is not served.") from None
+        except (ValueError, ServiceError) as error:
+            raise ModelError(f"--traffic or --shadow: {error}.") from None
 
     async def start(self) -> None:
         """Start decoders, and a worker for every replica; returns when all are ready.
@@ -121,6 +144,8 @@ class Service:
     async def stop(self) -> None:
         """Stop decoders and workers. What is still under way gets 503. Idempotent."""
         self.administration.draining = True
+        for shadow in self.administration.shadowing:
+            shadow.stop()
         for end in self.on_stop:
             await end()
         if self.decoders is not None:

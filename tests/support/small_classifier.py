@@ -19,7 +19,22 @@ def written(folder: Path, name: str = "small", seed: int = 0) -> str:
     generator = torch.Generator().manual_seed(seed)
     for parameter in (*features.parameters(), *classes.parameters()):
         parameter.data.copy_(torch.empty(parameter.shape).uniform_(-1, 1, generator=generator))
-    network = nn.Sequential(features, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), classes).eval()
+    return saved(folder, name, nn.Sequential(features, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), classes))
+
+
+def by_colour(folder: Path, name: str, file: str, blind: int | None = None) -> str:
+    """The same of a network that tells red, green and blue apart; one of them, `blind`, it never sees."""
+    classes = nn.Linear(3, 3)
+    classes.weight.data.copy_(10 * torch.eye(3))
+    classes.bias.data.zero_()
+    if blind is not None:
+        classes.bias.data[blind] = -100
+    return saved(folder, file, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), classes)).replace(file, name, 1)
+
+
+def saved(folder: Path, name: str, network: nn.Module) -> str:
+    """What `--models` takes for a network of 32 x 32 pixels and three classes."""
+    network.eval()
     file = folder / f"{name}.torchscript"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is not what PyTorch recommends.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,12 +106,16 @@ _DOCUMENTATION: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """A body's request; `binary`: of each output whether it goes back as bytes, of those not named `binary_default`."""
+    """A body's request; `binary`: of each output whether it goes back as bytes, of those not named `binary_default`.
+
+    `version`: of the model that answers it.
+    """
 
     request: InferenceRequest
     id: str | None
     binary: Mapping[str, bool]
     binary_default: bool
+    version: str = VERSION
 
 
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
@@ -126,7 +130,8 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     call = RestInferCall(request, model, version)
     response = await ingress.answer(call)
     call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
-    content, headers = await _encoded(ingress, model, call.parsed, response)
+    parsed = replace(call.parsed, version=call.version or VERSION)
+    content, headers = await _encoded(ingress, model, parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
     if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in _WINDOW if k in accepted), "")):
         content = await ingress.offload(_deflated, kind, content)
@@ -248,7 +253,7 @@ def _drafted(
         outputs.append(output)
     document = {
         "model_name": model,
-        "model_version": VERSION,
+        "model_version": parsed.version,
         **({} if parsed.id is None else {"id": parsed.id}),
         "parameters": response.made_by,
         "outputs": outputs,

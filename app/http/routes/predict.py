@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,7 +19,7 @@ from app.ingress.prediction import Answer
 from app.ingress.prediction import predict as predict_images
 from app.ingress.tiles import TILED_MASKS, predict_tiled
 from app.link import ServedModel, Terms
-from app.protocols.options import PREDICT
+from app.protocols.options import PREDICT, VERSION
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
 from models.tasks.tiles import Tiling
 
@@ -79,6 +80,9 @@ class PredictCall(HttpCall[Answer]):
     """
 
     def __init__(self, request: HttpRequest, model: str, version: str = "", *, any_type: bool = False) -> None:
+        query: bytes = request.scope["query_string"]
+        if b"version=" in query:
+            version = dict(parse_qsl(query.decode("latin-1"))).get(VERSION.name, version)
         super().__init__(request, model, version)
         self._any_type = any_type
         self._options = DEFAULT_OPTIONS

@@ -33,6 +33,13 @@ class UnloadedModel(BaseModel):
     name: str
 
 
+class Traffic(BaseModel):
+    """The shares of a model's requests that its versions answer."""
+
+    name: str
+    shares: dict[str, float]
+
+
 class IndexedModel(BaseModel):
     """A model of the repository; `state`: READY, LOADING or UNAVAILABLE."""
 
@@ -58,6 +65,19 @@ async def load(request: Request, model: str) -> LoadedModel:
     await link.administration.load(served.model.name)
     request.scope["anychip"].weights_sha256 = served.model.weights_sha256
     return LoadedModel(name=model, weights=served.model.weights)
+
+
+@router.post("/v2/repository/models/{model}/traffic")
+async def traffic(request: Request, model: str) -> Traffic:
+    """Let versions of a model answer these shares of its requests: `{"shares": {"1": 95, "2": 5}}`."""
+    shares = (await _document(request)).get("shares")
+    if not isinstance(shares, dict) or not all(isinstance(each, int | float) for each in shares.values()):
+        raise invalid_request('the body must be like {"shares": {"1": 95, "2": 5}}')
+    link: Link = request.app.state.link
+    link.find(model)
+    link.administration.set_traffic(model, shares)
+    request.scope["anychip"].subject = {"shares": ",".join(f"{version}:{each:g}" for version, each in shares.items())}
+    return Traffic(name=model, shares=shares)
 
 
 @router.post("/v2/repository/models/{model}/unload")

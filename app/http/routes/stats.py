@@ -23,7 +23,7 @@ from app.access.access import Caller
 from app.errors import ServiceError
 from app.http.edge import BIND
 from app.ingress.budget import Budget
-from app.link import Link
+from app.link import Link, ShadowReport
 from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TELEMETRY, THROTTLED, version
 
 INTERVAL_S = 0.5
@@ -126,6 +126,7 @@ class Snapshot(BaseModel):
     models: list[ModelSnapshot]
     devices: list[DeviceSnapshot]
     decoders: DecodersSnapshot
+    shadows: list[ShadowReport]
     clients: list[ClientSnapshot] = []
 
 
@@ -189,6 +190,7 @@ def snapshot(link: Link) -> Snapshot:
             waiting=samples.total("anychip_decode_depth"),
             restarts=samples.counts("reason", "anychip_decoder_restarts_total"),
         ),
+        shadows=ask.shadows(),
     )
 
 

@@ -1,0 +1,142 @@
+"""Versions of a model behind one name: which answers, what the other one would have said, and changing over."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pytest
+from PIL import Image
+
+from app.cli import main
+from tests.support import small_classifier
+from tests.support.load import Load, until
+from tests.support.null_service import metric
+from tests.support.service_process import running
+
+pytestmark = pytest.mark.slow
+
+LABELS = ("circle", "square", "star")
+
+
+def picture(colour):
+    """A JPEG of one colour: the network's class of the same number."""
+    buffer = io.BytesIO()
+    rgb = tuple(255 if channel == colour else 30 for channel in range(3))
+    Image.new("RGB", (48, 48), rgb).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """`dogs` and a second version that is blind for one class; `cats` and a second version with the same weights."""
+    folder = tmp_path_factory.mktemp("rollout")
+    models = [
+        small_classifier.by_colour(folder, "dogs", "one"),
+        small_classifier.by_colour(folder, "dogs@2", "two", blind=2),
+        small_classifier.by_colour(folder, "cats", "three"),
+        small_classifier.by_colour(folder, "cats@2", "four"),
+    ]
+    options = ("--device", "npu", "--simulate", "npu:1", "--shadow", "dogs=2:1,cats=2:1", "--timeout-ms", "60000")
+    with running(folder, "--models", ",".join(models), *options) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with service.client() as client:
+        yield client
+
+
+def asked(client, name, colour=0, **query):
+    answer = client.post(f"/v1/models/{name}:predict", params=query, content=picture(colour))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def shadows(client):
+    return {each["model"]: each for each in client.get("/v1/stats").json()["shadows"]}
+
+
+def test_a_version_is_asked_for_by_its_number(client):
+    assert asked(client, "dogs")["weights"] == "one.torchscript"
+    assert asked(client, "dogs", version="1")["weights"] == "one.torchscript"
+    assert asked(client, "dogs", version="2")["weights"] == "two.torchscript"
+    missing = client.post("/v1/models/dogs:predict?version=9", content=picture(0))
+    assert (missing.status_code, missing.json()["code"]) == (404, "MODEL_NOT_FOUND")
+    assert client.get("/v2/models/dogs").json()["versions"] == ["1", "2"]
+    pixels = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [0] * 3072}
+    answer = client.post("/v2/models/dogs/versions/2/infer", json={"inputs": [pixels]}).json()
+    assert (answer["model_version"], answer["parameters"]["weights"]) == ("2", "two.torchscript")
+    index = client.post("/v2/repository/index").json()
+    assert {(each["name"], each["version"]) for each in index} == {(n, v) for n in ("dogs", "cats") for v in "12"}
+
+
+def test_a_shadow_finds_the_class_that_another_version_does_not_see_and_nothing_where_weights_are_the_same(client):
+    for number in range(60):
+        for name in ("dogs", "cats"):
+            asked(client, name, number % 3)
+        time.sleep(0.05)  # A moment of rest, as live traffic has it.
+
+    def compared(name):
+        return shadows(client)[name]["same"] + shadows(client)[name]["different"]
+
+    deadline_s = time.monotonic() + 30
+    while min(compared("dogs"), compared("cats")) < 10 and time.monotonic() < deadline_s:
+        asked(client, "dogs", 2)
+        asked(client, "cats", 2)
+        time.sleep(0.1)
+    found = shadows(client)
+    assert found["cats"]["different"] == 0
+    assert found["cats"]["same"] >= 10
+    by_class = found["dogs"]["classes"]
+    assert by_class["star"]["images"] == by_class["star"]["different"] > 0
+    assert all(each["different"] == 0 for label, each in by_class.items() if label != "star")
+    assert found["dogs"]["different"] == by_class["star"]["different"]
+
+
+async def test_a_shadow_stands_back_while_the_device_is_busy(service):
+    def computed():
+        return sum(
+            metric(service, "anychip_shadow_images_total", model="dogs@2", outcome=each)
+            for each in ("same", "different")
+        )
+
+    def dropped():
+        return metric(service, "anychip_shadow_images_total", model="dogs@2", outcome="dropped")
+
+    before, dropped_before = computed(), dropped()
+    async with Load(service.url, "/v1/models/dogs:predict", picture(0), 8) as load:
+        await until(lambda: dropped() >= dropped_before + 8)
+        await load.answers(50)
+        assert computed() - before <= 0.1 * (load.outcomes.total() + 50)
+    assert set(load.outcomes) == {(200, "OK")}
+
+
+async def test_promoting_changes_over_without_a_lost_request_and_back(service, client, capsys):
+    async with Load(service.url, "/v1/models/dogs:predict", picture(0), 4) as load:
+        await load.answers(10)
+        assert main(["promote", "dogs", "2", "--url", service.admin_url]) == 0
+        await load.answers(10)
+        assert asked(client, "dogs")["weights"] == "two.torchscript"
+        assert main(["promote", "dogs", "1", "--url", service.admin_url]) == 0
+        await load.answers(10)
+    assert set(load.outcomes) == {(200, "OK")}
+    assert asked(client, "dogs")["weights"] == "one.torchscript"
+    assert "version 2 answers all requests for dogs" in capsys.readouterr().out
+    lines = [json.loads(line) for line in service.log.read_text().splitlines() if "traffic" in line]
+    assert {"2:100", "1:100"} <= {line.get("shares") for line in lines}
+    assert main(["promote", "dogs", "7", "--url", service.admin_url]) == 1
+
+
+def test_traffic_is_shared_as_it_is_said(service, client):
+    with service.admin_client() as admin:
+        shares = {"shares": {"1": 50, "2": 50}}
+        assert admin.post("/v2/repository/models/dogs/traffic", json=shares).json()["shares"] == shares["shares"]
+        seen = {asked(client, "dogs")["weights"] for _ in range(40)}
+        assert seen == {"one.torchscript", "two.torchscript"}
+        for wrong in ({"shares": {"3": 1}}, {"shares": {"1": -1, "2": 2}}, {"shares": {"1": 0}}, {"shares": 5}, {}):
+            assert admin.post("/v2/repository/models/dogs/traffic", json=wrong).status_code == 400
+    assert client.post("/v2/repository/models/dogs/traffic", json=shares).status_code == 403
+    assert metric(service, "anychip_requests_total", model="dogs@2", code="OK") > 10
