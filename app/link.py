@@ -204,7 +204,6 @@ class ShadowReport(BaseModel):
 
     model: str
     version: str
-    share: float
     same: int = 0
     different: int = 0
     dropped: int = 0

@@ -156,7 +156,7 @@ class Fleet:
         first = self._choice.device(self._choice.devices[0])
         models = [pool.model for pool in self.models.values()]
         known = footprints.stored(self._settings, self._choice, models)
-        fits, text = footprints.said(known, models, first.memory_bytes)
+        fits, text = footprints.said(known, self._settings, models, first.memory_bytes)
         if known:
             log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.id, text)
 

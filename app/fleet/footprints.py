@@ -72,15 +72,20 @@ def every(cache_dir: Path) -> list[Footprint]:
     return sorted(found, key=lambda each: (each.device, each.model))
 
 
-def said(known: Mapping[str, Footprint], models: Sequence[Model], memory_bytes: int) -> tuple[bool, str]:
-    """Whether these models fit into so much memory together, as far as is known, and that in a sentence."""
+def said(known: Mapping[str, Footprint], settings: Settings, models: Sequence[Model], total: int) -> tuple[bool, str]:
+    """Whether these models fit into so many bytes, as far as is known, and that in a sentence. Of those on demand one
+    has to fit beside the others.
+    """
+    stay, come = list[int](), [0]
+    for name in [model.name for model in models if model.name in known]:
+        (come if settings.is_on_demand(name) else stay).append(known[name].memory_bytes)
+    needed = sum(stay) + max(come)
     parts = [f"{model.name} {in_words(known[model.name].memory_bytes)}" for model in models if model.name in known]
-    total = sum(known[model.name].memory_bytes for model in models if model.name in known)
     unknown = [model.name for model in models if model.name not in known]
-    text = f"{', '.join(parts) or 'nothing'}: {in_words(total)} of {in_words(memory_bytes)}"
+    text = f"{', '.join(parts) or 'nothing'}: {in_words(needed)} of {in_words(total)}"
     if unknown:
         text += f"; not loaded here so far: {', '.join(unknown)}"
-    return total <= memory_bytes, text
+    return needed <= total, text
 
 
 def in_words(size_bytes: float) -> str:

@@ -59,7 +59,7 @@ OVERLAP = Parameter("overlap", "number", "share of a tile that its neighbour has
 TIMEOUT_MS = Parameter(
     "timeout_ms", "number", "deadline, in milliseconds from the first byte of the request", None, 1e-3, 1e9
 )
-VERSION = Parameter("version", "string", "version of the model, where it has several; default: as --traffic says")
+VERSION = Parameter("version", "string", "version of the model; where none is given, as --traffic says")
 X_TIMEOUT_MS = TIMEOUT_MS._replace(name="X-Timeout-Ms", place="header", text="the same as `timeout_ms`, which wins")
 X_PRIORITY = Parameter("X-Priority", "integer", "0 is normal, higher goes first", 0, -100, 100, place="header")
 PREDICT = (*OPTIONS, TILE, OVERLAP, VERSION, TIMEOUT_MS, X_TIMEOUT_MS, X_PRIORITY)

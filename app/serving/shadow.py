@@ -55,8 +55,8 @@ class Shadow:
         comparable = isinstance(a, PixelModel) and isinstance(b, PixelModel) and a.accuracy is not None
         if not comparable or (a.task, a.input_shape) != (b.task, b.input_shape):
             raise ModelError(f"--shadow: {b.name} and {a.name} do not answer alike for the same input")
-        self.report = ShadowReport(model=a.name, version=b.name, share=share)
-        self._fleet, self._other = fleet, other
+        self.report = ShadowReport(model=a.name, version=b.name)
+        self._fleet, self._other, self._share = fleet, other, share
         self._images = {
             outcome: metrics.shadow_images.labels(b.name, outcome) for outcome in ("same", "different", "dropped")
         }
@@ -76,7 +76,7 @@ class Shadow:
         for item, arrays in zip(items, results, strict=True):
             live, now_s = item.payload, time.monotonic()
             has_pixels = live.refill is None and live.status is not ItemStatus.ENDED and arrays is not None
-            if not has_pixels or len(self._held) >= HELD or random.random() >= self.report.share:
+            if not has_pixels or len(self._held) >= HELD or random.random() >= self._share:
                 continue
             assert arrays is not None
             slot, arena = self._other.slots.take(), self._fleet.arena

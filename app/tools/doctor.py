@@ -309,7 +309,7 @@ def _memory(settings: Settings) -> Check:
         return Check("memory", "SKIP", f"what fits is not known: {_line(str(error))}")
     device = chosen.device(chosen.devices[0])
     known = footprints.stored(settings, chosen, models)
-    fits, text = footprints.said(known, models, device.memory_bytes)
+    fits, text = footprints.said(known, settings, models, device.memory_bytes)
     detail = f"{device.id}, as measured: {text}"
     if fits:
         return Check("memory", "PASS", detail)
