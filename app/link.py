@@ -325,11 +325,11 @@ class Tables:
     models: Mapping[str, ServedModel]
     cascades: Mapping[str, Cascade]
     tilings: Mapping[str, Tiling]
-    traffic: Mapping[str, Mapping[str, float]]
     metrics: Metrics
     tracing: Tracing | None
     simulated: bool
     administration: Administration
+    traffic: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Link(ABC):

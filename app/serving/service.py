@@ -99,11 +99,11 @@ class Service:
             self.models,
             cascades,
             _tilings(settings, self.models),
-            self.administration.traffic,
             self.metrics,
             tracing,
             self.choice.simulated,
             self.administration,
+            self.administration.traffic,
         )
         reads_pixels = self.choice.backend.facts.reads_pixels
         self.decoders = self._made_decoders(forms, decoders) if reads_pixels else None
