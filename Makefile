@@ -6,7 +6,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= anychip
 VENV := .venv
 NPU_VENV := .venv-npu
-TRITON_VENV := .venv-triton
+CLIENTS_VENV := .venv-clients
 DEPLOY_VENV := .venv-deploy
 OCR_VENV := .venv-ocr
 AUDIT_VENV := .venv-audit
@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment triton-environment deploy-environment ocr-environment test-ocr sbom audit bench clean
+.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment clients-environment deploy-environment ocr-environment test-ocr sbom audit bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -93,7 +93,7 @@ format: $(VENV)/.developer  ## write the code the way lint wants it
 
 npu-environment: $(NPU_VENV)/.installed  ## make .venv-npu, in which tests run Huawei's own torch_npu over a stub driver
 
-triton-environment: $(TRITON_VENV)/.installed  ## make .venv-triton, in which tests run NVIDIA's tritonclient
+clients-environment: $(CLIENTS_VENV)/.installed  ## make .venv-clients, in which tests run other people's clients
 
 deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray and what checks images and charts
 
@@ -113,7 +113,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(TRITON_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, because a demo should not wait for what only the tests need.
@@ -130,8 +130,8 @@ $(NPU_VENV)/.installed: tests/environments/npu_environment.py $(SETUP)
 	$(PYTHON) tests/environments/npu_environment.py $(NPU_VENV)
 	@touch $@
 
-$(TRITON_VENV)/.installed: tests/environments/triton_environment.py
-	$(PYTHON) tests/environments/triton_environment.py $(TRITON_VENV)
+$(CLIENTS_VENV)/.installed: tests/environments/clients_environment.py
+	$(PYTHON) tests/environments/clients_environment.py $(CLIENTS_VENV)
 	@touch $@
 
 $(OCR_VENV)/.installed: tests/environments/ocr_environment.py plugins/ocr/pyproject.toml $(VENV)/.developer

@@ -100,6 +100,7 @@ def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], adminis
             app.include_router(client.router(name))
     describe_api(app)
     mount_docs(app, administered=administered)
+    app.state.page = None
     if playground:
         mount_playground(app)
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from app.access.limits import ClientLease
 from app.config import Settings
 from app.errors import ServiceError
-from app.observability.metrics import Exemplar, Metrics, ModelMetrics
+from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.recorder import Recorder
 from app.observability.tracing import Tracing
 from app.observability.triton_statistics import ModelStatistics
@@ -363,11 +363,11 @@ class Link(ABC):
         """All of a model's."""
         return [FIRST_VERSION, *(each.partition("@")[2] for each in self.models if each.startswith(f"{name}@"))]
 
-    def count(self, name: str, code: str, seconds: float, exemplar: Exemplar | None = None) -> None:
+    def count(self, name: str, code: str, seconds: float, recorder: Recorder) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
         served = self.find(name)
-        served.metrics.answered(code, seconds, exemplar)
-        served.statistics.request(code, seconds)
+        served.metrics.answered(code, seconds, recorder.exemplar)
+        served.statistics.request(code, seconds, recorder.timings.seconds)
 
     @abstractmethod
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:

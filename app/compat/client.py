@@ -58,7 +58,7 @@ class ClientCall(HttpCall[Answer]):
         self._client = client
         self.document: Mapping[str, Any] = {}
 
-    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
+    async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """What the JSON asks. Raises INVALID_REQUEST, and what the client's contract raises."""
         packed = await ingress.converter.convert(DOCUMENT, 0, self.body)
         lease.take(len(packed))

@@ -1,4 +1,4 @@
-"""`POST /v1/vision/…`: as software for cameras asks DeepStack and CodeProject.AI. `--compat deepstack`.
+"""`/v1/vision/…` and `/v1/status/…`: as cameras' software asks DeepStack and CodeProject.AI. `--compat deepstack`.
 
 Owns: their form of requests, answers and errors. The first detector of `--models` answers `detection`, the first
 classifier `scene`, and `custom/NAME` is the model NAME. Boxes come by descending score and at most 20: Frigate has room
@@ -7,6 +7,7 @@ for 20, and stops at the first one that it does not want.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -23,6 +24,7 @@ from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
 from app.ingress.prediction import Answer, predict
 from app.link import Link, ServedModel, Terms
+from app.protocols import signatures
 from app.protocols.parameters import number
 from models import Finds, Options, PixelModel
 
@@ -39,7 +41,7 @@ class DeepStackCall(PredictCall):
         """As headers say; a query means nothing here."""
         return super(PredictCall, self).terms(settings)
 
-    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
+    async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The file called `image`, else the only one. Raises INVALID_REQUEST."""
         fields, files = await read_form(self.headers, self.body)
         image = files.get("image") or next(iter(files.values()), None)
@@ -48,6 +50,18 @@ class DeepStackCall(PredictCall):
         confidence = number(fields, "min_confidence", _LEAST_CONFIDENCE, 0, 1)
         options = Options(score_threshold=confidence, max_detections=_MOST, top_k=1, masks="none")
         return lambda: predict(ingress, served, [image], terms, options=options)
+
+
+@router.get("/v1/status/ping")
+@router.get("/v1/server/status/ping")
+@router.get("/v1/status/version")
+@router.get("/v1/server/status/version")
+async def status() -> dict[str, Any]:
+    """CodeProject.AI's: the server answers, and which one it is."""
+    version = signatures.server_metadata()["version"]
+    major, minor, patch, *_ = (*re.findall(r"\d+", version), "0", "0", "0")
+    numbers = {"major": int(major), "minor": int(minor), "patch": int(patch)}
+    return {"success": True, "message": version, "version": numbers}
 
 
 @router.post("/v1/vision/detection")

@@ -33,9 +33,11 @@ _FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "MODEL_LOADING", "DEADLINE_UNREA
 
 
 class LabellingCall(HttpCall[Answer]):
-    """A JSON of a model's name, an image and thresholds."""
+    """A JSON of a model's name, an image and thresholds. `wanted`: the labels that are drawn, none means all."""
 
-    async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
+    wanted: frozenset[str] = frozenset()
+
+    async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
         packed = await ingress.converter.convert(DOCUMENT, 0, self.body)
         lease.take(len(packed))
@@ -50,6 +52,10 @@ class LabellingCall(HttpCall[Answer]):
             score_threshold=number(given, "conf_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
             iou_threshold=number(given, "iou_threshold", DEFAULT_OPTIONS.iou_threshold, 0, 1),
         )
+        wanted = params.get("filter_classes") or ()
+        if not isinstance(wanted, list | tuple) or not all(isinstance(each, str) for each in wanted):
+            raise invalid_request("filter_classes must be a list of labels")
+        self.wanted = frozenset(wanted)
         if (cascade := ingress.link.cascades.get(model)) is not None:
             return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
         return lambda: predict(ingress, named, [image], terms, options=options)
@@ -85,7 +91,8 @@ async def label(request: Request) -> Response:
         first = next(iter(_described(ingress.link)), None)
         if first is None:
             raise invalid_request("no model here takes images")
-        answer = await ingress.answer(LabellingCall(AsgiRequest.of(request), first))
+        call = LabellingCall(AsgiRequest.of(request), first)
+        answer = await ingress.answer(call)
     except ServiceError as error:
         body, headers = as_json({"success": False, "error": {"code": error.code, "message": error.message}})
         response = as_response((body, headers))
@@ -93,7 +100,10 @@ async def label(request: Request) -> Response:
         return response
     [prediction] = answer.predictions
     shapes = [
-        shape for number, found in enumerate(prediction.get("detections", ())) for shape in _shapes(found, number)
+        shape
+        for number, found in enumerate(prediction.get("detections", ()))
+        if not call.wanted or found["label"] in call.wanted
+        for shape in _shapes(found, number)
     ]
     best = prediction.get("classes") or [{"label": ""}]
     data = {"shapes": shapes, "description": best[0]["label"], "replace": None}
@@ -105,10 +115,14 @@ def _described(link: Link) -> dict[str, Any]:
         {"name": "button_run", "value": None},
         {"name": "edit_conf", "value": DEFAULT_OPTIONS.score_threshold},
         {"name": "edit_iou", "value": DEFAULT_OPTIONS.iou_threshold},
+        {"name": "button_classes_filter", "value": None},
     ]
     about = {"widgets": widgets, "params": {}, "capabilities": {}, "batch_processing_mode": "default"}
     names = [name for name, served in link.models.items() if isinstance(served.model, PixelModel)]
-    return {name: {"display_name": name, **about} for name in (*names, *link.cascades)}
+    return {
+        name: {"display_name": name, "classes": list(link.find(name).model.labels), **about}
+        for name in (*names, *link.cascades)
+    }
 
 
 def _shapes(found: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:

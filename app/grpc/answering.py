@@ -21,6 +21,8 @@ from app.grpc.relay import Connection
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress
 
+_NO_METHOD = "there is no method {} here; shared memory, sequences, tracing and log settings are not offered"
+
 
 class Method:
     """One of a server's. `path`: its full name; `handler`: what gRPC calls."""
@@ -134,11 +136,11 @@ async def refuse(context: RpcContext, error: ServiceError) -> None:
         await context.call.abort(grpc.StatusCode[ERRORS[error.code].grpc], error.message, tuple(trailing))
 
 
-def unknown(calls: Calls) -> Any:
-    """The handler of methods that there are not."""
+def unknown(calls: Calls, path: str) -> Any:
+    """The handler of a method that there is not."""
 
     async def refused(_requests: Any, call: CallContext) -> None:
         calls.begin(call)
-        await call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        await call.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_METHOD.format(path[:128]))
 
     return grpc.stream_stream_rpc_method_handler(refused)

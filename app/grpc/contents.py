@@ -81,6 +81,9 @@ def parsed(rest: bytes, raw: Sequence[wire.Buffer]) -> RawRequest:
         raise _unreadable() from None
     checked_count("inputs", len(request.inputs))
     checked_count("outputs", len(request.outputs))
+    for number, tensor in enumerate(request.inputs):
+        if not tensor.name:
+            raise invalid_request(f"input {number} has no name")
     for owner in (request, *request.inputs, *request.outputs):
         checked_count("parameters", len(owner.parameters))
     if raw:

@@ -125,11 +125,11 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         for descriptor, behaviour, receiver in served:
             method = Method(behaviour, descriptor, receiver, calls, ingress=ingress, bind=bind)
             self._handlers[method.path] = method.handler
-        self._unknown = unknown(calls)
+        self._calls = calls
 
     def service(self, details: Any) -> Any:
         """The handler of a call; the one that refuses where there is no such method."""
-        return self._handlers.get(details.method, self._unknown)
+        return self._handlers.get(details.method) or unknown(self._calls, details.method)
 
 
 def _snake(name: str) -> str:

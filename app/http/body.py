@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from urllib.parse import parse_qsl
 
@@ -20,8 +21,8 @@ from app.ingress.converter import INSTANCES, Converter
 from app.link import Encoded
 from app.protocols import wire
 from app.protocols.documents import read_instances
-from app.protocols.options import OVERLAP, TILE, TIMEOUT_MS
-from app.protocols.parameters import DEFAULT_OPTIONS, read, read_options
+from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS
+from app.protocols.parameters import DEFAULT_OPTIONS, check_names, read, read_options
 from models import Options
 from models.tasks.tiles import Tiling
 
@@ -41,6 +42,28 @@ _PIECE_BYTES = 1024 * 1024
 """Of a form, searched and parsed at a time, in some 5 ms at most; the event loop does something else in between."""
 _END_BYTES = 4096
 """Of a form: where its closing boundary is looked for."""
+WINDOW = {"gzip": 31, "deflate": 15}
+"""The encodings of a body, and what zlib calls them."""
+
+
+def inflated(encoding: str, body: Body, most: int) -> bytes:
+    """A body without its Content-Encoding, at most `most` bytes; runs in a thread.
+
+    Raises UNSUPPORTED_MEDIA_TYPE, BODY_TOO_LARGE, INVALID_REQUEST.
+    """
+    if encoding not in WINDOW:
+        message = f"content encoding {encoding!r} is not read here; send gzip, deflate or none"
+        raise ServiceError("UNSUPPORTED_MEDIA_TYPE", message)
+    inflater = zlib.decompressobj(WINDOW[encoding])
+    try:
+        inflated = inflater.decompress(body, most + 1)
+    except zlib.error:
+        raise invalid_request(f"the body is no {encoding}") from None
+    if len(inflated) > most:
+        raise ServiceError("BODY_TOO_LARGE", f"inflated, the body is larger than the {most} bytes that are read here")
+    if not inflater.eof or inflater.unused_data:
+        raise invalid_request(f"the {encoding} of the body {'goes on after its end' if inflater.eof else 'ends early'}")
+    return inflated
 
 
 async def read_images(
@@ -177,13 +200,15 @@ async def _instances(body: Body, max_images: int, converter: Converter, lease: L
     return list(wire.split(converted))
 
 
-def read_query(query: bytes) -> tuple[Options, float | None, Tiling | None]:
+def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float | None, Tiling | None]:
     """Options, `timeout_ms` and `tile` with `overlap` of a query string; None: it says nothing of it.
 
-    Raises INVALID_REQUEST.
+    Raises INVALID_REQUEST, also for other names, unless `any_name` has them left alone.
     """
     if not query:
         return DEFAULT_OPTIONS, None, None
     given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    if not any_name:
+        check_names(QUERY, given)
     tile, overlap = read(TILE, given), read(OVERLAP, given)
     return read_options(given), read(TIMEOUT_MS, given), None if tile is None else Tiling(tile, overlap)

@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope
 
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError
-from app.http.body import Body, Fields
+from app.http.body import Body, Fields, inflated
 from app.ingress.budget import Lease
-from app.ingress.ingress import Call
+from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import Interruption, interrupted_at
-from app.link import Terms
+from app.link import ServedModel, Terms
 from app.protocols.options import X_PRIORITY, X_TIMEOUT_MS
 from app.protocols.parameters import deadline_s, read_header
 
@@ -106,7 +106,7 @@ class AsgiRequest(HttpRequest):
 
 
 class HttpCall(Call[Answer]):
-    """`body` is there once `read` has ended."""
+    """`body` is there once `read` has ended, without its Content-Encoding when `asked` is called."""
 
     def __init__(self, request: HttpRequest, model: str, version: str = "") -> None:
         super().__init__(request.scope["anychip"], model, version)
@@ -124,6 +124,19 @@ class HttpCall(Call[Answer]):
     async def read(self, lease: Lease, limit: interrupted_at) -> None:  # noqa: D102
         limit.least_bytes_per_s = _LEAST_UPLOAD_BYTES_PER_S
         self.body = await self.request.body(self._max_body_bytes, lease, limit)
+
+    async def prepare(  # noqa: D102
+        self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
+    ) -> Run[Answer]:
+        encoding = self.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+        if encoding not in ("", "identity"):
+            self.body = await ingress.offload(inflated, encoding, self.body, self._max_body_bytes)
+            lease.take(len(self.body))
+        return await self.asked(ingress, served, terms, lease)
+
+    @abstractmethod
+    async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
+        """What the body asks of the model, as `prepare` says."""
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         return await self.request.watched(running, on_leave)

@@ -163,7 +163,7 @@ class RequestContext:
     def _record(self, seconds: float) -> None:
         link, scope, code = self._link, self.scope, self.code
         if self.model:
-            link.count(self.model, code, seconds, self.recorder.exemplar)
+            link.count(self.model, code, seconds, self.recorder)
         elif code in MODELLESS:
             link.metrics.requests.labels("", code).inc()
         if self._need != "open" and link.metrics.enabled:

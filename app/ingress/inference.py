@@ -70,7 +70,7 @@ async def infer(
         if now_s >= terms.deadline_s:
             served.metrics.expired["postprocess"].inc(count)
             raise too_late()
-        terms.recorder.collected(served.metrics, served.statistics, now_s - started_s)
+        terms.recorder.collected(served.metrics, now_s - started_s)
     return TensorAnswer(collected, computed[-1].computed_by)
 
 

@@ -74,11 +74,10 @@ class Recorder:
         for stage, taken in seconds.items():
             metrics.stage_seconds[stage].observe(taken, self.exemplar)
         metrics.deadline_slack.observe(slack_s)
-        statistics.image(seconds)
+        statistics.image()
         self.timings.include(seconds)
 
-    def collected(self, metrics: ModelMetrics, statistics: ModelStatistics, seconds: float) -> None:
+    def collected(self, metrics: ModelMetrics, seconds: float) -> None:
         """A request's answer was put together in so many seconds, where its items have none of their own."""
         metrics.stage_seconds["postprocess"].observe(seconds)
-        statistics.stages["postprocess"].add(seconds)
         self.timings.include({"postprocess": seconds})

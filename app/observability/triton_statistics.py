@@ -62,22 +62,22 @@ class ModelStatistics:
     success: Duration = field(default_factory=Duration)
     failure: dict[str, Duration] = field(default_factory=dict)  # By Triton's reason.
     images: int = 0
-    stages: dict[str, Duration] = field(default_factory=lambda: {stage: Duration() for stage in STAGES})
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of good requests.
     batches: dict[int, Duration] = field(default_factory=dict)  # By images in the batch; seconds on the device.
 
-    def request(self, code: str, seconds: float) -> None:
-        """A request has ended, with "OK" or an error's code."""
+    def request(self, code: str, seconds: float, stages: Mapping[str, float]) -> None:
+        """A request has ended, with "OK" or an error's code; `stages`: the seconds of each, of its slowest image."""
         if code == "OK":
             self.success.add(seconds)
+            for stage in STAGES:
+                self.stages[stage] += stages.get(stage, 0.0)
             self.last_ms = int(time.time() * 1e3)
         else:
             self.failure.setdefault(failure_reason(code), Duration()).add(seconds)
 
-    def image(self, seconds: Mapping[str, float]) -> None:
-        """An image was answered, after so many seconds in each stage."""
+    def image(self) -> None:
+        """An image was answered."""
         self.images += 1
-        for stage, taken in seconds.items():
-            self.stages[stage].add(taken)
 
     def batch(self, images: int, seconds: float) -> None:
         """A batch was computed."""
@@ -94,6 +94,7 @@ class ModelStatistics:
             sum(each.count for each in self.failure.values()), sum(each.seconds for each in self.failure.values())
         )
         nothing = Duration().as_json()
+        good = self.success.count  # Every stage of a request counts once, however many images it has (infer_stats.cc).
         return {
             "name": name,
             "version": VERSION,
@@ -103,7 +104,7 @@ class ModelStatistics:
             "inference_stats": {
                 "success": self.success.as_json(),
                 "fail": failed.as_json(),
-                **{theirs: self.stages[ours].as_json() for ours, theirs in STAGES.items()},
+                **{theirs: Duration(good, self.stages[ours]).as_json() for ours, theirs in STAGES.items()},
                 "cache_hit": nothing,
                 "cache_miss": nothing,
             },

@@ -154,7 +154,7 @@ def objects(document: Mapping[str, Any], key: str) -> list[Document]:
 def name_of(tensor: Mapping[str, Any], which: str) -> str:
     """Raises INVALID_REQUEST."""
     name = tensor.get("name")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         raise invalid_request(f"{which} has no name")
     return name
 

@@ -24,8 +24,17 @@ from app.link import Encoded, Frame, Link, ServedModel, Terms
 from app.protocols import ultralytics, wire
 from app.protocols.options import PRIORITY, TIMEOUT_US
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
-from app.protocols.signatures import IMAGE, INPUT, PIXELS, PREDICTIONS, Signature, cascade_signature, signature
-from app.protocols.tensors import InferenceRequest, InputTensor, OutputTensor, RequestedOutput
+from app.protocols.signatures import Signature, cascade_signature, signature
+from app.protocols.tensors import (
+    IMAGE,
+    INPUT,
+    PIXELS,
+    PREDICTIONS,
+    InferenceRequest,
+    InputTensor,
+    OutputTensor,
+    RequestedOutput,
+)
 from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
 from app.protocols.wire import BYTES, DATATYPES
 from models import Model, Options, PixelModel, Placement, TensorModel
@@ -97,6 +106,10 @@ def prepare(
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
         raise invalid_request("an input is given twice")
+    for spec in described.inputs:  # As metadata writes the shape of what has only the batch.
+        given = arrays.get(spec.name)
+        if given is not None and len(spec.shape) == described.batched and given.shape[described.batched :] == (1,):
+            arrays[spec.name] = given[..., 0]
     return Work(terms, outputs, arrays=arrays)
 
 
@@ -147,7 +160,10 @@ def _images(
     """Whether a request's images are normalised tensors, and the images. Raises INVALID_REQUEST."""
     names = [spec.name for spec in signature(served).inputs]
     if len(inputs) != 1:
-        raise invalid_request(f"{model.name} takes one input a request, {' or '.join(names)}; here are {len(inputs)}")
+        hint = "; --compat image-client is for clients that fill every input" if len(inputs) > 1 else ""
+        raise invalid_request(
+            f"{model.name} takes one input a request, {' or '.join(names)}; here are {len(inputs)}{hint}"
+        )
     [tensor] = inputs
     if tensor.name not in names:
         hint = "; --compat triton has the service take it" if tensor.name == INPUT else ""

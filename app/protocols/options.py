@@ -62,7 +62,8 @@ TIMEOUT_MS = Parameter(
 VERSION = Parameter("version", "string", "version of the model; where none is given, as --traffic says")
 X_TIMEOUT_MS = TIMEOUT_MS._replace(name="X-Timeout-Ms", place="header", text="the same as `timeout_ms`, which wins")
 X_PRIORITY = Parameter("X-Priority", "integer", "0 is normal, higher goes first", 0, -100, 100, place="header")
-PREDICT = (*OPTIONS, TILE, OVERLAP, VERSION, TIMEOUT_MS, X_TIMEOUT_MS, X_PRIORITY)
+QUERY = (*OPTIONS, TILE, OVERLAP, VERSION, TIMEOUT_MS)
+PREDICT = (*QUERY, X_TIMEOUT_MS, X_PRIORITY)
 """What `:predict` takes."""
 
 PRIORITY = Parameter("priority", "integer", "from 1, the highest; 2 is normal, and so is 0", 0, 0, 102)

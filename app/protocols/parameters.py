@@ -6,7 +6,8 @@ Owns: names, limits, and the sentences that say what is wrong with a value. Must
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from app.errors import invalid_request
@@ -26,6 +27,16 @@ def read_options(given: Mapping[str, Any]) -> Options:
     if not given:
         return DEFAULT_OPTIONS
     return Options(**{row.name: read(row, given) for row in OPTIONS if row.name in given})
+
+
+def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
+    """Raises INVALID_REQUEST for a name that none of the rows has, and says which one is nearest."""
+    known = [row.name for row in rows]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name[:64], known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+            raise invalid_request(f"there is no parameter {name[:64]!r} here; {hint}")
 
 
 def read(row: Parameter, given: Mapping[str, Any]) -> Any:

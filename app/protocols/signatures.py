@@ -6,13 +6,16 @@ request is answered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from app.config import split
 from app.errors import ServiceError
 from app.link import Link, ServedModel
 from app.observability.metrics import version
 from app.observability.triton_statistics import VERSION
+from app.protocols import ultralytics
+from app.protocols.tensors import IMAGE, INPUT, PIXELS, PREDICTIONS
 from app.protocols.wire import BYTES
 from models import Model, OutputSpec, PixelModel, TensorModel
 from models.contract.cascade import Cascade
@@ -27,8 +30,6 @@ EXTENSIONS = (
     "statistics",
 )
 """As Triton names them; its clients ask for these."""
-
-IMAGE, PIXELS, INPUT, PREDICTIONS = "image", "pixels", "input", "predictions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,34 @@ def cascade_signature(cascade: Cascade) -> Signature:
     return Signature(cascade.platform, (image,), (predictions,))
 
 
-def signature_of(link: Link, name: str, version: str = "") -> Signature:
-    """Of a model by its name. Raises MODEL_NOT_FOUND."""
+def view(link: Link, name: str, version: str = "") -> Signature:
+    """What metadata and configuration list of a model: all that it takes and answers, or what a client in `--compat`
+    wants to see of it. Requests may name the rest, too. An input of which only the batch is there has one dimension
+    more: load generators cannot fill one that has none. Raises MODEL_NOT_FOUND.
+    """
+    shown = _shown(link, name, version)
+    return replace(
+        shown,
+        inputs=tuple(
+            replace(spec, shape=(*spec.shape, 1)) if len(spec.shape) == shown.batched else spec for spec in shown.inputs
+        ),
+    )
+
+
+def _shown(link: Link, name: str, version: str) -> Signature:
     served = find(link, name, version)
-    cascade = link.cascades.get(name)
-    return signature(served) if cascade is None else cascade_signature(cascade)
+    if (cascade := link.cascades.get(name)) is not None:
+        return cascade_signature(cascade)
+    full, model = signature(served), served.model
+    if not isinstance(model, PixelModel):
+        return full
+    if ultralytics.is_offered(link.settings, served):
+        normalised, rows = ultralytics.tensors_of(model)
+        return replace(full, inputs=(normalised,), outputs=(rows,))
+    if "image-client" in split(link.settings.compat):
+        scores = tuple(spec for spec in full.outputs if spec.name == "probabilities") or full.outputs
+        return replace(full, inputs=tuple(spec for spec in full.inputs if spec.name == PIXELS), outputs=scores)
+    return full
 
 
 def find(link: Link, name: str, version: str = "") -> ServedModel:
@@ -97,7 +121,7 @@ def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
     """A model's metadata in the protocol's form, and under "parameters" how it is served. Raises MODEL_NOT_FOUND."""
     served = find(link, name, version)
     model = served.model
-    described = signature_of(link, name, version)
+    described = view(link, name, version)
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
@@ -106,7 +130,7 @@ def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
         each.model_dump(include={"device", "engine", "precision", "errors"})
         for each in link.administration.served_on(model.name)
     ]
-    parameters = {"task": model.task, "architecture": model.architecture, "weights": model.weights}
+    parameters: dict[str, Any] = {"task": model.task, "architecture": model.architecture, "weights": model.weights}
     if model.weights_sha256:
         parameters["weights_sha256"] = model.weights_sha256
     return {
@@ -114,5 +138,5 @@ def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
         "versions": link.versions(name),
         "platform": described.platform,
         **tensors,
-        "parameters": {**parameters, "served_on": served_on},
+        "parameters": {**parameters, "labels": list(model.labels), "served_on": served_on},
     }

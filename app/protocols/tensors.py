@@ -17,6 +17,8 @@ import numpy.typing as npt
 from app.errors import invalid_request
 from app.protocols import wire
 
+IMAGE, PIXELS, INPUT, PREDICTIONS = "image", "pixels", "input", "predictions"
+"""What the tensors of every model of images are called."""
 MAX_TENSORS = 256
 """Inputs, outputs and parameters that a request may name of each; models have a handful."""
 _MOST_DIMENSIONS = 8

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
+
 from app.errors import invalid_request
 from app.link import Link, ModelState
 from app.observability.triton_statistics import VERSION
 from app.protocols import ultralytics
 from app.protocols.open_inference import NORMAL_PRIORITY
 from app.protocols.options import PRIORITY
-from app.protocols.signatures import PIXELS, find, signature_of
+from app.protocols.signatures import find, view
+from app.protocols.tensors import INPUT, PIXELS
 from app.protocols.wire import BYTES
 from models import OutputSpec, PixelModel
 
@@ -26,6 +29,7 @@ _STATES = {
     ModelState.UNLOADED: "UNAVAILABLE",
 }
 """Ours, and Triton's word for it."""
+_FORMATS = {PIXELS: "FORMAT_NHWC", INPUT: "FORMAT_NCHW"}
 
 
 def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
@@ -33,30 +37,27 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
 
     Raises MODEL_NOT_FOUND.
     """
-    served = find(link, name, version)
-    described = signature_of(link, name, version)
-    settings = link.settings
-    # Of images, one input is all a request has. Those that make up their data (load generators) skip what is
-    # optional, and made-up bytes are no images.
-    model = served.model
-    images = isinstance(model, PixelModel)
-    skipped = {spec.name for spec in described.inputs if spec.name != PIXELS} if images else set()
-    tensors = {
-        "input": [
-            {**_tensor(spec, described.batched), **({"optional": True} if spec.name in skipped else {})}
-            for spec in described.inputs
-        ],
-        "output": [_tensor(spec, described.batched) for spec in described.outputs],
-    }
-    if isinstance(model, PixelModel) and name not in link.cascades and ultralytics.is_offered(settings, served):
-        tensors = ultralytics.tensors_of(model)
+    served, described = find(link, name, version), view(link, name, version)
+    settings, model = link.settings, served.model
+    inputs = [_tensor(spec, described.batched) for spec in described.inputs]
+    texts: dict[str, str] = {}
+    if isinstance(model, PixelModel):
+        for each in inputs:
+            each["format"] = _FORMATS.get(each["name"], "FORMAT_NONE")
+            if len(inputs) > 1:  # One of them is all a request has.
+                each["optional"] = True
+        texts = {"task": model.task, "labels": orjson.dumps(model.labels).decode()}
+        if name not in link.cascades and ultralytics.is_offered(settings, served):
+            texts["metadata"] = ultralytics.metadata(model)
     return {
         "name": name,
         "platform": described.platform,
         "backend": "anychip",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": settings.max_images if described.batched else 0,
-        **tensors,
+        "input": inputs,
+        "output": [_tensor(spec, described.batched) for spec in described.outputs],
+        "parameters": {key: {"string_value": text} for key, text in texts.items()},
         "dynamic_batching": {
             "preferred_batch_size": list(settings.ladder),
             "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
@@ -73,15 +74,8 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
 
 
 def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
-    dims = list(spec.shape[1:] if batched else spec.shape)
-    tensor: dict[str, Any] = {
-        "name": spec.name,
-        "data_type": "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}",
-        "dims": dims or [1],
-    }
-    if not dims:  # Triton has no tensors without dimensions; this is how it says that only the batch is there.
-        tensor["reshape"] = {"shape": []}
-    return tensor
+    data_type = "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}"
+    return {"name": spec.name, "data_type": data_type, "dims": list(spec.shape[batched:])}
 
 
 def statistics(link: Link, name: str = "", version: str = "") -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
     their letterbox ─► FP32 [n, 3, h, w] in 0..1 ─► `input` ─► our model ─► `output0`: rows ─► their results
 
-Owns: the configuration that it reads, and the form of `output0`. Their client takes rows of an "end to end" network, so
-that suppression is done here; all coordinates are pixels of the input that the client has made. Masks are not offered:
-their form wants the network's own prototypes.
+Owns: the tensors and the description that it reads, and the form of `output0`. Their client takes rows of an "end to
+end" network, so that suppression is done here; all coordinates are pixels of the input that the client has made. Masks
+are not offered: their form wants the network's own prototypes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from app.config import Settings, split
 from app.link import ServedModel
-from app.protocols.signatures import INPUT
-from models import Options, PixelModel, Placement
+from app.protocols.tensors import INPUT
+from models import Options, OutputSpec, PixelModel, Placement
 
 Array = npt.NDArray[Any]
 
@@ -39,17 +39,12 @@ def is_offered(settings: Settings, served: ServedModel) -> bool:
     return model.finds != "other" and not _shape(model, "masks") and set(mean) == {0.0} and set(std) == {1.0}
 
 
-def tensors_of(model: PixelModel) -> dict[str, Any]:
-    """`input`, `output` and `parameters` of the configuration."""
+def tensors_of(model: PixelModel) -> tuple[OutputSpec, OutputSpec]:
+    """The one input and the one output that the client sees."""
     height, width, channels = model.input_shape
     columns = 6 + (1 if _shape(model, "turned") else 0) + 3 * _keypoints(model)
-    dims = [len(model.labels)] if model.finds == "classes" else [_MOST_ROWS, columns]
-    return {
-        "input": [{"name": INPUT, "data_type": "TYPE_FP32", "dims": [channels, height, width]}],
-        "output": [{"name": ROWS, "data_type": "TYPE_FP32", "dims": dims}],
-        # Their client reads it as a literal of Python.
-        "parameters": {"metadata": {"string_value": str(_metadata(model))}},
-    }
+    row = (len(model.labels),) if model.finds == "classes" else (_MOST_ROWS, columns)
+    return OutputSpec(INPUT, "FP32", (-1, channels, height, width)), OutputSpec(ROWS, "FP32", (-1, *row))
 
 
 def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> Array:
@@ -67,8 +62,8 @@ def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, opti
     return np.pad(filled, ((0, _MOST_ROWS - len(filled)), (0, 0)))
 
 
-def _metadata(model: PixelModel) -> dict[str, Any]:
-    """What Ultralytics' own exports say of themselves."""
+def metadata(model: PixelModel) -> str:
+    """What Ultralytics' own exports say of themselves; their client reads it as a literal of Python."""
     height, width, channels = model.input_shape
     about: dict[str, Any] = {
         "task": model.task,
@@ -81,7 +76,7 @@ def _metadata(model: PixelModel) -> dict[str, Any]:
         "args": {"nms": False, "dynamic": False},
     }
     keypoints = _keypoints(model)
-    return about | ({"kpt_shape": [keypoints, 3]} if keypoints else {})
+    return str(about | ({"kpt_shape": [keypoints, 3]} if keypoints else {}))
 
 
 def _keypoints(model: PixelModel) -> int:

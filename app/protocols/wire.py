@@ -32,8 +32,8 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 """All but BYTES."""
 
 _LENGTH = struct.Struct("<I")
-_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}}
-"""What fitting values are in JSON, by the datatype's kind."""
+_TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int, float}, "i": {int, float}, "f": {int, float}}
+"""What fitting values are in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
 _MOST_DEPTH = 8
 _MOST_ELEMENTS = 2**60  # Of eight bytes each, what int64 can count.
 
@@ -73,6 +73,10 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
     if len(flat) != size_of(shape):
         raise invalid_request(f"{name} has {len(flat)} values, but its shape {list(shape)} holds {size_of(shape)}")
     if dtype.kind in "iu" and flat:
+        if float in set(map(type, flat)):
+            if not all(type(value) is int or value.is_integer() for value in flat):
+                raise invalid_request(f"the data of {name} must be {datatype} values only")
+            flat = list(map(int, flat))
         limits = np.iinfo(dtype)
         if min(flat) < limits.min or max(flat) > limits.max:
             raise invalid_request(f"the data of {name} has values beyond {datatype}")

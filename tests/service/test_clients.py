@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from models.sample import IMAGES
-from tests.support.service_process import running
+from tests.support.clients_page import assert_on_the_page
+from tests.support.service_process import free_port, running
 from tests.support.task_files import written
 
 pytestmark = [pytest.mark.slow, pytest.mark.interop]
@@ -23,10 +25,26 @@ TASKS = ("classify", "pose", "obb", "segment", "detect")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, port):
     folder = tmp_path_factory.mktemp("files")
     models = ",".join(["yolov8n", *(f"{task}={written(folder, task)}" for task in TASKS)])
-    options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
+    options = (
+        "--weights",
+        "sample",
+        "--engine",
+        "eager",
+        "--precision",
+        "fp32",
+        "--batch-sizes",
+        "1",
+        "--grpc-port",
+        str(port),
+    )
     folder = tmp_path_factory.mktemp("clients")
     with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics,x-anylabeling") as service:
         yield service
@@ -80,6 +98,9 @@ def test_x_anylabeling_has_its_models_and_ours(service):
         listed = client.get("/v1/models").json()
         assert [each["name"] for each in listed["models"]] == list(listed["data"])
         assert listed["data"]["pose"]["display_name"] == "pose"
+        labels = client.get("/v1/models/yolov8n/labels").json()["labels"]
+        assert listed["data"]["yolov8n"]["classes"] == labels
+        assert "button_classes_filter" in {each["name"] for each in listed["data"]["yolov8n"]["widgets"]}
         assert client.get("/v1/models/pose/info").json()["success"]
         assert client.get("/health").json()["success"]
 
@@ -93,6 +114,11 @@ def test_x_anylabeling_draws_each_task_in_its_own_shapes(service):
         assert boxes[0]["shape_type"] == "rectangle"
         assert boxes[0]["points"][2] == [ours[0]["box"]["x2"], ours[0]["box"]["y2"]]
         assert len(labelled(client, "yolov8n", conf_threshold=0.9).json()["data"]["shapes"]) < len(boxes)
+        chosen = boxes[-1]["label"]
+        assert {shape["label"] for shape in boxes} > {chosen}
+        kept = labelled(client, "yolov8n", filter_classes=[chosen]).json()["data"]["shapes"]
+        assert kept == [shape for shape in boxes if shape["label"] == chosen]
+        assert labelled(client, "yolov8n", filter_classes=[]).json()["data"]["shapes"] == boxes
         pose = labelled(client, "pose").json()["data"]["shapes"]
         assert [shape["shape_type"] for shape in pose] == ["rectangle", "point", "point"]
         assert {shape["group_id"] for shape in pose} == {1}
@@ -109,7 +135,8 @@ def test_x_anylabeling_is_told_what_is_wrong(service):
     with service.client() as client:
         missing = labelled(client, "none").json()
         assert missing["error"]["code"] == "MODEL_NOT_FOUND"
-        assert labelled(client, "yolov8n", conf_threshold=7).json()["error"]["code"] == "INVALID_REQUEST"
+        for wrong in ({"conf_threshold": 7}, {"filter_classes": "cross"}, {"filter_classes": [1]}):
+            assert labelled(client, "yolov8n", **wrong).json()["error"]["code"] == "INVALID_REQUEST"
         for body in (b"no JSON", b"[]", b'{"model": "yolov8n", "image": "!", "params": {}}'):
             refused = client.post("/v1/predict", content=body)
             assert (refused.status_code, refused.json()["success"]) == (200, False)
@@ -119,9 +146,11 @@ ASK = """
 import json, sys
 from ultralytics import YOLO
 answers = {}
-for model, task in (("yolov8n", "detect"), ("detect", "detect"), ("pose", "pose"), ("obb", "obb")):
-    [result] = YOLO(f"http://{sys.argv[1]}/{model}", task=task).predict(sys.argv[2], conf=0.3, verbose=False)
-    answers[model] = json.loads(result.to_json())
+for way, address in (("http", sys.argv[1]), ("grpc", sys.argv[3])):
+    for model, task in (("yolov8n", "detect"), ("detect", "detect"), ("pose", "pose"), ("obb", "obb")):
+        [result] = YOLO(f"{way}://{address}/{model}", task=task).predict(sys.argv[2], conf=0.3, verbose=False)
+        found = json.loads(result.to_json())
+        assert answers.setdefault(model, found) == found, (way, model, found)
 import numpy as np
 import tritonclient.http as triton
 tensor = triton.InferInput("image", [1], "BYTES")
@@ -132,17 +161,17 @@ print("ANSWERS" + json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def asked(service, tmp_path_factory):
+def asked(service, port, tmp_path_factory):
     pytest.importorskip("ultralytics")
-    packages = [str(each) for each in (ROOT / ".venv-triton").glob("lib/python3.*/site-packages")]
+    packages = [str(each) for each in (ROOT / ".venv-clients").glob("lib/python3.*/site-packages")]
     if not packages:
-        pytest.skip("there is no environment with tritonclient: tests/environments/triton_environment.py makes it")
+        pytest.skip("there is no environment with clients: tests/environments/clients_environment.py makes it")
     folder = tmp_path_factory.mktemp("ultralytics")
     # Behind everything else, so that only the client itself comes from there.
     script = f"import sys; sys.path += {packages!r}\n{ASK}"
     settings = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "1", "YOLO_AUTOINSTALL": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", script, service.url.removeprefix("http://"), str(IMAGE)],
+        [sys.executable, "-c", script, service.url.removeprefix("http://"), str(IMAGE), f"127.0.0.1:{port}"],
         env={**os.environ, **settings},
         cwd=folder,
         capture_output=True,
@@ -155,6 +184,7 @@ def asked(service, tmp_path_factory):
 
 
 def test_ultralytics_own_client_finds_what_we_find(service, asked):
+    assert_on_the_page("Ultralytics", version("ultralytics"), ["`http://` and `grpc://`: detect", "pose", "obb"])
     with service.client() as client:
         answer = client.post("/v1/models/yolov8n:predict?score_threshold=0.3", files=image())
     ours = answer.json()["predictions"][0]["detections"]
@@ -181,6 +211,13 @@ def test_ultralytics_own_client_has_poses_and_turned_boxes(service, asked):
     assert {(round(theirs["box"][f"x{n}"]), round(theirs["box"][f"y{n}"])) for n in range(1, 5)} == corners
     # A network that wants other numbers than pixels in 0..1 is none for this client.
     with service.client() as client:
+        for model in ("yolov8n", "pose", "classify"):
+            metadata, config = (client.get(f"/v2/models/{model}{path}").json() for path in ("", "/config"))
+            for listed, configured in (("inputs", "input"), ("outputs", "output")):
+                assert {each["name"]: each["shape"] for each in metadata[listed]} == {
+                    each["name"]: [-1, *each["dims"]] for each in config[configured]
+                }
+        assert [each["name"] for each in metadata["inputs"]] != ["input"]
         assert [each["name"] for each in client.get("/v2/models/classify/config").json()["input"]] != ["input"]
 
 

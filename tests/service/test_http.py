@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import re
 import socket
@@ -152,8 +153,57 @@ def test_a_header_that_makes_no_sense(client, header):
     assert_error(client.post(PREDICT, content=PHOTO, headers={**JPEG, **header}), 400, "INVALID_REQUEST")
 
 
-def test_parameters_of_others_are_left_alone(client):
-    assert client.post(f"{PREDICT}?utm_source=mail", content=PHOTO, headers=JPEG).status_code == 200
+@pytest.mark.parametrize(
+    ("query", "nearest"),
+    [
+        ("score_treshold=0.4", "did you mean score_threshold?"),
+        ("threshold=0.4", "did you mean iou_threshold?"),
+        ("topk=3&iou_threshold=0.5", "did you mean top_k?"),
+        ("utm_source=mail", "there is top_k, score_threshold"),
+    ],
+)
+def test_a_parameter_that_there_is_not_is_refused_with_the_nearest_name(client, query, nearest):
+    message = assert_error(client.post(f"{PREDICT}?{query}", content=PHOTO, headers=JPEG), 400, "INVALID_REQUEST")
+    assert nearest in message
+    theirs = client.post(f"/predictions/resnet18?{query}", content=PHOTO, headers=JPEG)
+    assert theirs.status_code == 200, "TorchServe left them alone"
+
+
+@pytest.mark.parametrize("kind", ["gzip", "deflate"])
+def test_a_compressed_body_is_the_same_body(client, kind):
+    pack = {"gzip": gzip.compress, "deflate": zlib.compress}[kind]
+    instances = json.dumps({"instances": [{"b64": base64.b64encode(PHOTO).decode()}]}).encode()
+    for content, said in ((PHOTO, JPEG), (instances, {"Content-Type": "application/json"})):
+        expected = client.post(PREDICT, content=content, headers=said).json()
+        headers = {**said, "Content-Encoding": kind}
+        assert client.post(PREDICT, content=pack(content), headers=headers).json() == expected
+        assert_error(client.post(PREDICT, content=pack(content)[:-9], headers=headers), 400, "INVALID_REQUEST")
+    bomb = pack(bytes(20 * 2**20 + 1))
+    assert_error(client.post(PREDICT, content=bomb, headers=headers), 413, "BODY_TOO_LARGE")
+    said = {**JPEG, "Content-Encoding": "br"}
+    assert "gzip" in assert_error(client.post(PREDICT, content=PHOTO, headers=said), 415, "UNSUPPORTED_MEDIA_TYPE")
+
+
+def test_who_does_not_ask_for_html_is_told_that_the_server_lives(client):
+    for accept in ("*/*", "application/json"):
+        answer = client.get("/", headers={"Accept": accept})
+        assert (answer.status_code, answer.json()) == (200, {"status": "alive"})
+    browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    assert client.get("/", headers={"Accept": browser}).headers["content-type"].startswith("text/html")
+
+
+def test_a_model_says_its_task_and_its_labels(client):
+    said = client.get("/v1/models/yolov8n/labels").json()
+    assert {**said, "labels": said["labels"][:2]} == {
+        "name": "yolov8n",
+        "task": "detect",
+        "finds": "objects",
+        "labels": ["person", "bicycle"],
+    }
+    assert client.get("/v2/models/yolov8n").json()["parameters"]["labels"] == said["labels"]
+    best = client.post(PREDICT, content=PHOTO, headers=JPEG).json()["predictions"][0]["classes"][0]
+    assert client.get("/v1/models/resnet18/labels").json()["labels"][best["class_id"]] == best["label"]
+    assert_error(client.get("/v1/models/none/labels"), 404, "MODEL_NOT_FOUND")
 
 
 def _png_header(width, height):

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from models import open_model, parse_spec
 from tests.support.answers import assert_error, binary, infer_images, outputs_of
 from tests.support.photographs import FILES
+from tests.support.service_process import running
 
 PHOTO, OTHER = FILES[0].read_bytes(), FILES[1].read_bytes()
 RESNET, YOLO = "/v2/models/resnet18", "/v2/models/yolov8n"
@@ -410,13 +411,45 @@ def test_configuration_for_tools(client):
     assert config["name"] == "resnet18"
     assert config["max_batch_size"] == 8
     assert config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4]
-    required = [each for each in config["input"] if not each.get("optional")]
-    assert required == [{"name": "pixels", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}]
+    image, pixels = config["input"]
+    expected = {"name": "pixels", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
+    assert pixels == {**expected, "format": "FORMAT_NHWC", "optional": True}
+    assert (image["name"], image["format"], image["optional"]) == ("image", "FORMAT_NONE", True)
+    texts = {key: value["string_value"] for key, value in config["parameters"].items()}
+    assert texts["task"] == "classify"
+    assert json.loads(texts["labels"]) == client.get(RESNET).json()["parameters"]["labels"]
     assert {each["name"]: each["dims"] for each in config["output"]} == {
         "logits": [1000],
         "probabilities": [1000],
-        "predictions": [1],
+        "predictions": [],
     }
+
+
+@pytest.mark.parametrize("path", [RESNET, YOLO])
+def test_metadata_and_configuration_agree(client, path):
+    metadata, config = client.get(path).json(), client.get(f"{path}/config").json()
+    for listed, configured in (("inputs", "input"), ("outputs", "output")):
+        assert {each["name"]: each["shape"] for each in metadata[listed]} == {
+            each["name"]: [-1, *each["dims"]] for each in config[configured]
+        }
+    shape = next(each["shape"] for each in metadata["inputs"] if each["name"] == "image")
+    assert shape == [-1, 1]
+    assert infer_images(client, path, PHOTO, OTHER, shape=[2, 1]).status_code == 200
+
+
+def test_whole_numbers_may_be_written_with_a_point(client):
+    pixels = np.zeros((1, 224, 224, 3), np.uint8)
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, 224, 224, 3]}
+    asked = [{"name": "logits"}]
+
+    def logits(data):
+        document = {"inputs": [{**tensor, "data": data}], "outputs": asked}
+        return client.post(f"{RESNET}/infer", json=document)
+
+    expected = logits(pixels.reshape(-1).tolist()).json()["outputs"]
+    assert logits(pixels.reshape(-1).astype(float).tolist()).json()["outputs"] == expected
+    for wrong in (0.5, 256.0, -1.0, 1e300):
+        assert_error(logits([wrong, *[0] * (pixels.size - 1)]), 400, "INVALID_REQUEST")
 
 
 def test_statistics_count_what_was_asked(client):
@@ -439,7 +472,7 @@ def test_statistics_count_what_was_asked(client):
 
     assert gained("success")["count"] == gained("fail")["count"] == 1
     for stage in ("queue", "compute_input", "compute_infer", "compute_output"):
-        assert gained(stage)["count"] == 2
+        assert gained(stage)["count"] == 1  # A request's, as Triton's InferenceStatsAggregator has it.
         assert gained(stage)["ns"] >= 0
     assert gained("compute_infer")["ns"] > 0
     sizes = {each["batch_size"]: each["compute_infer"]["count"] for each in after["batch_stats"]}
@@ -452,3 +485,30 @@ def test_tritons_names_for_the_metrics(client):
         assert f'nv_inference_{name}{{model="resnet18",version="1"}}' in text, name
     assert 'nv_inference_request_failure{model="resnet18",reason="REJECTED",version="1"}' in text
     assert 'nv_inference_pending_request_count{model="yolov8n",version="1"} 0.0' in text
+
+
+def test_clients_that_want_one_input_and_one_output_see_no_more(tmp_path):
+    null = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
+    compat = ("--compat", "image-client,ultralytics")
+    with running(tmp_path, "--models", "resnet18,yolov8n", *null, *compat) as service, service.client() as client:
+        for path, seen in (
+            (RESNET, [("pixels", [-1, 224, 224, 3], "FORMAT_NHWC"), ("probabilities", [-1, 1000])]),
+            (YOLO, [("input", [-1, 3, 640, 640], "FORMAT_NCHW"), ("output0", [-1, 300, 6])]),
+        ):
+            metadata, config = client.get(path).json(), client.get(f"{path}/config").json()
+            [given], [answered] = metadata["inputs"], metadata["outputs"]
+            [taken], [made] = config["input"], config["output"]
+            assert [(given["name"], given["shape"], taken["format"]), (answered["name"], answered["shape"])] == seen
+            assert (taken["name"], [-1, *taken["dims"]]) == (given["name"], given["shape"])
+            assert (made["name"], [-1, *made["dims"]]) == (answered["name"], answered["shape"])
+            assert "optional" not in taken
+            names = {each["name"] for each in infer_images(client, path, PHOTO).json()["outputs"]}
+            assert names > {"predictions"}, "requests may name what is not listed"
+        assert "metadata" in config["parameters"]
+
+
+def test_who_fills_every_input_is_told_what_helps(client):
+    image = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}
+    pixels = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1], "data": [0]}
+    answer = client.post(f"{RESNET}/infer", json={"inputs": [image, pixels]})
+    assert "--compat image-client" in assert_error(answer, 400, "INVALID_REQUEST")

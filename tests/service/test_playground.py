@@ -33,6 +33,7 @@ ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
 
 ROOT = Path(__file__).parents[2]
 DETECT = IMAGES / "detect_1.jpg"
+HTML = {"Accept": "text/html,*/*;q=0.8"}
 MAX_BODY_BYTES = 1_000_000
 NULL = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
 
@@ -399,7 +400,7 @@ def test_an_image_may_be_pasted_or_chosen_as_well(browser, null_service):
         assert seen.failures == seen.errors == []
 
 
-TRITON = Path(os.environ.get("ANYCHIP_TEST_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
+TRITON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
 
 
 def test_the_same_request_works_in_every_language_as_it_is_shown(browser, service, tmp_path):
@@ -530,7 +531,7 @@ def test_a_key_is_sent_and_kept_nowhere(browser, null_service):
 
 def test_the_page_keeps_to_its_host_and_is_small(null_service):
     with null_service.client() as client:
-        page = client.get("/")
+        page = client.get("/", headers=HTML)
         policy = page.headers["content-security-policy"]
         assert "unsafe" not in policy
         assert "default-src 'none'" in policy
@@ -541,7 +542,7 @@ def test_the_page_keeps_to_its_host_and_is_small(null_service):
         names = ["", "style.css", "icon.svg", "main.js"]
         for name in names:  # Modules name each other.
             path = f"/playground/{name}" if name else "/"
-            answer = client.get(path)
+            answer = client.get(path, headers=HTML)
             assert answer.status_code == 200, path
             assert answer.headers["content-security-policy"] == policy
             assert answer.headers["content-encoding"] == "gzip"
@@ -549,9 +550,9 @@ def test_the_page_keeps_to_its_host_and_is_small(null_service):
                 found = [part.split('"')[0] for part in answer.text.split('from "./')[1:]]
                 names += [module for module in found if module not in names]
         assert len(names) > 8
-        raw = [client.get(f"/playground/{name}" if name else "/").content for name in names]
+        raw = [client.get(f"/playground/{name}" if name else "/", headers=HTML).content for name in names]
         assert sum(len(zlib.compress(content, 9)) for content in raw) <= 60 * 1024
-        again = client.get("/", headers={"If-None-Match": page.headers["etag"]})
+        again = client.get("/", headers={**HTML, "If-None-Match": page.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
         assert client.get("/playground/../app/main.py").status_code == 404
         assert client.get("/playground/none.js").json()["code"] == "NOT_FOUND"
@@ -598,6 +599,6 @@ def test_the_page_can_be_turned_off(tmp_path):
         running(tmp_path, "--models", "resnet18", *NULL, environment=off) as service,
         service.client() as client,
     ):
-        assert client.get("/").status_code == 404
+        assert client.get("/", headers=HTML).status_code == 404
         assert client.get("/playground/main.js").status_code == 404
         assert client.get("/v2/health/live").status_code == 200

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -53,6 +53,25 @@ def test_health_and_metadata(channel, client):
             assert tensors == theirs
         config = call(channel, "ModelConfig", name=name).config
         assert (config.max_batch_size, config.dynamic_batching.preferred_batch_size) == (8, [1, 2, 4])
+        # Refuses a name that the message does not have.
+        assert config == json_format.ParseDict(client.get(f"/v2/models/{name}/config").json(), type(config)())
+
+
+def test_what_is_not_offered_is_refused_by_name(channel):
+    for name in ("SystemSharedMemoryStatus", "TraceSetting", "LogSettings"):
+        path = f"/{SERVICE}/{name}"
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(path)(b"", timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert path in refused.value.details()
+        assert "shared memory" in refused.value.details()
+
+
+def test_an_input_without_a_name(channel):
+    request = image_request(PHOTO)
+    request.inputs[0].name = ""
+    with pytest.raises(grpc.RpcError, match="input 0 has no name"):
+        method(channel, "ModelInfer")(request, timeout=WAIT_S)
 
 
 @pytest.mark.parametrize("model", ["resnet18", "yolov8n"])

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from models import open_model, parse_spec
+from tests.support.clients_page import assert_on_the_page
 from tests.support.photographs import FILES
 from tests.support.service_process import free_port, running
 
 ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("ANYCHIP_TEST_TRITON_PYTHON") or ROOT / ".venv-triton" / "bin" / "python")
+PYTHON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
 WAIT_S = 280
 
 pytestmark = [
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not PYTHON.exists(),
-        reason=f"tritonclient is not there: make triton-environment, or name a Python that has it; {PYTHON}",
+        reason=f"tritonclient is not there: make clients-environment, or name a Python that has it; {PYTHON}",
     ),
 ]
 
@@ -92,6 +93,16 @@ def expected(service):
 
 
 def test_it_finds_the_server_alive_and_described(report):
+    ran = (
+        "REST and gRPC: metadata",
+        "configuration",
+        "images",
+        "tensors",
+        "classification",
+        "compression",
+        "statistics",
+    )
+    assert_on_the_page("tritonclient", report["version"], (*ran, "repository"))
     assert report["live"]
     assert report["ready"]
     assert report["model_ready"] == [True, True]

@@ -5,6 +5,7 @@ python tritonclient_session.py (http|grpc) HOST:PORT FILE.npz   # arrays in, a J
 
 import json
 import sys
+from importlib.metadata import version
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def main() -> None:
     # Loading and unloading answer when every worker has been replaced.
     patient = {"connection_timeout": 240, "network_timeout": 240} if transport == "http" else {}
     client = triton.InferenceServerClient(url, **patient)
-    report = {"live": client.is_server_live(), "ready": client.is_server_ready()}
+    report = {"version": version("tritonclient"), "live": client.is_server_live(), "ready": client.is_server_ready()}
     report["model_ready"] = client.is_model_ready("resnet18"), client.is_model_ready("resnet18", "1")
 
     def as_dict(message):

@@ -47,6 +47,6 @@ async def test_a_port_describes_what_it_answers() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(bound), base_url="http://127.0.0.1") as client:
             described[bind] = set((await client.get("/openapi.json")).json()["paths"])
             assert "defaultModelsExpandDepth: 0" in (await client.get("/docs")).text
-    administered = {"/v2/repository/models/{model}/load", "/v2/repository/models/{model}/unload"}
+    administered = {f"/v2/repository/models/{{model}}/{action}" for action in ("load", "unload", "traffic")}
     assert described["admin"] - described["public"] == administered
     assert described["public"]

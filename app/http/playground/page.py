@@ -1,4 +1,4 @@
-"""`GET /` and the files it loads, all of them read once and answered from memory.
+"""The page at `/` and the files it loads, all of them read once and answered from memory.
 
 Owns: which files there are, their types, their compression and the headers that keep the page to this host. Must not
 read a path that a client names: only names that were found at the start are answered.
@@ -43,7 +43,7 @@ _HEADERS = {
     "x-frame-options": "DENY",
     # Asked again each time, and mostly answered with 304: after an update no browser has half of an old page.
     "cache-control": "no-cache",
-    "vary": "accept-encoding",
+    "vary": "accept, accept-encoding",
 }
 
 
@@ -102,14 +102,11 @@ def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
 
 
 def mount_playground(app: FastAPI) -> None:
-    """Add the page and its files to an application."""
+    """Add the page, which app.http.routes.status answers at `/`, and its files to an application."""
     known = page_files()
+    app.state.page = known["index.html"]
     samples = sorted(name.partition("/")[2] for name in known if name.startswith("samples/"))
     router = APIRouter(include_in_schema=False)
-
-    @router.get("/")
-    async def page(request: Request) -> Response:
-        return known["index.html"].response(request)
 
     @router.get(PREFIX + "/facts.json")
     async def facts(request: Request) -> dict[str, Any]:

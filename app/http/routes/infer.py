@@ -1,6 +1,6 @@
 """`POST /v2/models/{model}[/versions/{version}]/infer`: the Open Inference Protocol over REST.
 
-    body ─► (inflate) ─► JSON, then the binary tensors ─► open_inference ─► JSON ─► binary tensors ─► (deflate)
+    body ─► JSON, then the binary tensors ─► open_inference ─► JSON ─► binary tensors ─► (deflate)
 
 Owns: how requests and answers lie in bodies: JSON, the binary tensor extension, raw binary requests, compression. Must
 not know what inputs and outputs mean.
@@ -17,9 +17,9 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.errors import ServiceError, invalid_request
+from app.errors import invalid_request
 from app.http.answer import Content, Header, as_response
-from app.http.body import Body, Fields
+from app.http.body import WINDOW, Body, Fields
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.converter import OUTPUTS, TENSORS
@@ -64,6 +64,14 @@ _TENSOR = {
     },
 }
 _DOCUMENTATION: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "Inference-Header-Content-Length",
+            "in": "header",
+            "description": "bytes of JSON before the binary tensors; 0: the body is one image, or one tensor",
+            "schema": {"type": "integer", "minimum": 0},
+        }
+    ],
     "requestBody": {
         "required": True,
         "content": {
@@ -133,27 +141,22 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     parsed = replace(call.parsed, version=call.version or VERSION)
     content, headers = await _encoded(ingress, model, parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
-    if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in _WINDOW if k in accepted), "")):
+    if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in WINDOW if k in accepted), "")):
         content = await ingress.offload(_deflated, kind, content)
         headers.append((b"content-encoding", kind.encode()))
     return content, [*headers, (b"content-length", b"%d" % len(content))]
 
 
 class RestInferCall(HttpCall[InferenceResponse]):
-    """Tensors in JSON, in binary, or raw. `parsed` is there once `prepare` has ended."""
+    """Tensors in JSON, in binary, or raw. `parsed` is there once `asked` has ended."""
 
     parsed: _Parsed
 
-    async def prepare(  # noqa: D102
+    async def asked(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[InferenceResponse]:
-        body = self.body
-        encoding = self.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
-        if encoding not in ("", "identity"):
-            body = await ingress.offload(_inflated, encoding, body, ingress.link.settings.max_body_bytes)
-            lease.take(len(body))
-        header_bytes = _header_bytes(self.headers, len(body))
-        self.parsed = await _parsed(ingress, served.model, body, header_bytes, lease)
+        header_bytes = _header_bytes(self.headers, len(self.body))
+        self.parsed = await _parsed(ingress, served.model, self.body, header_bytes, lease)
         work = open_inference.prepare(
             ingress.link, served, self.parsed.request, terms, started_s=self.context.started_s, name=self.model
         )
@@ -271,27 +274,6 @@ def _as_json(result: OutputTensor) -> Any:
     return result.data.reshape(-1)
 
 
-_WINDOW = {"gzip": 31, "deflate": 15}
-"""What zlib calls the two formats."""
-
-
-def _inflated(encoding: str, body: Body, most: int) -> bytes:
-    """Raises UNSUPPORTED_MEDIA_TYPE, BODY_TOO_LARGE, INVALID_REQUEST."""
-    if encoding not in _WINDOW:
-        message = f"content encoding {encoding!r} is not read here; send gzip, deflate or none"
-        raise ServiceError("UNSUPPORTED_MEDIA_TYPE", message)
-    inflater = zlib.decompressobj(_WINDOW[encoding])
-    try:
-        inflated = inflater.decompress(body, most + 1)
-    except zlib.error:
-        raise invalid_request(f"the body is no {encoding}") from None
-    if len(inflated) > most:
-        raise ServiceError("BODY_TOO_LARGE", f"inflated, the body is larger than the {most} bytes that are read here")
-    if not inflater.eof or inflater.unused_data:
-        raise invalid_request(f"the {encoding} of the body {'goes on after its end' if inflater.eof else 'ends early'}")
-    return inflated
-
-
 def _deflated(encoding: str, content: bytes) -> bytes:
-    deflater = zlib.compressobj(_WORTH, wbits=_WINDOW[encoding])
+    deflater = zlib.compressobj(_WORTH, wbits=WINDOW[encoding])
     return deflater.compress(content) + deflater.flush()

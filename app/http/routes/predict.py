@@ -89,13 +89,15 @@ class PredictCall(HttpCall[Answer]):
         self._tiling: Tiling | None = None
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        self._options, timeout_ms, self._tiling = read_query(self.request.scope["query_string"])
+        # Clients of other servers send what they like.
+        query = self.request.scope["query_string"]
+        self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
         terms = super().terms(settings)
         if timeout_ms is not None:
             terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
         return terms
 
-    async def prepare(  # noqa: D102
+    async def asked(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[Answer]:
         images = await read_images(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from app.errors import invalid_request
+from app.errors import ServiceError, invalid_request
+from app.http.playground.page import PageFile
 from app.http.routes.stats import counting
 from app.link import Devices, Link, ServedOn
 from models import Finds
@@ -43,6 +45,15 @@ class ModelReady(BaseModel):
 
     name: str
     ready: bool
+
+
+class ModelLabels(BaseModel):
+    """What a model can answer with, whether or not it is ready; the place in `labels` is the `class_id` of answers."""
+
+    name: str
+    task: str
+    finds: Finds
+    labels: list[str]
 
 
 class Live(BaseModel):
@@ -111,11 +122,31 @@ async def model(request: Request, model: str) -> ModelReady:
     return ModelReady(name=model, ready=True)
 
 
+@router.get("/v1/models/{model}/labels")
+async def labels(request: Request, model: str) -> ModelLabels:
+    """A model's task and the labels of its classes; of several stages, the first one's labels."""
+    link: Link = request.app.state.link
+    first, cascade = link.find(model).model, link.cascades.get(model)
+    task = (cascade.task if cascade else "") or first.task
+    return ModelLabels(name=model, task=task, finds=first.finds, labels=list(first.labels))
+
+
 @router.get("/v1/devices")
 async def devices(request: Request) -> Devices:
     """The devices in use, and why other vendors were not chosen."""
     link: Link = request.app.state.link
     return link.administration.devices()
+
+
+@router.get("/", include_in_schema=False)
+async def root(request: Request) -> Response:
+    """The page, where there is one, for those who ask for HTML; KServe's v1 liveness for all others."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"status": "alive"}, headers={"vary": "accept"})
+    page: PageFile | None = request.app.state.page
+    if page is None:
+        raise ServiceError("NOT_FOUND", "the page is turned off here (--playground)")
+    return page.response(request)
 
 
 @router.get("/v2/health/live")

@@ -1,0 +1,107 @@
+"""Make or renew a virtual environment with other people's clients, which the tests run against the service.
+
+Owns: what is in it. An environment of its own because these want an older protobuf (< 7) and ml-dtypes than anychip is
+tested with, and because that is how clients live. Used by tests/service/test_other_clients.py, test_tritonclient.py and
+test_clients.py; example: python3 tests/environments/clients_environment.py .venv-clients
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from deploy.install import make_venv  # noqa: E402
+
+CLIENTS = (
+    "tritonclient[http,grpc]==2.73.0",
+    "kserve==0.21.0",
+    "open-inference-openapi==2.0.0.1",
+    "open-inference-grpc==2.0.0",
+    "deepstack-python==0.9",
+    "deepstack-sdk==0.2.1",
+    "cvat-sdk==2.80.0",
+    "flask==3.1.2",
+)
+ALONE = ("label-studio-ml==1.0.9", "label-studio-tools==0.0.4", "lxml", "appdirs", "colorama", "attrdict==2.0.1")
+"""Without what they want beside them: label-studio-ml wants a Flask of 2020 and a package that takes attrs' place."""
+PERF_ANALYZER = "perf-analyzer==2.60.0"
+GLIBC = (2, 38)
+"""What perf_analyzer is built for; where the machine's is older, that of a later Debian is put beside it."""
+_LATER = "trixie"
+_LIBRARIES = ("libc6", "libstdc++6", "libgcc-s1", "zlib1g", "libssl3t64")
+
+
+def add_perf_analyzer(python: Path, folder: Path) -> None:
+    """NVIDIA's load generator as `bin/perf_analyzer`. Raises CalledProcessError, OSError."""
+    place = folder / "perf_analyzer"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    wheel = ["--platform", f"manylinux_{GLIBC[0]}_{GLIBC[1]}_x86_64", "--only-binary", ":all:", "--no-deps"]
+    subprocess.run([*pip, "install", *wheel, "--target", str(place), PERF_ANALYZER], check=True)
+    program = place / "perf_analyzer" / "bin" / "perf_analyzer"
+    program.chmod(0o755)
+    start = str(program)
+    _, found = platform.libc_ver()
+    if tuple(int(part) for part in found.split(".")) < GLIBC:
+        libraries = _later_libraries(place)
+        start = f"{libraries}/ld-linux-x86-64.so.2 --library-path {libraries} {program}"
+    script = folder / "bin" / "perf_analyzer"
+    script.write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+    script.chmod(0o755)
+
+
+def _later_libraries(place: Path) -> Path:
+    """The folder of a later Debian's C library, from the mirror that this machine has packages from."""
+    targets = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"]
+    listed = subprocess.run(targets, capture_output=True, text=True, check=True).stdout.split("\n")
+    address = next(line.split()[1] for line in listed if "debian" in line and "-" not in line.split()[0])
+    (place / "state/lists/partial").mkdir(parents=True)
+    (place / "cache/archives/partial").mkdir(parents=True)
+    sources = place / "sources.list"
+    sources.write_text(f"deb {address} {_LATER} main\n")
+    options = {
+        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::State": place / "state",
+        "Dir::State::status": "/dev/null",
+        "Dir::Cache": place / "cache",
+    }
+    apt = ["apt-get", "-qq", *(part for name, value in options.items() for part in ("-o", f"{name}={value}"))]
+    subprocess.run([*apt, "update"], check=True)
+    subprocess.run([*apt, "download", *_LIBRARIES], check=True, cwd=place)
+    for package in place.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", str(package), str(place / "root")], check=True)
+    for unused in ("state", "cache"):
+        shutil.rmtree(place / unused)
+    return place / "root/usr/lib/x86_64-linux-gnu"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Make or renew the environment in which tests run others' clients.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv-clients", help="default: .venv-clients")
+    folder = parser.parse_args().folder.absolute()
+    python = make_venv(folder)
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    for packages in (CLIENTS, ("--no-deps", *ALONE)):
+        if subprocess.run([*pip, *packages], check=False).returncode:
+            sys.exit("anychip: pip could not install the clients: see its last lines above, then try again.")
+    try:
+        add_perf_analyzer(python, folder)
+    except (OSError, StopIteration, subprocess.CalledProcessError) as error:
+        # Its tests are skipped then, and say so.
+        print(f"anychip: goes on without perf_analyzer: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    main()

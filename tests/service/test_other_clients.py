@@ -1,0 +1,233 @@
+"""Other people's clients, unchanged and in an environment of their own, against a running service.
+
+What worked is one table in docs/protocols.md: name, version, what was run. Each test compares its line.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.sample import IMAGES
+from tests.support.clients_page import PAGE, assert_on_the_page
+from tests.support.service_process import free_port, running
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
+PERF_ANALYZER = PYTHON.with_name("perf_analyzer")
+EXAMPLES = os.environ.get("ANYCHIP_TEST_TRITON_EXAMPLES", "")
+"""A checkout of triton-inference-server/client: no package has its examples."""
+IMAGE = IMAGES / "detect_1.jpg"
+HEART = IMAGES / "classify_heart.jpg"
+WAIT_S = 120
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"make clients-environment makes what is missing here: {PYTHON}"),
+]
+perf_analyzer = pytest.mark.skipif(
+    not PERF_ANALYZER.exists(), reason="perf_analyzer is not there: tests/environments/clients_environment.py says why"
+)
+PERF_RAN = ["REST and gRPC: images and pixels from a file", "made-up pixels", "tensors in batches", "streams"]
+CHILD = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
+def serve(folder, *options, models, port):
+    options += ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1,2")
+    return running(folder, "--models", models, *options, "--grpc-port", str(port))
+
+
+@pytest.fixture(scope="module")
+def port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory, port):
+    """A classifier, a detector, and a network of tensors."""
+    folder = tmp_path_factory.mktemp("files")
+    dynamic = ({0: torch.export.Dim("batch", max=64)},)
+    program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 8),), dynamic_shapes=dynamic)
+    torch.export.save(program, folder / "relu.pt2")
+    models = f"resnet18:random,yolov8n,relu={folder / 'relu.pt2'}"
+    with serve(folder, "--trust-exported", "true", "--compat", "deepstack", models=models, port=port) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def expected(service):
+    """What `:predict` answers."""
+    with service.client() as client:
+        return {
+            model: client.post(f"/v1/models/{model}:predict", content=IMAGE.read_bytes()).json()["predictions"][0]
+            for model in ("resnet18", "yolov8n")
+        }
+
+
+def asked(client, service, port, *example):
+    script = ROOT / "tests" / "support" / "other_clients.py"
+    command = [PYTHON, script, client, service.url, f"127.0.0.1:{port}", IMAGE, *example]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=CHILD)
+    assert "REPORT" in done.stdout, done.stdout + done.stderr
+    return json.loads(done.stdout.partition("REPORT")[2])
+
+
+def test_kserves_sdk(service, port, expected):
+    report = asked("kserve", service, port)
+    assert report["found"] == dict.fromkeys(("v1", "v2", "grpc"), expected["yolov8n"])
+    assert_on_the_page("KServe's SDK", report["version"], report["ran"])
+
+
+def test_the_open_inference_groups_clients(service, port, expected):
+    for client in ("open_inference_rest", "open_inference_grpc"):
+        report = asked(client, service, port)
+        assert report["found"].pop("predictions") == expected["yolov8n"]
+        name = f"open-inference-{'openapi' if client.endswith('rest') else 'grpc'}"
+        assert_on_the_page(name, report["version"], report["ran"])
+
+
+def test_deepstacks_clients(service, port, expected):
+    detections = [each for each in expected["yolov8n"]["detections"] if each["score"] >= 0.45]
+    labels = [each["label"] for each in detections]
+    best = expected["resnet18"]["classes"][0]
+    report = asked("deepstack_python", service, port)
+    assert [each["label"] for each in report["found"]["detection"]] == labels
+    assert [each["label"] for each in report["found"]["custom"]] == labels
+    assert report["found"]["scene"]["label"] == best["label"]
+    assert_on_the_page("deepstack-python", report["version"], report["ran"])
+    report = asked("deepstack_sdk", service, port)
+    assert report["found"] == {"detection": labels, "custom": labels, "scene": best["label"]}
+    assert_on_the_page("deepstack-sdk", report["version"], report["ran"])
+    with service.client() as client:
+        for path in ("/v1/status/ping", "/v1/server/status/version"):  # CodeProject.AI's
+            said = client.get(path).json()
+            assert said["success"]
+            assert set(said["version"]) == {"major", "minor", "patch"}
+
+
+def example_of(word, folder, service):
+    """The block of Python of docs/protocols.md that has a word in it, with this service's address."""
+    [block] = [each for each in PAGE.split("```python\n")[1:] if word in each.partition("```")[0]]
+    file = folder / "example.py"
+    file.write_text(block.partition("```")[0].replace("http://127.0.0.1:8000", service.url))
+    return file
+
+
+def test_the_function_for_cvat(service, port, expected, tmp_path):
+    report = asked("cvat", service, port, example_of("cvat_sdk", tmp_path, service))
+    found = [
+        (each["label"], list(each["box"].values()))
+        for each in expected["yolov8n"]["detections"]
+        if each["score"] >= 0.4
+    ]
+    assert [each["label"] for each in report["found"]["boxes"]] == [label for label, _ in found]
+    points = [each["points"] for each in report["found"]["boxes"]]
+    np.testing.assert_allclose(points, [box for _, box in found], atol=0.02)  # PNG and JPEG of the same pixels.
+    assert_on_the_page("CVAT (cvat-sdk)", report["version"], report["ran"])
+
+
+def test_the_backend_for_label_studio(service, port, expected, tmp_path):
+    report = asked("label_studio", service, port, example_of("label_studio_ml", tmp_path, service))
+    found, wanted = report["found"]["result"], expected["yolov8n"]
+    assert [each["value"]["rectanglelabels"] for each in found] == [[each["label"]] for each in wanted["detections"]]
+    first, box = found[0]["value"], wanted["detections"][0]["box"]
+    assert first["x"] * wanted["width"] / 100 == pytest.approx(box["x1"])
+    assert (first["y"] + first["height"]) * wanted["height"] / 100 == pytest.approx(box["y2"])
+    assert_on_the_page("Label Studio (label-studio-ml)", report["version"], report["ran"])
+
+
+def measured(model, address, *options):
+    """What perf_analyzer prints of eight requests."""
+    command = [PERF_ANALYZER, "-m", model, "-u", address, "--request-count", "8", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=CHILD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Throughput" in done.stdout
+    return done.stdout
+
+
+def version_of_perf_analyzer():
+    [folder] = (PYTHON.parents[1] / "perf_analyzer").glob("perf_analyzer-*.dist-info")
+    return folder.name.removeprefix("perf_analyzer-").removesuffix(".dist-info")
+
+
+@perf_analyzer
+def test_perf_analyzer_drives_images_and_tensors(service, port, tmp_path):
+    image = IMAGE.read_bytes()
+    element = base64.b64encode(len(image).to_bytes(4, "little") + image).decode()
+    pixels = base64.b64encode(bytes(224 * 224 * 3)).decode()
+    for name, content in (("image", element), ("pixels", pixels)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"data": [{name: {"b64": content}}]}))
+    http, grpc = service.url.removeprefix("http://"), f"127.0.0.1:{port}"
+    for address, way in ((http, ()), (grpc, ("-i", "grpc"))):
+        for name in ("image", "pixels"):
+            measured("resnet18", address, *way, "--input-data", str(tmp_path / f"{name}.json"))
+        printed = measured("relu", address, *way, "-b", "3")
+        assert "Inference count: " in printed
+    measured("relu", grpc, "-i", "grpc", "--streaming", "-b", "2")
+    assert_on_the_page("perf_analyzer", version_of_perf_analyzer(), PERF_RAN)
+
+
+@pytest.fixture(scope="module")
+def view_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory, view_port):
+    """The classifier as clients see it that want one input and one output."""
+    folder = tmp_path_factory.mktemp("view")
+    with serve(folder, "--compat", "image-client", models="resnet18:random", port=view_port) as service:
+        yield service
+
+
+@perf_analyzer
+def test_perf_analyzer_makes_up_images_where_one_input_is_listed(view, view_port):
+    http, grpc = view.url.removeprefix("http://"), f"127.0.0.1:{view_port}"
+    measured("resnet18", http, "-b", "2")
+    measured("resnet18", grpc, "-i", "grpc")
+
+
+def test_a_classifier_is_listed_with_one_input_and_one_output(view):
+    """What Triton's image_client.py asks of metadata and configuration before it sends anything."""
+    with view.client() as client:
+        metadata, config = (client.get(f"/v2/models/resnet18{path}").json() for path in ("", "/config"))
+        [given], [answered] = metadata["inputs"], metadata["outputs"]
+        assert (given["name"], given["shape"], given["datatype"]) == ("pixels", [-1, 224, 224, 3], "UINT8")
+        assert (answered["datatype"], len(answered["shape"])) == ("FP32", 2)
+        [tensor] = config["input"]
+        assert (tensor["format"], "optional" in tensor, tensor["dims"]) == ("FORMAT_NHWC", False, [224, 224, 3])
+        sent = {"name": "image", "datatype": "BYTES", "shape": [1]}
+        sent["data"] = [base64.b64encode(HEART.read_bytes()).decode()]
+        whole = client.post("/v2/models/resnet18/infer", json={"inputs": [sent]}).json()
+        assert {each["name"] for each in whole["outputs"]} == {"logits", "probabilities", "predictions"}
+
+
+@pytest.mark.skipif(not EXAMPLES, reason="ANYCHIP_TEST_TRITON_EXAMPLES names no checkout of Triton's client")
+@pytest.mark.parametrize("options", [("-i", "http"), ("-i", "grpc", "--streaming"), ("-i", "grpc", "-a", "-b", "2")])
+def test_tritons_image_client(view, view_port, options):
+    script = Path(EXAMPLES) / "src/python/examples/image_client.py"
+    address = f"127.0.0.1:{view_port}" if "grpc" in options else view.url.removeprefix("http://")
+    command = [PYTHON, script, "-m", "resnet18", "-c", "2", "-u", address, *options, HEART]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=CHILD)
+    assert done.stdout.rstrip().endswith("PASS"), done.stdout + done.stderr
+    with view.client() as client, Image.open(HEART) as image:
+        pixels = np.asarray(image.convert("RGB").resize((224, 224), Image.Resampling.BILINEAR))
+        sent = {"name": "pixels", "datatype": "UINT8", "shape": [1, 224, 224, 3], "data": pixels.tolist()}
+        wanted = {"name": "probabilities", "parameters": {"classification": 2}}
+        [output] = client.post("/v2/models/resnet18/infer", json={"inputs": [sent], "outputs": [wanted]}).json()[
+            "outputs"
+        ]
+    for text in output["data"]:
+        value, index, label = text.split(":")
+        assert done.stdout.count(f"({index}) = {label}") == (2 if "-b" in options else 1), (text, done.stdout)
+        assert value[:6] in done.stdout
+    assert_on_the_page("Triton's `image_client.py`", "58a44ca", ["REST, gRPC, streaming, asynchronous, batches"])

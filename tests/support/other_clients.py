@@ -1,0 +1,192 @@
+"""Asks a running service with one of other people's clients, and prints what worked and what was found, as JSON.
+
+Runs in the environment that tests/environments/clients_environment.py makes, without anything of anychip: one client a
+process, since several describe the same messages to protobuf. tests/service/test_other_clients.py starts it:
+python other_clients.py CLIENT http://HOST:PORT GRPC_ADDRESS IMAGE [EXAMPLE]
+"""
+
+import asyncio
+import base64
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+
+def kserve(url, address, image, _):
+    """KServe's SDK: its clients of v1 and v2 over REST, and of v2 over gRPC."""
+    import numpy as np
+    from kserve import InferInput, InferRequest
+    from kserve.inference_client import InferenceGRPCClient, InferenceRESTClient, RESTConfig
+
+    encoded = np.array([image], dtype=np.object_)
+
+    async def ask():
+        ran, found = [], {}
+        first = InferenceRESTClient(RESTConfig(protocol="v1"))
+        second = InferenceRESTClient(RESTConfig(protocol="v2"))
+        assert await first.is_server_live(url)
+        assert await second.is_server_live(url)
+        assert await second.is_server_ready(url)
+        for client in (first, second):
+            assert await client.is_model_ready(url, "yolov8n")
+        ran.append("liveness, readiness")
+        instances = {"instances": [{"b64": base64.b64encode(image).decode()}]}
+        answer = await first.infer(url, data=instances, model_name="yolov8n")
+        found["v1"] = answer["predictions"][0]
+        ran.append("`:predict` (v1)")
+        for name, client in (("v2", second), ("grpc", InferenceGRPCClient(address))):
+            tensor = InferInput("image", [1], "BYTES")
+            tensor.set_data_from_numpy(encoded)
+            request = InferRequest("yolov8n", [tensor])
+            answer = await (client.infer(url, request, model_name="yolov8n") if name == "v2" else client.infer(request))
+            [text] = next(output for output in answer.outputs if output.name == "predictions").as_numpy().reshape(-1)
+            found[name] = json.loads(text)
+            await client.close()
+        await first.close()
+        return [*ran, "infer (v2, gRPC)"], found
+
+    return version("kserve"), *asyncio.run(ask())
+
+
+def open_inference_rest(url, _, image, __):
+    """The client of the protocol's working group, made of its OpenAPI description."""
+    from open_inference.openapi.client import OpenInferenceClient
+    from open_inference.openapi.types.inference_request import InferenceRequest
+    from open_inference.openapi.types.request_input import RequestInput
+
+    client = OpenInferenceClient(base_url=url)
+    client.check_server_liveness()
+    client.check_server_readiness()
+    client.check_model_readiness("yolov8n")
+    metadata = client.read_model_metadata("yolov8n")
+    assert client.read_server_metadata().name == "anychip"
+
+    def infer(name, datatype, shape, data):
+        tensor = RequestInput(name=name, datatype=datatype, shape=shape, data=data)
+        return client.model_infer("yolov8n", request=InferenceRequest(inputs=[tensor])).outputs
+
+    outputs = infer("image", "BYTES", [1], [base64.b64encode(image).decode()])
+    [text] = next(output for output in outputs if output.name == "predictions").data.__root__
+    shape = next(each.shape for each in metadata.inputs if each.name == "pixels")
+    height, width, channels = shape[1:]
+    found = {
+        "predictions": json.loads(text),
+        "pixels": [
+            each.shape
+            for each in infer("pixels", "UINT8", [1, height, width, channels], [114] * (height * width * channels))
+        ],
+    }
+    return version("open-inference-openapi"), ["health, metadata", "infer of images and of pixels as JSON"], found
+
+
+def open_inference_grpc(_, address, image, __):
+    """The same group's gRPC client."""
+    import grpc
+    from open_inference.grpc import protocol, service
+
+    with grpc.insecure_channel(address) as channel:
+        stub = service.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(protocol.ServerLiveRequest()).live
+        assert stub.ServerReady(protocol.ServerReadyRequest()).ready
+        assert stub.ModelReady(protocol.ModelReadyRequest(name="yolov8n")).ready
+        assert stub.ModelMetadata(protocol.ModelMetadataRequest(name="yolov8n")).inputs
+        request = protocol.ModelInferRequest(model_name="yolov8n")
+        tensor = request.inputs.add(name="image", datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(image)
+        request.outputs.add(name="predictions")
+        [content] = stub.ModelInfer(request).raw_output_contents
+    found = {"predictions": json.loads(content[4:])}
+    return version("open-inference-grpc"), ["health, metadata", "infer"], found
+
+
+def deepstack_python(url, _, image, __):
+    """The client of Home Assistant's integration."""
+    from deepstack.core import DeepstackObject, DeepstackScene
+
+    host, _, port = url.removeprefix("http://").partition(":")
+    found = {
+        "detection": DeepstackObject(host, int(port)).detect(image),
+        "custom": DeepstackObject(host, int(port), custom_model="yolov8n").detect(image),
+        "scene": DeepstackScene(host, int(port)).recognize(image),
+    }
+    return version("deepstack-python"), ["detection, custom model, scene"], found
+
+
+def deepstack_sdk(url, _, image, __):
+    """DeepStack's own SDK."""
+    from deepstack_sdk import Detection, SceneRecognition, ServerConfig
+
+    config = ServerConfig(url)
+    found = {
+        "detection": [each.label for each in Detection(config).detectObject(image, min_confidence=0.45)],
+        "custom": [each.label for each in Detection(config, name="yolov8n").detectObject(image, min_confidence=0.45)],
+        "scene": SceneRecognition(config).recognizeScene(image).label,
+    }
+    return version("deepstack-sdk"), ["detection, custom model, scene"], found
+
+
+def cvat(_, __, image, example):
+    """The function that docs/protocols.md prints, as CVAT's driver calls it and checks its answer."""
+    import io
+    import logging
+
+    from cvat_sdk.auto_annotation import driver
+    from PIL import Image
+
+    function = SimpleNamespace(**_defined(example))
+    labels = [
+        SimpleNamespace(id=1000 + index, name=each.name, type="rectangle", attributes=[], sublabels=[])
+        for index, each in enumerate(function.spec.labels)
+    ]
+    mapper = driver._AnnotationMapper(
+        logging.getLogger(), function.spec.labels, labels, allow_unmatched_labels=False, conv_mask_to_poly=False
+    )
+    context = driver._DetectionFunctionContextImpl(frame_name="image.jpg", conf_threshold=0.4)
+    found = function.detect(context, Image.open(io.BytesIO(image)))
+    _, shapes = mapper.validate_and_remap(found, 7)
+    boxes = [{"label": labels[each.label_id - 1000].name, "points": list(each.points)} for each in shapes]
+    return version("cvat-sdk"), ["the function below, through its driver"], {"boxes": boxes}
+
+
+def label_studio(url, _, __, example):
+    """The backend that docs/protocols.md prints, asked over HTTP as Label Studio asks it."""
+    import tempfile
+
+    from label_studio_ml.api import init_app
+
+    config = (
+        '<View><Image name="image" value="$image"/><RectangleLabels name="label" toName="image">'
+        '<Label value="cross"/></RectangleLabels></View>'
+    )
+    task = {"id": 1, "data": {"image": f"{url}/playground/samples/detect_1.jpg"}}
+    with tempfile.TemporaryDirectory() as folder:
+        client = init_app(_defined(example)["Detector"], model_dir=folder).test_client()
+        assert client.post("/setup", json={"project": "1.1", "schema": config}).status_code == 200
+        answer = client.post("/predict", json={"tasks": [task], "label_config": config, "project": "1.1"})
+    assert answer.status_code == 200, answer.text
+    return version("label-studio-ml"), ["the backend below, through its server"], answer.json["results"][0]
+
+
+def _defined(example):
+    names = {"__name__": "example"}
+    exec(Path(example).read_text(), names)
+    return names
+
+
+CLIENTS = {
+    each.__name__: each
+    for each in (kserve, open_inference_rest, open_inference_grpc, deepstack_python, deepstack_sdk, cvat, label_studio)
+}
+
+
+def main():
+    """Ask, and print."""
+    name, url, address, image, *example = sys.argv[1:]
+    version_, ran, found = CLIENTS[name](url, address, Path(image).read_bytes(), "".join(example))
+    print("REPORT" + json.dumps({"version": version_, "ran": ran, "found": found}, default=str))
+
+
+if __name__ == "__main__":
+    main()
