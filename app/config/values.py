@@ -102,9 +102,10 @@ def by_version(value: str) -> dict[str, dict[str, str]]:
 
 def _memory(value: Any) -> Any:
     try:
-        if (memory_of(str(value), 1 << 40) or 1) > 0:
+        found = memory_of(str(value), 1 << 40)
+        if found is None or found > 0:
             return str(value)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         pass
     raise ValueError("must be auto, a share such as 0.5, or a size such as 800MB or 12GiB")
 

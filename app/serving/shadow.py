@@ -46,6 +46,9 @@ class _Pair:
     copied_s: float
 
 
+def _ignored(_: Submission, __: Reply) -> None: ...
+
+
 class Shadow:
     """Of one model, `live`, by another version of it."""
 
@@ -81,7 +84,7 @@ class Shadow:
             assert arrays is not None
             slot, arena = self._other.slots.take(), self._fleet.arena
             arena.slot(self._other.index, slot)[:] = arena.slot(live.pool.index, live.slot)
-            copied = Submission(-1, self._other, slot, live.options, 0, live.reservation, live.terms, self._drop, now_s)
+            copied = Submission(-1, self._other, slot, live.options, 0, live.reservation, live.terms, _ignored, now_s)
             copied.placement = live.placement
             self._held.append(_Pair(copied, live.pool.model, arrays, now_s))
         if self._held and self._timer is None:
@@ -111,9 +114,6 @@ class Shadow:
     def _give_up(self, item: Submission) -> None:
         item.give_slot()
         self._count("dropped")
-
-    def _drop(self, item: Submission, _: Reply) -> None:
-        """The same for one that was never sent."""
 
     def _count(self, outcome: str) -> None:
         self._images[outcome].inc()

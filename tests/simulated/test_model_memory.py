@@ -205,7 +205,10 @@ def bound(seconds):
     return 5 + (MOST_S + SHARE * seconds) / LOAD_S + 1
 
 
-@pytest.mark.parametrize(("seconds", "count", "fit"), [(8, 6, 3), pytest.param(600, 20, 5, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("seconds", "count", "fit"),
+    [(8, 6, 3), pytest.param(600, 20, 5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
+)
 async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, models, seconds, count, fit):
     simulated = ("--simulate", f"npu:1,memory_mb=2048,model_mb=200,load_ms={LOAD_S * 1e3:.0f}", *on_demand(fit))
     cache = ("--cache-dir", str(tmp_path / "cache"))
@@ -221,9 +224,7 @@ async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, mo
             print(
                 crowd.outcomes, f"pinned p99 {alone_s * 1e3:.1f} ms alone, {among_others_s * 1e3:.1f} ms among others"
             )
-            if seconds > 60:  # A short one measures what else the machine does.
-                assert crowd.outcomes["OK"] > 10 * seconds
-                assert among_others_s <= 1.3 * alone_s
+            print(f"{loads(service) - before:.0f} loads in {seconds} s, {crowd.most_bytes / MB:.0f} MB at most")
             # All in turn, so often that no memory could do it: refused, and no more loads than before.
             refused, before, began_s = crowd.outcomes["MODEL_LOADING"], loads(service), time.monotonic()
             await crowd.run(max(4, seconds / 10), crowd.adversary(count))
@@ -234,6 +235,9 @@ async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, mo
             assert not crowd.wrong
             assert len(set(crowd.known.values())) == len(crowd.known) >= 3  # Each is another network.
             assert crowd.most_bytes <= fit * MODEL
+            if seconds > 60:  # A short one measures what else the machine does.
+                assert crowd.outcomes["OK"] > 10 * seconds
+                assert among_others_s <= 1.3 * alone_s
 
 
 async def test_a_worker_that_ends_while_it_loads_loses_no_request(tmp_path, models):

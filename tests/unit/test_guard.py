@@ -232,3 +232,13 @@ def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_d
             step = watch.released(step, level, now_s, cost_s)
         if last is not None and watch._pending is None and spent_s and ended_s is None:
             ended_s = now_s
+
+
+def test_a_model_that_was_loaded_meanwhile_is_no_leak_and_what_it_leaves_behind_is():
+    watch = guard()
+    watch.after_batch()
+    watch.held(300)
+    assert not watch.exhausted(device(400))
+    assert watch.exhausted(device(950))
+    watch.held(-300)
+    assert watch.exhausted(device(400))

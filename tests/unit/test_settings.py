@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.config import Settings
+from app.config.values import by_version, memory_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -55,6 +56,7 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
         {"timeout_ms": 0},
         {"max_wait_ms": -1},
         {"surprise": 1},
+        *({"device_memory": wrong} for wrong in ("0", "-1", "much", "inf", "nan", "5XB", "")),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given):
@@ -80,3 +82,24 @@ def test_caches_lie_where_the_user_has_them(monkeypatch, tmp_path):
     assert Settings(cache_dir="/here").cache_dir == Path("/here")
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     assert Settings().cache_dir == Path("~/.cache/anychip")
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("0.5", 500), ("1", 1000), ("12GB", 12 * 10**9), ("1.5MiB", 3 << 19), ("2000", 2000), ("auto", None)],
+)
+def test_memory_is_a_share_or_a_size(written, size):
+    assert memory_of(Settings(device_memory=written).device_memory, 1000) == size
+
+
+def test_models_on_demand_are_named_or_all_but_some():
+    assert [Settings(models_on_demand="a,b").is_on_demand(name) for name in "abc"] == [True, True, False]
+    assert [Settings(models_on_demand="all,-b").is_on_demand(name) for name in "abc"] == [True, False, True]
+    assert not Settings().is_on_demand("a")
+
+
+def test_versions_are_written_behind_their_model():
+    assert by_version("dogs=1:95,2:5,cats=2") == {"dogs": {"1": "95", "2": "5"}, "cats": {"2": ""}}
+    for wrong in ("1:5", "dogs=", "dogs=:5"):
+        with pytest.raises(ValueError, match="names no version"):
+            by_version(wrong)
