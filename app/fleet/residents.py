@@ -253,7 +253,7 @@ class Residents:
         waits = any(
             self._is_busy(each.name) for each in self._policy.tenants.values() if each.place is not Place.RESIDENT
         )
-        if waits or self._asked:
+        if waits or any(self._asked.values()):
             self._timer = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._step)
 
     def _tell(self, worker: WorkerProcess, pool: ModelPool, since_s: float) -> None:
