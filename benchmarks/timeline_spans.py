@@ -52,6 +52,7 @@ def _watch_worker() -> None:
     from backends.engines.streamed import StreamedExecutable
 
     Worker._gathered = _timed("gather", Worker._gathered)  # type: ignore[method-assign]
+    Worker._rows = _timed("gather", Worker._rows)  # type: ignore[method-assign]
     run = Executable.run
 
     def timed_run(executable: Executable, pixels: Any) -> Any:
@@ -62,10 +63,11 @@ def _watch_worker() -> None:
     Executable.run = timed_run  # type: ignore[method-assign]
     begin = StreamedExecutable._begin
 
-    def timed_begin(executable: StreamedExecutable, pixels: Any) -> Any:
-        watched = executable.__dict__.setdefault("_watched", _DeviceClock(executable))
-        watched.flush()
-        return begin(executable, pixels)
+    def timed_begin(executable: StreamedExecutable, parts: Any, size: int) -> Any:
+        if "_watched" not in executable.__dict__:
+            executable.__dict__["_watched"] = _DeviceClock(executable)
+        executable.__dict__["_watched"].flush()
+        return begin(executable, parts, size)
 
     StreamedExecutable._begin = timed_begin  # type: ignore[method-assign]
 
@@ -82,11 +84,11 @@ class _DeviceClock:
         module.synchronize()
         self._base_s = time.monotonic()
         self._pending: list[tuple[str, Any, Any]] = []
-        network, stream = executable._network, module.stream
+        compute, stream = executable._compute, module.stream
 
-        def watched_network(pixels: Any) -> Any:
+        def watched_compute(on_device: Any, hosts: Any) -> None:
             with self._between("compute"):
-                return network(pixels)
+                compute(on_device, hosts)
 
         @contextmanager
         def watched_stream(on: Any) -> Iterator[None]:
@@ -97,7 +99,7 @@ class _DeviceClock:
             def __getattr__(self, name: str) -> Any:
                 return watched_stream if name == "stream" else getattr(module, name)
 
-        executable._network, executable._module = watched_network, _Module()
+        executable._compute, executable._module = watched_compute, _Module()
 
     @contextmanager
     def _between(self, row: str) -> Iterator[None]:

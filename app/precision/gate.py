@@ -255,17 +255,13 @@ def weights_key(model: Model) -> str:
     except WeightsError:  # Loading it says so.
         return ""
     digests = [_digest(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
-    stated: list[object] = []
+    stated: list[object] = [_readers()]
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
         stated += [model.inputs, model.results, model.batched]
-    is_exported = isinstance(model, ExportedImages)
     if isinstance(model, ExportedImages):  # Size, mean, deviation and layout become part of the network, and its task.
         stated += [model.export, model.normalisation, model.input_shape, _source(type(model.adapter))]
-    if model.architecture in ("onnx", "xml") or is_exported:
-        stated.append(_readers())
-    if stated or len(digests) > 1:
-        digests = [hashlib.sha256(repr((digests, stated)).encode()).hexdigest()]
-    return f"{model.architecture}-{len(model.labels)}-{digests[0]}"
+    digest = hashlib.sha256(repr((digests, stated)).encode()).hexdigest()
+    return f"{model.architecture}-{len(model.labels)}-{digest}"
 
 
 @cache
@@ -276,7 +272,7 @@ def _source(task: type) -> str:
 
 @cache
 def _readers() -> str:
-    """What makes networks of exported files: another release of it may make another of the same file."""
+    """What makes networks of files: another release of it may make another of the same file."""
     digest = hashlib.sha256()
     for file in sorted(Path(models.__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())

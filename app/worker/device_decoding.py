@@ -1,7 +1,9 @@
 """Files in slots, decoded on the device: the rows of a batch that no decoder process has made.
 
-    slots ─► files ─► the device's decoder, all at once ─► turned, resized, placed there ─► rows of the batch's buffer
+    slots ─► files ─► the device's decoder, all at once ─► turned, resized, placed there ─► rows of the batch
                             └─ one is broken: halves, until it is alone ─► the server has it decoded on the host
+
+Rows stay on the device where the executable takes them there, else they come back to the batch's buffer.
 
 Owns: whether a model's files are decoded on the device (tried when it is loaded), and doing it. Must not know batches'
 ends, nor what becomes of a file that cannot be decoded here. Files are a client's bytes: nothing of the worker but the
@@ -92,17 +94,27 @@ class DeviceDecoding:
 
     def decoded(self, files: Sequence[bytes]) -> Pixels:
         """Whole files, which are good: the network's input of each, uint8 [n, *input_shape]. Raises BackendError."""
-        buffer = np.zeros((len(files), *self._model.input_shape), np.uint8)
         rows = [
             (row, PassedFile(read_header(file), np.frombuffer(file, np.uint8).copy())) for row, file in enumerate(files)
         ]
-        for part in _parts(rows):
-            self._write(part, buffer)
-        return buffer
+        placed = [item for part in _parts(rows) for item in self._placed(part)]
+        pixels: Pixels = torch.stack(placed).cpu().numpy()
+        return pixels
 
     def fill(self, slots: Sequence[tuple[int, Pixels]], buffer: Pixels) -> tuple[int, ...]:
         """Decode what lies in slots into rows of a buffer. Returns the rows of those that cannot be decoded here, which
         are zeros. Raises DeviceLostError.
+        """
+        found, refused = self.on_device(slots)
+        with translated_errors(str(self._decoder.device)):
+            for row, item in found.items():
+                buffer[row] = item.cpu().numpy()
+        buffer[list(refused)] = 0
+        return refused
+
+    def on_device(self, slots: Sequence[tuple[int, Pixels]]) -> tuple[dict[int, Tensor], tuple[int, ...]]:
+        """Decode what lies in slots: the network's input of each row, uint8 on the device, and the rows of those that
+        cannot be decoded here. Raises DeviceLostError.
         """
         rows: list[Row] = []
         refused: list[int] = []
@@ -111,14 +123,14 @@ class DeviceDecoding:
                 rows.append((row, read_file(slot)))
             except InvalidImageError:
                 refused.append(row)
+        found: dict[int, Tensor] = {}
         for part in _parts(rows):
-            refused += self._refused(part, buffer)
-        buffer[refused] = 0
-        return tuple(refused)
+            refused += self._refused(part, found)
+        return found, tuple(refused)
 
-    def _refused(self, part: Sequence[Row], buffer: Pixels) -> list[int]:
+    def _refused(self, part: Sequence[Row], found: dict[int, Tensor]) -> list[int]:
         try:
-            self._write(part, buffer)
+            found.update(zip((row for row, _ in part), self._placed(part), strict=True))
             return []
         except DeviceLostError:
             raise
@@ -127,10 +139,10 @@ class DeviceDecoding:
                 log.info("%s cannot decode a file of %d bytes: %s", self._decoder.name, len(part[0][1].data), error)
                 return [part[0][0]]
         half = len(part) // 2
-        return self._refused(part[:half], buffer) + self._refused(part[half:], buffer)
+        return self._refused(part[:half], found) + self._refused(part[half:], found)
 
-    def _write(self, part: Sequence[Row], buffer: Pixels) -> None:
-        """Raises BackendError."""
+    def _placed(self, part: Sequence[Row]) -> Tensor:
+        """Uint8 [n, *input_shape] on the device. Raises BackendError."""
         with torch.inference_mode():
             images = self._decoder.decode([torch.from_numpy(file.data) for _, file in part])
             with translated_errors(str(self._decoder.device)):
@@ -143,9 +155,7 @@ class DeviceDecoding:
                     if tuple(image.shape) != (3, *header.stored_size[::-1]) or geometry is None:
                         raise BackendError("the JPEG contradicts its header")
                     place(_turned(image, header.orientation), geometry, out)
-                pixels = placed.cpu().numpy()
-        for (row, _), item in zip(part, pixels, strict=True):
-            buffer[row] = item
+        return placed
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:

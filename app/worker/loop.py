@@ -1,7 +1,7 @@
 """The worker's loop: one thread owns one device and answers what the server asks, in order.
 
-    Run ─► gather slots into a batch ─► executable ─► Model.reduce ─► results beside the inputs ─► Done
-                                            └─ out of memory ─► release, halve, again
+    Run ─► slots of a batch ─► executable ─► Model.reduce ─► results beside the inputs ─► Done
+                                   └─ out of memory ─► release, gather, halve, again
 
 Owns: batches under way, and their ends. Must not know HTTP, queues or deadlines.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from app.processes.arena import Arena
 from app.worker.link import ServerLink
@@ -136,10 +137,15 @@ class Worker:
         if loaded.executable.depth == 1:
             return None
         received_s = time.perf_counter()
-        pixels, undecoded = self._gathered(run)
-        started_s = time.perf_counter()
         try:
-            started = loaded.executable.start(pixels[: run.batch_size])
+            if loaded.executable.takes_rows:
+                rows, undecoded = self._rows(run)
+                started_s = time.perf_counter()
+                started = loaded.executable.start_rows(rows, run.batch_size)
+            else:
+                pixels, undecoded = self._gathered(run)
+                started_s = time.perf_counter()
+                started = loaded.executable.start(pixels[: run.batch_size])
         except DeviceLostError:
             raise
         except BackendError as error:
@@ -166,6 +172,20 @@ class Worker:
             return self._run(run)
         except Exception as error:
             return _failed(run, error)
+
+    def _rows(self, run: Run) -> tuple[list[Pixels | Tensor], tuple[int, ...]]:
+        """The items of a batch where they lie, in slots or on the device; and those whose files it cannot decode: what
+        it makes of those bytes nobody is told. Raises DeviceLostError.
+        """
+        loaded = self._models[run.model]
+        slots = [self._arena.slot(run.model, slot) for slot in run.slots]
+        rows: list[Pixels | Tensor] = [slot.reshape(loaded.model.input_shape) for slot in slots]
+        undecoded: tuple[int, ...] = run.files  # Where they were meant for another worker.
+        if run.files and loaded.decoding is not None:
+            found, undecoded = loaded.decoding.on_device([(row, slots[row]) for row in run.files])
+            for row, item in found.items():
+                rows[row] = item
+        return rows, undecoded
 
     def _gathered(self, run: Run) -> tuple[Pixels, tuple[int, ...]]:
         """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses.

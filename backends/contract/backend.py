@@ -192,10 +192,12 @@ class Executable(ABC):
     It checks its input and speaks the contract's errors; an engine adds `_execute`. Owned by one thread.
     `device`: where it runs. `batch_sizes`: those it takes, ascending.
     `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
+    `takes_rows`: whether there is `start_rows`.
     `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers, in seconds.
     """
 
     depth: int = 1
+    takes_rows: bool = False
 
     def __init__(self, device: str, batch_sizes: tuple[int, ...], input_shape: tuple[int, ...]) -> None:
         self.batch_sizes = batch_sizes
@@ -216,6 +218,14 @@ class Executable(ABC):
         outputs = self.run(pixels)
         return Started(lambda: outputs)
 
+    def start_rows(self, rows: Sequence[Pixels | Tensor], size: int) -> Started:
+        """Begin a batch of `size` whose first items lie apart: each uint8 [*input_shape], in the host's memory, where
+        it stays as it is till the batch is done, or on the device, made by its current stream. The rest is zeros.
+
+        Raises what `start` raises.
+        """
+        raise NotImplementedError
+
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
         """uint8 [n, *input_shape] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
 
@@ -231,15 +241,17 @@ class Executable(ABC):
         self.fastest_s[len(pixels)] = min(taken_s, self.fastest_s.get(len(pixels), taken_s))
         return outputs
 
-    def _check(self, pixels: Pixels) -> None:
+    def _check(self, pixels: Pixels, size: int | None = None) -> None:
+        """`size`: of the batch, where these are a part of it."""
         if self._closed:
             raise BackendError(f"The executable on {self.device} is closed.")
         if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
             raise ValueError(f"Pixels must be C-contiguous uint8, not {pixels.dtype} of strides {pixels.strides}.")
         if pixels.shape[1:] != self._input_shape:
             raise ValueError(f"Pixels must be [n, *{self._input_shape}], not {pixels.shape}.")
-        if len(pixels) not in self.batch_sizes:
-            raise ValueError(f"A batch of {len(pixels)} is not among the sizes {self.batch_sizes}.")
+        size = len(pixels) if size is None else size
+        if size not in self.batch_sizes:
+            raise ValueError(f"A batch of {size} is not among the sizes {self.batch_sizes}.")
 
     def close(self) -> None:
         """Give back what the executable holds. Idempotent."""

@@ -1,15 +1,17 @@
 """Captured graphs: the device's own record of a network's kernels, started by one call instead of one a kernel.
 
-Owns: capture and replay, one graph a batch size. Must not know which vendor's device it is: it speaks through
+Owns: capture and replay, two graphs a batch size. Must not know which vendor's device it is: it speaks through
 `torch.get_device_module`, and is told what the device's module calls its graphs.
 
-    copy stream      copy n+1 ──────────┐ event
-    compute stream   copy n into the static input ─► replay ─► static outputs into pinned memory ─► the same for n+1
+    copy stream      copy n+1 into the other input ───────────────────┐ event
+    compute stream   replay n: network and outputs into pinned memory ─► replay n+1
 
-The input and the outputs of a graph stay where they were at its capture. That two batches are under way does no harm:
-all of that happens on one stream, so that a replay begins when the outputs before it have been copied.
+The input and the outputs of a graph stay where they were at its capture. So there is a graph for each of the two inputs
+that batches come into by turns, and each has the copies of its outputs inside, into memory of its own: one call does
+all of a batch. Where the host's memory cannot be pinned, outputs are copied after the replay.
 
-Run on an H100 (docs/hardware.md), unverified on other vendors' cards.
+Run on an H100 with one graph a size, which copied its input, and with copies after it (docs/hardware.md); as it is now
+on simulated devices alone. Unverified on other vendors' cards.
 Names and parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821,
 torch_supa 68fb624; MUSAGraph is known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
 """
@@ -17,7 +19,7 @@ torch_supa 68fb624; MUSAGraph is known only from projects that use it. ROCm's an
 from __future__ import annotations
 
 import inspect
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +36,7 @@ from backends.contract.errors import (
 from backends.engines.eager import batch_s, placed
 from backends.engines.engine import DTYPES, Engine
 from backends.engines.fused import fuse
-from backends.engines.streamed import StreamedExecutable
+from backends.engines.streamed import StreamedExecutable, copy_out, host_memory
 
 # PyTorch's documentation of CUDA graphs takes so many: libraries choose kernels and take workspaces in the first runs.
 _WARM_UP_RUNS = 3
@@ -60,74 +62,108 @@ class GraphEngine(Engine):
                 placed(network, device, precision, self._facts.channels_last, batch_sizes[-1])
                 if self._facts.fused_layers:
                     # Timed when replayed, as it will serve: one by one, fewer kernels are always quicker to start.
-                    largest = batch_sizes[-1:]
+                    size = batch_sizes[-1]
                     fuse(
                         cast(nn.Module, network),
-                        lambda: batch_s(cast(Network, _Replayed(network, device, largest, kind)), largest[0], device),
+                        lambda: batch_s(cast(Network, _Replayed(network, device, size, kind)), size, device),
                         device,
                         DTYPES[precision],
                     )
-                replayed = _Replayed(network, device, batch_sizes, kind)
+                return _GraphExecutable(device, network, batch_sizes, kind)
         except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
             raise
         except BackendError as error:
             raise EngineRefusedError(f"the network cannot be captured: {error}") from error
-        return StreamedExecutable(device, network.input_shape, dict.fromkeys(batch_sizes, replayed))
+
+
+class _Captured(NamedTuple):
+    """`hosts`: pinned memory that the graph copies its outputs to; none where it does not."""
+
+    graph: Any
+    outputs: tuple[Tensor, ...]
+    hosts: tuple[Tensor, ...]
 
 
 class _Replayed:
-    """The network as StreamedExecutable calls it: by replaying the graph of the batch's size."""
+    """The network for one batch size, by replaying a graph: what it takes, before the others are captured."""
 
-    def __init__(self, network: Network, device: str, batch_sizes: tuple[int, ...], kind: Any) -> None:
+    def __init__(self, network: Network, device: str, size: int, kind: Any) -> None:
         self.input_shape = network.input_shape
-        self._network = network  # The graphs read its weights where they lie.
-        # All graphs read the same memory: only one of them runs at a time.
-        self._input = torch.zeros((batch_sizes[-1], *network.input_shape), dtype=torch.uint8, device=device)
-        self._captured: dict[int, tuple[Any, tuple[Tensor, ...]]] = {}
+        self._pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
+        module = torch.get_device_module(torch.device(device).type)
+        self._captured = _capture(network, self._pixels, module, kind, None, copies=False)
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Of whatever its input holds."""
+        self._captured.graph.replay()
+        return self._captured.outputs
+
+
+class _GraphExecutable(StreamedExecutable):
+    def __init__(self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any) -> None:
+        # The network is kept: the graphs read its weights where they lie.
+        super().__init__(device, network.input_shape, dict.fromkeys(batch_sizes, network))
+        shape = (batch_sizes[-1], *network.input_shape)
+        self._inputs = [torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(self.depth)]
+        self._captured: dict[tuple[int, int], _Captured] = {}  # By the address of the input, and the size.
         module = torch.get_device_module(torch.device(device).type)
         pool = module.graph_pool_handle() if hasattr(module, "graph_pool_handle") else None
-        # The largest first: the smaller ones then find their memory in the pool.
-        for size in reversed(batch_sizes):
-            graph, outputs = self._capture(module, kind, size, pool)
-            pool = graph.pool() if pool is None else pool
-            self._captured[size] = graph, outputs
-        for size in batch_sizes:  # After all captures, so that a graph which writes into another's outputs shows.
-            self._compare(size)
+        # The largest first: the smaller ones then find their memory in the pool. It is one for all, as one runs at a
+        # time.
+        each = [self._inputs[turn][:size] for size in reversed(batch_sizes) for turn in range(self.depth)]
+        for pixels in each:
+            captured = _capture(network, pixels, module, kind, pool, copies=True)
+            pool = captured.graph.pool() if pool is None else pool
+            self._captured[pixels.data_ptr(), len(pixels)] = captured
+        for pixels in reversed(each):  # After all captures: a graph that writes into another's outputs shows.
+            self._compare(network, pixels)
 
-    def _capture(self, module: Any, kind: Any, size: int, pool: Any) -> tuple[Any, tuple[Tensor, ...]]:
-        pixels = self._input[:size]
-        side = module.Stream()
-        side.wait_stream(module.current_stream())
-        with module.stream(side):
-            for _ in range(_WARM_UP_RUNS):
-                self._network(pixels)
-        module.current_stream().wait_stream(side)
-        # Else another thread of the process, one that serves meanwhile, could spoil the capture by taking memory.
-        named = inspect.signature(module.graph).parameters
-        mode = {"capture_error_mode": "thread_local"} if "capture_error_mode" in named else {}
-        graph = kind()
-        with module.graph(graph, pool=pool, **mode):
-            outputs = tuple(self._network(pixels))
-        return graph, outputs
-
-    def _compare(self, size: int) -> None:
+    def _compare(self, network: Network, pixels: Tensor) -> None:
         """A step that the host does, and no kernel, is not in the graph: replayed, it answers for other images."""
-        noise = torch.randint(0, 256, (size, *self.input_shape), generator=torch.Generator().manual_seed(size))
-        pixels = noise.to(torch.uint8).to(self._input.device)
-        expected = [output.cpu().double() for output in self._network(pixels)]
-        outputs = [output.cpu().double() for output in self(pixels)]
-        for ours, theirs in zip(outputs, expected, strict=True):
+        noise = torch.randint(0, 256, pixels.shape, generator=torch.Generator().manual_seed(len(pixels)))
+        pixels.copy_(noise.to(torch.uint8))
+        expected = [output.cpu().double() for output in network(pixels)]
+        hosts: list[Tensor] = []
+        self._compute(pixels, hosts)
+        self._module.synchronize()
+        for ours, theirs in zip((host.double() for host in hosts), expected, strict=True):
             tolerance = 0.01 * float(theirs.abs().max()) if theirs.numel() else 0.0
             agree = torch.isclose(ours, theirs, rtol=0, atol=tolerance, equal_nan=True).double().mean()
             if theirs.numel() and agree < _AGREEMENT:
                 raise WrongAnswersError(
-                    f"the captured graph for {size} images answers otherwise than the network: "
+                    f"the captured graph for {len(pixels)} images answers otherwise than the network: "
                     f"{1 - float(agree):.0%} of its numbers differ"
                 )
 
-    def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Outputs are valid until the next call on the same stream."""
-        graph, outputs = self._captured[len(pixels)]
-        self._input[: len(pixels)].copy_(pixels)
+    def _compute(self, on_device: Tensor, hosts: list[Tensor]) -> None:
+        graph, outputs, copied_to = self._captured[on_device.data_ptr(), len(on_device)]
         graph.replay()
-        return outputs
+        hosts += copied_to
+        if not copied_to:
+            copy_out(outputs, hosts)
+
+    def _release(self) -> None:
+        super()._release()
+        self._captured = {}
+
+
+def _capture(network: Network, pixels: Tensor, module: Any, kind: Any, pool: Any, *, copies: bool) -> _Captured:
+    """`copies`: into pinned memory, inside the graph, where there is such."""
+    side = module.Stream()
+    side.wait_stream(module.current_stream())
+    with module.stream(side):
+        for _ in range(_WARM_UP_RUNS):
+            outputs = tuple(network(pixels))
+    module.current_stream().wait_stream(side)
+    hosts = [host_memory(output.shape, output.dtype) for output in outputs] if copies else []
+    if not all(host.is_pinned() for host in hosts):
+        hosts = []
+    # Else another thread of the process, one that serves meanwhile, could spoil the capture by taking memory.
+    named = inspect.signature(module.graph).parameters
+    mode = {"capture_error_mode": "thread_local"} if "capture_error_mode" in named else {}
+    graph = kind()
+    with module.graph(graph, pool=pool, **mode):
+        outputs = tuple(network(pixels))
+        for host, output in zip(hosts, outputs, strict=False):
+            host.copy_(output, non_blocking=True)
+    return _Captured(graph, outputs, tuple(hosts))

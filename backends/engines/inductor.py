@@ -34,8 +34,13 @@ log = logging.getLogger(__name__)
 # the process that loaded it (aoti_load_package; H100, torch 2.11.0+cu130, 2026-11-23).
 _DEVICE_TYPES = ("cpu", "xpu")
 _OLDEST = (2, 6)  # AOTInductor's packages had another interface before.
-# Freezing makes weights constants, which are then folded and laid out as the kernels want them.
-_OPTIONS: Mapping[str, Any] = {"freezing": True}
+
+
+def options_for(device_type: str) -> Mapping[str, Any]:
+    """Inductor's options. Freezing makes weights constants, which are folded and laid out as the CPU's kernels want
+    them: it is for the CPU, and a suspect of the end of that process (benchmarks/gpu has a question for it).
+    """
+    return {"freezing": True} if device_type == "cpu" else {}
 
 
 class InductorEngine(Engine):
@@ -80,7 +85,7 @@ class InductorEngine(Engine):
         def make() -> Path:
             module = quantised.quantised(network, calibration())
             for size, shape in shapes.items():
-                _compile(_exported(module, device, shape), temporary / f"{size}.pt2")
+                _compile(_exported(module, device, shape), temporary / f"{size}.pt2", device)
             return temporary
 
         chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
@@ -122,7 +127,7 @@ def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory:
             return _inductor_package(package)
         except Exception as error:
             log.warning("%s cannot be used and is compiled again: %s", package, first_line(error))
-    _compile(program, package)
+    _compile(program, package, device)
     return _inductor_package(package)
 
 
@@ -142,7 +147,7 @@ def _inductor_package(package: Path) -> Any:
     return _inductor.aoti_load_package(str(package))
 
 
-def _compile(program: Any, package: Path) -> None:
+def _compile(program: Any, package: Path, device: str) -> None:
     """Write the compiled program to `package`, which appears complete or not at all."""
     from torch import _inductor
     from torch._inductor.utils import fresh_inductor_cache
@@ -153,7 +158,8 @@ def _compile(program: Any, package: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=package.parent) as directory:
         finished = Path(directory) / "finished.pt2"
         with torch.no_grad(), fresh_inductor_cache(dir=directory):
-            _inductor.aoti_compile_and_package(program, package_path=str(finished), inductor_configs=dict(_OPTIONS))
+            options = dict(options_for(device.partition(":")[0]))
+            _inductor.aoti_compile_and_package(program, package_path=str(finished), inductor_configs=options)
         os.replace(finished, package)
 
 
@@ -166,5 +172,13 @@ def _fingerprint(program: Any, device: str, shape: tuple[int, ...]) -> str:
     chip = torch.backends.cpu.get_cpu_capability()
     if kind != "cpu":
         chip += f" {torch.get_device_module(kind).get_device_properties(torch.device(device))}"
-    facts = (torch.__version__, sorted(_OPTIONS.items()), device, shape, chip, torch.get_num_threads(), program.graph)
+    facts = (
+        torch.__version__,
+        sorted(options_for(kind).items()),
+        device,
+        shape,
+        chip,
+        torch.get_num_threads(),
+        program.graph,
+    )
     return digest_of({**program.state_dict, **program.constants}, *facts)

@@ -6,6 +6,9 @@ device it is: it speaks through `torch.get_device_module`.
     copy stream      copy n+1 ────────┐ event
     compute stream   network n ─► outputs n ─► network n+1 ─► outputs n+1 ─► event, for which the host waits
 
+Items that lie apart are copied from where they lie, once the driver has locked that memory (cudaHostRegister, which
+CUDA and ROCm have); where it does not, several threads bring them together in pinned memory first.
+
 The copies are right on an H100, on simulated devices, and on vendors' packages over stub drivers, where a missing wait
 shows; how much they overlap only a device tells (docs/hardware.md).
 """
@@ -15,9 +18,11 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +38,9 @@ from backends.engines.compiled import Call
 
 log = logging.getLogger(__name__)
 
+_BYTES_FOR_THREADS = 4 << 20
+_COPIERS = ThreadPoolExecutor(4, "copy")
+
 
 class StreamedExecutable(Executable):
     """A network on the current device of its type, ready for each batch size.
@@ -41,6 +49,7 @@ class StreamedExecutable(Executable):
     """
 
     depth = 2
+    takes_rows = True
 
     def __init__(self, device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> None:
         super().__init__(device, tuple(sorted(by_size)), input_shape)
@@ -52,10 +61,12 @@ class StreamedExecutable(Executable):
         # streams, and that makes the first empty_cache after a fault end the process (torch 2.13 and 2.14: the
         # allocator's queue of events is left with one that has been moved from).
         self._inputs: list[Tensor] = []
+        self._locked: dict[int, bool] = {}  # By the address of an item's memory.
+        self._staging: list[Pixels] = []
 
     def buffer(self, rows: int) -> Pixels:
         """In pinned memory, where the device has such: only from there it copies while it computes."""
-        tensor = _host_memory((rows, *self._input_shape), torch.uint8).zero_()
+        tensor = host_memory((rows, *self._input_shape), torch.uint8).zero_()
         if tensor.is_pinned():
             self._pinned.append(tensor)
         pixels: Pixels = tensor.numpy()
@@ -64,35 +75,55 @@ class StreamedExecutable(Executable):
     def start(self, pixels: Pixels) -> Started:
         """Returns before the device has finished."""
         self._check(pixels)
-        hosts: list[Tensor] = []
-        with self._translated(hosts):
-            return self._begin(pixels, hosts)
+        return self._begin([pixels], len(pixels))
+
+    def start_rows(self, rows: Sequence[Pixels | Tensor], size: int) -> Started:
+        """Returns before the device has finished."""
+        on_host = [row[None] for row in rows if isinstance(row, np.ndarray)]
+        for row in on_host:
+            self._check(row, size)
+        if all(map(self._is_locked, on_host)):
+            return self._begin([row[None] for row in rows], size)
+        if not self._staging:
+            self._staging = [self.buffer(self.batch_sizes[-1]) for _ in range(self.depth)]
+        self._staging.append(self._staging.pop(0))  # As with `_inputs`.
+        _gather(on_host, self._staging[-1])
+        if len(on_host) == len(rows):
+            return self._begin([self._staging[-1][: len(rows)]], size)
+        gathered = iter(self._staging[-1][: len(on_host), None])
+        return self._begin([next(gathered) if isinstance(row, np.ndarray) else row[None] for row in rows], size)
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        hosts: list[Tensor] = []
-        with self._translated(hosts):
-            return self._begin(pixels, hosts).outputs()
+        return self._begin([pixels], len(pixels)).outputs()
 
-    def _begin(self, pixels: Pixels, hosts: list[Tensor]) -> Started:
-        """Fills `hosts` with the memory that its outputs come to."""
-        compute = self._module.current_stream()
-        with torch.inference_mode():
+    def _begin(self, parts: Sequence[Pixels | Tensor], size: int) -> Started:
+        """Begin a batch of `size` whose items lie in these parts, each [n, *input_shape], and zeros."""
+        hosts: list[Tensor] = []  # The memory that its outputs come to.
+        with self._translated(hosts), torch.inference_mode():
+            compute = self._module.current_stream()
             if len(self._inputs) < self.depth:
                 shape = (self.batch_sizes[-1], *self._input_shape)
                 self._inputs.append(torch.empty(shape, dtype=torch.uint8, device=self.device))
                 self._copies.wait_stream(compute)
             # That of the batch before the last, which is done: no more than two are under way.
             self._inputs.append(self._inputs.pop(0))
-            on_device = self._inputs[-1][: len(pixels)]
+            on_device = self._inputs[-1][:size]
+            if any(isinstance(part, Tensor) for part in parts):
+                self._copies.wait_stream(compute)
             with self._module.stream(self._copies):
-                on_device.copy_(torch.from_numpy(pixels), non_blocking=self._is_pinned(pixels))
+                row = 0
+                for part in parts:
+                    given = part if isinstance(part, Tensor) else torch.from_numpy(part)
+                    fast = (
+                        isinstance(part, Tensor) or self._is_pinned(part) or self._locked.get(part.ctypes.data, False)
+                    )
+                    on_device[row : row + len(part)].copy_(given, non_blocking=fast)
+                    row += len(part)
+                if row < size:
+                    on_device[row:].zero_()
                 copied = self._copies.record_event()
             compute.wait_event(copied)
-            outputs = self._by_size[len(on_device)](on_device)
-            # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
-            hosts += [_host_memory(output.shape, output.dtype) for output in outputs]
-            for host, output in zip(hosts, outputs, strict=True):
-                host.copy_(output, non_blocking=host.is_pinned())
+            self._compute(on_device, hosts)
             done = _event(self._module)
             done.record(compute)
 
@@ -105,9 +136,32 @@ class StreamedExecutable(Executable):
 
         return Started(waited_for)
 
+    def _compute(self, on_device: Tensor, hosts: list[Tensor]) -> None:
+        """Have the network run, and its outputs copied to memory that is added to `hosts`."""
+        copy_out(self._by_size[len(on_device)](on_device), hosts)
+
+    def _is_locked(self, item: Pixels) -> bool:
+        """Whether the device copies from an item's memory while it computes; tried once for each.
+
+        Locking takes what the system has given for it: items lie on pages of their own, and few of them are used often.
+        """
+        address = item.ctypes.data
+        if address not in self._locked:
+            runtime = _runtime(self.device)
+            # One that refuses memory refuses the next one, too.
+            self._locked[address] = (
+                runtime is not None
+                and all(self._locked.values())
+                and not int(runtime.cudaHostRegister(address, item.nbytes, 0))
+                and torch.from_numpy(item).is_pinned()
+            )
+        return self._locked[address]
+
     def _is_pinned(self, pixels: Pixels) -> bool:
         address = pixels.ctypes.data
-        return any(each.data_ptr() <= address < each.data_ptr() + each.nbytes for each in self._pinned)
+        return self._locked.get(address, False) or any(
+            each.data_ptr() <= address < each.data_ptr() + each.nbytes for each in self._pinned
+        )
 
     @contextmanager
     def _translated(self, hosts: list[Tensor]) -> Iterator[None]:
@@ -144,7 +198,25 @@ class StreamedExecutable(Executable):
 
     def _release(self) -> None:
         self._by_size = {}
-        self._pinned, self._inputs = [], []
+        self._pinned, self._inputs, self._staging = [], [], []
+        for address in [each for each, locked in self._locked.items() if locked]:
+            _runtime(self.device).cudaHostUnregister(address)
+        self._locked = {}
+
+
+def _runtime(device: str) -> Any:
+    """CUDA's runtime, or HIP's under the same names, which locks memory; None where a vendor's torch shows no such."""
+    runtime: Any = torch.cuda.cudart  # Without types.
+    return runtime() if torch.device(device).type == "cuda" else None
+
+
+def _gather(items: Sequence[Pixels], out: Pixels) -> None:
+    """Copy items [1, …] to the rows of `out`, large batches by several threads: one alone does some 8 GB a second."""
+    if sum(item.nbytes for item in items) < _BYTES_FOR_THREADS:
+        for row, item in enumerate(items):
+            out[row] = item[0]
+    else:  # NumPy holds no lock while it copies.
+        list(_COPIERS.map(np.copyto, out[: len(items), None], items))
 
 
 def _event(module: Any) -> Any:
@@ -167,7 +239,16 @@ def _never_freed(pinned: list[list[Tensor]]) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pinned))
 
 
-def _host_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def copy_out(outputs: Sequence[Tensor], hosts: list[Tensor]) -> None:
+    """Begin to copy outputs to memory of the host that is added to `hosts`."""
+    # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
+    hosts += [host_memory(output.shape, output.dtype) for output in outputs]
+    for host, output in zip(hosts, outputs, strict=True):
+        host.copy_(output, non_blocking=host.is_pinned())
+
+
+def host_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Pinned, where the device has such."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError as error:

@@ -54,8 +54,10 @@ class Detect(TaskAdapter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Boxes, scores, classes, and what the task adds."""
-        return ("distances" if self.file.distances else "boxes", "scores", "classes", *self.extras)
+        """Boxes, scores, classes, and what the task adds; of distances also which anchors they are of."""
+        if self.file.distances:
+            return "distances", "scores", "classes", "anchors"
+        return "boxes", "scores", "classes", *self.extras
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
         """Candidates by descending score: boxes [k, 4], scores [k], classes [k], and what the task wants."""
@@ -63,20 +65,18 @@ class Detect(TaskAdapter):
         # Rows that the network has filled up with zeros are none, whatever the threshold.
         chosen = np.flatnonzero(scores > max(options.score_threshold, 0.0))
         chosen = chosen[np.argsort(-scores[chosen], kind="stable")[:MAX_CANDIDATES]]
-        return self._boxes(boxes, chosen), scores[chosen], classes[chosen], *self.kept_extras(others, chosen)
+        boxes = self._boxes(boxes[chosen], others[0][chosen]) if self.file.distances else boxes[chosen]
+        return boxes, scores[chosen], classes[chosen], *self.kept_extras(others, chosen)
 
-    def _boxes(self, boxes: Array, chosen: Array) -> Array:
+    def _boxes(self, distances: Array, anchors: Array) -> Array:
         """Boxes of candidates in pixels of the input.
 
         Distances are in strides, and places are computed here: a low-precision engine then errs relative to the size
         of a box, not to its place in the image (bfloat16 counts in steps of 4 beyond 512).
         """
-        if not self.file.distances:
-            return boxes[chosen]
-        centres, strides = _anchors(self.file.size, self.file.strides)
-        near, far = centres[chosen] - boxes[chosen, :2], centres[chosen] + boxes[chosen, 2:]
-        corners: Array = np.concatenate((near, far), axis=1, dtype=np.float32) * strides[chosen, None]
-        return corners
+        centres, strides = (each[anchors] for each in _anchors(self.file.size, self.file.strides))
+        corners: Array = np.concatenate((centres - distances[:, :2], centres + distances[:, 2:]), axis=1)
+        return corners * strides[:, None]
 
     def kept_extras(self, others: Sequence[Array], chosen: Array) -> list[Array]:
         """What is sent to the server of an image's further outputs, for the chosen candidates."""
@@ -163,6 +163,8 @@ class Detect(TaskAdapter):
         Of networks that suppress by themselves, rows are compared as sets: each with the one that is most like it, and
         `class` is the fraction without one, those aside that ties may have decided.
         """
+        if self.file.distances:
+            expected, outputs = self._by_anchor(expected), self._by_anchor(outputs)
         images = np.arange(len(expected[0]))[:, None]
         top = np.argsort(-expected[1], axis=1, kind="stable")[:, :_ANCHORS]
         other, found = top, np.full(top.shape, True)
@@ -221,6 +223,16 @@ class Detect(TaskAdapter):
         nearest = np.full(outputs[1].shape, np.inf)
         np.minimum.at(nearest, (images, alike), least)
         return alike, least <= nearest[images, alike]
+
+    def _by_anchor(self, outputs: Sequence[Array]) -> Sequence[Array]:
+        """Each anchor in the row of its number, of zeros where it is missing."""
+        count = len(_anchors(self.file.size, self.file.strides)[1])
+        images = np.arange(len(outputs[0]))[:, None]
+        found = [np.zeros((len(each), count, *each.shape[2:]), each.dtype) for each in outputs]
+        for each, values in zip(found, outputs, strict=True):
+            each[images, outputs[3]] = values
+        found[3][:] = np.arange(count)
+        return found
 
     def _missed(self, expected: Sequence[Array], outputs: Sequence[Array], tolerance: float) -> float:
         """Fraction of detections (score over 0.4) that the other side has no candidate for (score over 0.15, same class

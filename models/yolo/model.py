@@ -30,6 +30,9 @@ from models.yolo.tasks import InstanceYOLOv8
 from models.yolo.yolov8 import STRIDES, Conv, YOLOv8
 
 ARCHITECTURES: tuple[str, ...] = NAMES
+MOST_ANCHORS = 2_048
+"""Of an image, that leave the device: of 640 x 640 pixels a quarter. An instance over the default threshold has a dozen
+at most; only a threshold near 0 asks for more. TensorRT's TopK ends at 3,840."""
 
 _AERIAL = (
     "plane,ship,storage tank,baseball diamond,tennis court,basketball court,ground track field,harbor,bridge,"
@@ -82,19 +85,18 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 
 
 class DetectionNetwork(PixelNetwork):
-    """A detector as it is served: the best class of every anchor, boxes still relative to their anchors."""
+    """A detector as it is served: the best class of the best anchors, boxes still relative to their anchors."""
 
     core: YOLOv8
 
-    def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """-> distances, scores, classes.
+    def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """-> distances, scores, classes and anchors of `MOST_ANCHORS`, by descending score.
 
-        distances: float32 [n, anchors, 4], left, top, right, bottom in strides; scores: float32 [n, anchors] in 0..1;
-        classes: int32 [n, anchors].
+        distances: float32 [n, k, 4], left, top, right, bottom in strides; scores: float32 [n, k] in 0..1; classes and
+        anchors: int32 [n, k].
         """
-        distances, logits = self.core.distances_and_logits(normalised)
-        best, classes = logits.max(dim=2)
-        return distances, best.sigmoid(), classes.to(torch.int32)
+        distances, logits, classes, anchors = self.core.best(normalised, MOST_ANCHORS)
+        return distances, logits.sigmoid(), classes.to(torch.int32), anchors.to(torch.int32)
 
 
 class InstanceNetwork(PixelNetwork):

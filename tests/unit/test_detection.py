@@ -22,7 +22,7 @@ from torchvision.ops import box_iou
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.model import Options, Placement
 from models.tasks.coco import COCO_CLASSES
-from models.yolo.model import ARCHITECTURES, YOLO, class_count, default_labels
+from models.yolo.model import ARCHITECTURES, MOST_ANCHORS, YOLO, class_count, default_labels
 from models.yolo.yolov8 import YOLOv8, anchors
 from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
@@ -97,8 +97,9 @@ def test_half_precision_files_are_served_in_float32(tmp_path: Path) -> None:
     with torch.inference_mode():
         distances, logits = core.distances_and_logits(pixels.permute(0, 3, 1, 2) / 255)
         found = network(pixels)
-    torch.testing.assert_close(found[0], distances, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(found[1], logits.sigmoid().amax(dim=2), rtol=1e-3, atol=1e-3)
+    anchors = found[3].long()
+    torch.testing.assert_close(found[0][0], distances[0, anchors[0]], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found[1], logits.sigmoid().amax(dim=2).gather(1, anchors), rtol=1e-3, atol=1e-3)
     with pytest.raises(WeightsError, match="12 classes, but there are 3 labels"):
         replace(detector, labels=("a", "b", "c")).network()
 
@@ -111,7 +112,7 @@ def test_random_weights_are_the_same_every_time_and_alive() -> None:
         torch.testing.assert_close(one, other)
     pixels = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8).repeat_interleave(32, 1).repeat_interleave(32, 2)
     with torch.inference_mode():
-        distances, scores, classes = first(pixels)
+        distances, scores, classes, _ = first(pixels)
     assert distances.isfinite().all()
     assert distances.std() > 0.1
     assert scores.max() > 4 * scores.min()
@@ -192,6 +193,7 @@ def outputs_of(count: int) -> list[npt.NDArray[Any]]:
         np.zeros((count, 8400, 4), np.float32),
         np.zeros((count, 8400), np.float32),
         np.zeros((count, 8400), np.int32),
+        np.tile(np.arange(8400, dtype=np.int32), (count, 1)),
     ]
 
 
@@ -277,6 +279,26 @@ def test_suppression_removes_the_weaker_of_two_only_within_a_class() -> None:
     outputs[2][0, indices] = [1, 1, 2]
     answer = RANDOM.postprocess(RANDOM.reduce(outputs, 0, Options()), Placement(640, 640), Options())
     assert [(d["class_id"], round(d["score"], 3)) for d in answer["detections"]] == [(1, 0.9), (2, 0.7)]
+
+
+def test_the_best_anchors_leave_the_device_and_the_answers_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.randint(256, (2, 20, 20, 3), dtype=torch.uint8).repeat_interleave(32, 1).repeat_interleave(32, 2)
+    network = RANDOM.network()
+    with torch.inference_mode():
+        found = [each.numpy() for each in network(pixels)]
+        monkeypatch.setattr("models.yolo.model.MOST_ANCHORS", 9000)
+        every = [each.numpy() for each in network(pixels)]
+    assert [each.shape for each in found] == [(2, MOST_ANCHORS, 4), *[(2, MOST_ANCHORS)] * 3]
+    assert sum(each.nbytes for each in found) == 2 * MOST_ANCHORS * 28, "for 201,600 bytes an image of all anchors"
+    for row in (0, 1):
+        assert sorted(every[3][row]) == list(range(8400))
+        given, wanted = (
+            RANDOM.postprocess(RANDOM.reduce(outputs, row, Options()), Placement(640, 640), Options())
+            for outputs in (found, every)
+        )
+        assert given["detections"]
+        assert given == wanted
+    assert not any(RANDOM.errors(found, found).values())
 
 
 def test_nothing_found_is_an_empty_answer() -> None:

@@ -32,6 +32,7 @@ from backends.contract.backend import CompileOptions
 from backends.engines import ENGINES, compile_first, eager
 from backends.engines.graph import GraphEngine
 from backends.engines.migraphx import MIGraphXEngine
+from backends.engines.streamed import StreamedExecutable
 from backends.engines.tensorrt import TensorRTEngine
 from backends.engines.torchair import TorchairEngine
 from backends.vendors import table as vendors
@@ -233,7 +234,9 @@ class TestGraph:
         load(GraphEngine, Watched())
         captures = [each for each in MODULE.log if each.startswith("capture")]
         assert captures == [
-            line for size in (4, 2, 1) for line in ("capture into pool, thread_local", f"captured {size}")
+            line
+            for size in (4, 4, 2, 2, 1, 1)  # One for each of the two inputs.
+            for line in ("capture into pool, thread_local", f"captured {size}")
         ]
         assert calls[:4] == ["4 on side"] * 3 + ["4 on compute"]
         begun = MODULE.log.index("capture into pool, thread_local")
@@ -296,7 +299,7 @@ class TestGraph:
         del MODULE.graph_pool_handle
         load(GraphEngine)
         pools = [each for each in MODULE.log if each.startswith("capture into")]
-        assert pools == ["capture into None, thread_local"] + ["capture into pool of the first, thread_local"] * 2
+        assert pools == ["capture into None, thread_local"] + ["capture into pool of the first, thread_local"] * 5
 
     def test_a_graph_without_modes_of_capture_gets_none(self) -> None:
         @contextmanager
@@ -675,6 +678,86 @@ def test_a_batch_is_waited_for_asleep_where_the_vendors_events_can() -> None:
     cast(Any, MODULE).Event = OlderEvent
     executable.run(images(1))
     assert "an event to spin for" in MODULE.log
+
+
+class TestItemsThatLieApart:
+    @staticmethod
+    def assert_answers_to_rows(executable: Executable) -> None:
+        """Two batches under way, of items in memory of their own and, in the second, on the device; one is padded."""
+        first, second = images(4, 7), images(3, 8)
+        items = (
+            [each.copy() for each in first],
+            [second[0].copy(), torch.from_numpy(second[1].copy()), second[2].copy()],
+        )
+        started = [executable.start_rows(each, 4) for each in items]
+        padded = np.concatenate((second, np.zeros_like(second[:1])))
+        for batch, pixels in zip(started, (first, padded), strict=True):
+            for ours, theirs in zip(batch.outputs(), on_cpu(pixels), strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("engine", [GraphEngine, eager.EagerEngine])
+    @pytest.mark.parametrize("bytes_for_threads", [0, 1 << 30])
+    def test_are_brought_together_where_their_memory_cannot_be_locked(
+        self, engine: Any, bytes_for_threads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("backends.engines.streamed._BYTES_FOR_THREADS", bytes_for_threads)
+        monkeypatch.setattr("backends.engines.eager._HostExecutable", StreamedExecutable)
+        executable = load(engine)
+        assert executable.takes_rows
+        self.assert_answers_to_rows(executable)
+        with pytest.raises(ValueError, match="A batch of 3 is not among"):
+            executable.start_rows([*images(3)], 3)
+        with pytest.raises(ValueError, match="Pixels must be"):
+            executable.start_rows([images(1)], 1)
+
+    @pytest.mark.parametrize("engine", [GraphEngine, eager.EagerEngine])
+    def test_are_copied_from_where_they_lie_once_that_memory_is_locked(
+        self, engine: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("backends.engines.eager._HostExecutable", StreamedExecutable)
+        monkeypatch.setattr("backends.engines.streamed._gather", None)
+        monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
+        locked: list[tuple[int, int]] = []
+
+        class Runtime:
+            @staticmethod
+            def cudaHostRegister(address: int, size: int, flags: int) -> int:
+                locked.append((address, size))
+                return 0
+
+            @staticmethod
+            def cudaHostUnregister(address: int) -> None:
+                locked.remove((address, images(1).nbytes))
+
+        monkeypatch.setattr("backends.engines.streamed._runtime", lambda device: Runtime)
+        executable = load(engine)
+        items = [each.copy() for each in images(2, 3)]
+        for _ in range(3):
+            executable.start_rows(items, 2).outputs()
+        assert locked == [(each.ctypes.data, each.nbytes) for each in items], "each once"
+        self.assert_answers_to_rows(executable)
+        executable.close()
+        assert not locked
+
+    def test_one_refusal_of_the_driver_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[int] = []
+
+        def refuse(address: int, size: int, flags: int) -> int:
+            asked.append(address)
+            return 1
+
+        runtime = SimpleNamespace(cudaHostRegister=refuse)
+        monkeypatch.setattr("backends.engines.streamed._runtime", lambda device: runtime)
+        executable = load(GraphEngine)
+        self.assert_answers_to_rows(executable)
+        assert len(asked) == 1
+
+
+def test_a_graph_copies_its_answers_itself_where_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
+    executable = load(GraphEngine)
+    monkeypatch.setattr("backends.engines.graph.copy_out", None)
+    assert_answers(executable)
 
 
 @pytest.mark.parametrize("faster", [torch.channels_last, torch.contiguous_format], ids=str)

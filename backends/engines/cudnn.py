@@ -1,0 +1,154 @@
+"""int8 convolutions on NVIDIA by cuDNN's graph API (nvidia-cudnn-frontend): without TensorRT there is no other.
+
+    fp16 ─► times 127 / range, rounded ─► cuDNN: int8 convolution, scale of each channel, bias ─► fp16 ─► activation
+
+Owns: these convolutions and the engine around them. **Offered to nobody**: no card has run them. They are written after
+the documentation (docs.nvidia.com/deeplearning/cudnn, "Convolutions", mixed precision) and the Python of
+nvidia-cudnn-frontend 1.32, which builds the graphs without a card up to the driver (tests/unit/test_cudnn.py);
+benchmarks/gpu asks a card whether they answer rightly, and whether they pay beside the kernels that convert to int8.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from backends.contract.backend import CompileOptions, Executable, Network
+from backends.engines.compiled import imported, version_of
+from backends.engines.engine import Engine, calibration_of
+from backends.engines.graph import GraphEngine
+
+_PACKAGE = "nvidia-cudnn-frontend"
+_LEVELS = 127  # Symmetric, as the tensor cores want it: no zero point.
+_CHANNELS = 16  # cuDNN's int8 kernels want a multiple of these, of the input and of the output.
+_BATCH = 8  # Images at once to find ranges with.
+
+
+class CudnnEngine(Engine):
+    """A captured graph in which convolutions compute in int8, each between fp16 numbers."""
+
+    name = "cudnn"
+    offers = ("int8",)
+    package = "cudnn"
+
+    def compile(
+        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
+    ) -> Executable:
+        api = imported("cudnn", f"pip install {_PACKAGE}")
+        module = cast(nn.Module, network)
+        found = ranges(module, torch.from_numpy(calibration_of(options)()))
+        network.cast(torch.float16)
+        for name, greatest in found.items():
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, Int8Convolution(api, convolution(module, name), greatest))
+        return GraphEngine(self._facts, self._threads).compile(network, device, "fp16", batch_sizes, options)
+
+    def version(self, precision: str) -> str:
+        return version_of(_PACKAGE, f"pip install {_PACKAGE}")
+
+
+def convolution(module: nn.Module, name: str) -> nn.Conv2d:
+    """The convolution of this name."""
+    found = module.get_submodule(name)
+    assert isinstance(found, nn.Conv2d)
+    return found
+
+
+def ranges(network: nn.Module, pixels: Tensor) -> dict[str, float]:
+    """The greatest number that each convolution is given for these images, of those that can compute in int8.
+
+    `pixels`: uint8 [n, height, width, 3].
+    """
+    found: dict[str, float] = {}
+    hooks = []
+    for name, each in network.named_modules():
+        if isinstance(each, nn.Conv2d) and each.groups == 1 and not each.in_channels % _CHANNELS:
+            if each.out_channels % _CHANNELS:
+                continue
+
+            def seen(_: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
+                found[name] = max(found.get(name, 0.0), float(given[0].abs().max()))
+
+            hooks.append(each.register_forward_pre_hook(seen))
+    with torch.inference_mode():
+        for row in range(0, len(pixels), _BATCH):
+            network(pixels[row : row + _BATCH])
+    for hook in hooks:
+        hook.remove()
+    return {name: greatest for name, greatest in found.items() if greatest}
+
+
+class Int8Convolution(nn.Module):
+    """A convolution whose weights and inputs are int8. `greatest`: of its inputs, larger ones are cut off.
+
+    Weights have a scale for each channel of the output. Graphs are made for each shape when it is first seen.
+    """
+
+    def __init__(self, api: Any, of: nn.Conv2d, greatest: float) -> None:
+        super().__init__()
+        self._api, self._of = api, of
+        self._graphs: dict[tuple[int, ...], tuple[Any, tuple[Any, ...], Any]] = {}
+        self.step = greatest / _LEVELS
+        weight = of.weight.float()
+        steps = (weight.abs().amax(dim=(1, 2, 3), keepdim=True) / _LEVELS).clamp_min(1e-12)
+        rounded = (weight / steps).round().to(torch.int8).contiguous(memory_format=torch.channels_last)
+        bias = torch.zeros(len(weight)) if of.bias is None else of.bias.float()
+        self.register_buffer("weight", rounded)
+        self.register_buffer("scale", (steps * self.step).reshape(1, -1, 1, 1))
+        self.register_buffer("bias", bias.reshape(1, -1, 1, 1))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Int8Convolution:
+        """Moves; types stay."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            self._buffers[name] = fn(buffer).to(buffer.dtype)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """fp16 [n, c, h, w] -> fp16 [n, k, h', w'], both channels-last."""
+        given = (x / self.step).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
+        given = given.contiguous(memory_format=torch.channels_last)
+        graph, (image, weight, scale, bias, out), handle = self._graph(tuple(given.shape))
+        result = torch.empty(out.get_dim(), dtype=torch.float16, device=x.device, memory_format=torch.channels_last)
+        workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=x.device)
+        self._api.set_stream(handle=handle, stream=torch.cuda.current_stream(x.device).cuda_stream)
+        tensors = {image: given, weight: self.weight, scale: self.scale, bias: self.bias, out: result}
+        graph.execute(tensors, workspace, handle=handle)
+        return result
+
+    def _graph(self, shape: tuple[int, ...]) -> tuple[Any, tuple[Any, ...], Any]:
+        if shape not in self._graphs:
+            handle = self._api.create_handle()
+            graph, tensors = graph_of(self._api, self._of, shape, handle)
+            graph.build([self._api.heur_mode.A, self._api.heur_mode.FALLBACK])
+            self._graphs[shape] = graph, tensors, handle
+        return self._graphs[shape]
+
+
+def graph_of(api: Any, of: nn.Conv2d, shape: tuple[int, ...], handle: Any) -> tuple[Any, tuple[Any, ...]]:
+    """cuDNN's graph of a convolution of int8 [n, c, h, w] to fp16, and its tensors: image, weight, scale, bias, result.
+
+    Not built yet.
+    """
+    kinds = api.data_type
+
+    def last(n: int, c: int, h: int, w: int) -> dict[str, list[int]]:
+        return {"dim": [n, c, h, w], "stride": [c * h * w, 1, c * w, c]}
+
+    graph = api.pygraph(
+        io_data_type=kinds.HALF, intermediate_data_type=kinds.FLOAT, compute_data_type=kinds.FLOAT, handle=handle
+    )
+    image = graph.tensor(name="image", data_type=kinds.INT8, **last(*shape))
+    weight = graph.tensor(name="weight", data_type=kinds.INT8, **last(*of.weight.shape))
+    scale, bias = (
+        graph.tensor(name=name, data_type=kinds.FLOAT, **last(1, of.out_channels, 1, 1)) for name in ("scale", "bias")
+    )
+    sides = {name: [int(side) for side in getattr(of, name)] for name in ("padding", "stride", "dilation")}
+    whole = graph.conv_fprop(image=image, weight=weight, compute_data_type=kinds.INT32, **sides)
+    whole.set_data_type(kinds.INT32)
+    out = graph.add(a=graph.mul(a=whole, b=scale), b=bias)
+    layout = last(*whole.get_dim())
+    out.set_output(True).set_data_type(kinds.HALF).set_dim(layout["dim"]).set_stride(layout["stride"])
+    return graph, (image, weight, scale, bias, out)

@@ -1,0 +1,74 @@
+"""Questions that commands of their own answer: the contract suite, `anychip verify`, JPEGs over HTTP.
+
+Owns: how they are called. A dry run asks each command whether it has these options.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.gpu.asked import Asked
+from models.sample import IMAGES
+
+_PYTEST = ("pytest", "hypothesis", "pytest_asyncio")
+
+
+def contract(asked: Asked) -> dict[str, Any]:
+    """What every backend promises of its devices (tests/support/device_contract.py), where pytest is installed."""
+    lacking = [name for name in _PYTEST if importlib.util.find_spec(name) is None]
+    if lacking:
+        return {"left out": f"it needs {', '.join(lacking)}"}
+    photographs = asked.out / "photographs.npz"
+    images = {path.stem: np.array(Image.open(path).convert("RGB")) for path in sorted(IMAGES.glob("*.jpg"))[:4]}
+    np.savez(photographs, **images)  # type: ignore[arg-type]
+    command = ["pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/support/device_contract.py"]
+    more = ("--collect-only",) if asked.dry else ()
+    variables = {"DEVICE_UNDER_TEST": "tests.support.devices.plain", "DEVICE_TYPE": asked.kind}
+    return _run([*command, *more], {**variables, "PHOTOGRAPHS": str(photographs)})
+
+
+def verify(asked: Asked) -> dict[str, Any]:
+    """What serves by default, through the gate, and what batches leave behind."""
+    sizes = ",".join(map(str, asked.sizes))
+    options = ("--device", asked.device, "--sizes", sizes, "--seconds", "1", "--budget-s", "270")
+    return _command(asked, ("app", "verify"), (*options, "--out", str(asked.out)))
+
+
+def load(asked: Asked) -> dict[str, Any]:
+    """By one service, and by several that share the card."""
+    options = ("--device", asked.device, "--services", "1,2,4", "--seconds", "5", "--rounds", "1")
+    return _command(asked, ("benchmarks.card_load",), (*options, "--json", str(asked.out / "card_load.json")))
+
+
+def load_decoded_by_card(asked: Asked) -> dict[str, Any]:
+    """The same of one service whose files the card decodes."""
+    options = ("--device", asked.device, "--services", "1", "--seconds", "5", "--rounds", "1")
+    more = ("--options", "--decode device", "--json", str(asked.out / "card_load_decode.json"))
+    return _command(asked, ("benchmarks.card_load",), (*options, *more))
+
+
+def _command(asked: Asked, command: tuple[str, ...], options: tuple[str, ...]) -> dict[str, Any]:
+    if not asked.dry:
+        return _run([*command, *options], {})
+    found = _run([*command, "--help"], {})
+    known = set(re.findall(r"--[a-z-]+", found.pop("said")))
+    found["unknown"] = sorted(
+        {option for option in options if option.startswith("--") and option != "--decode device"} - known
+    )
+    return found
+
+
+def _run(command: list[str], variables: dict[str, str]) -> dict[str, Any]:
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False
+    )
+    return {"command": " ".join(command), "status": done.returncode, "said": (done.stdout + done.stderr)[-6000:]}
