@@ -15,14 +15,14 @@ from app.tools import compatibility, remedies
 from app.tools.facts import rows
 from app.tools.report import markdown_table
 
-PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+PAGES = [Path(__file__).parents[1] / "docs" / f"troubleshooting{language}.md" for language in ("", ".zh-CN")]
 _BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"
 _END = "<!-- Made until here. -->"
 
 
-def page() -> str:
+def page(path: Path = PAGES[0]) -> str:
     """The whole page as Markdown: as it is, with the tables as they should be."""
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    head, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     tables = "\n".join((_imports(), _versions(), _vendors(), _operators())).rstrip()
     return f"{head}{_BEGIN}\n\n{tables}\n\n{_END}{rest.partition(_END)[2]}"
 
@@ -90,4 +90,5 @@ def _operators() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for path in PAGES:
+        path.write_text(page(path), encoding="utf-8")

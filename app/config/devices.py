@@ -56,7 +56,7 @@ class BatchSettings(BaseModel):
     decode: Literal["host", "device", "auto"] = Field(
         "host",
         description="Where JPEG files are decoded: host; device, which then needs a decoder (NVIDIA); auto: the device "
-        "where it has one and answers agree (docs/performance.md)",
+        "where it has one and answers agree (docs/decoding.md)",
     )
 
     @property

@@ -4,7 +4,7 @@ Owns: the order of libraries, and finding out which of them can be used. Must no
 
 All of them end in libjpeg-turbo with its exact transform, so their pixels are the same to the bit; a reader counts only
 if it decodes a sample as Pillow does, at each scale it offers, and says that a file cut short is one. simplejpeg brings
-a libjpeg-turbo of its own and is the fastest (docs/performance.md); there are no builds of it for some processors.
+a libjpeg-turbo of its own and is the fastest (docs/decoding.md); there are no builds of it for some processors.
 torchvision's operator is called directly: since 0.29 its Python wrapper warns at every call, as image decoding is
 announced to leave torchvision; OpenCV then takes its place. torchcodec wants FFmpeg and a newer torch than vendors'.
 """

@@ -18,7 +18,10 @@ PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for 
 DEPLOY = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("deploy", "kubernetes"))
 
 
-OWN = {f"{name}.md" for name in ("README", *FLAVOURS, "deploy", "kubernetes", "hardware")}
+OWN = {
+    f"{name}.md"
+    for name in ("README", *FLAVOURS, "deploy", "kubernetes", "hardware", "settings", "api", "troubleshooting")
+}
 
 
 def parts(text):
@@ -29,7 +32,7 @@ def parts(text):
     return blocks, [
         {
             "level": len(section) - len(section.lstrip("#")),
-            "names": set(re.findall(r"`([^`]+)`", section)),
+            "names": set(re.findall(r"(?<!`)`([^`]+)`(?!`)", section)),
             # A Chinese page may lead to Chinese pages; where a page leads to its other language is no news.
             "links": {link.replace(".zh-CN", "") for link in re.findall(r"\]\(([^)]+)\)", section)} - OWN,
             "rows": len(re.findall(r"^\|", section, re.MULTILINE)),

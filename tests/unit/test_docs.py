@@ -34,7 +34,8 @@ def test_the_drawing_of_the_processes_names_every_package() -> None:
 
 def anchors(text: str) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    named = set(re.findall(r'<a id="([^"]+)">', text))  # In Chinese pages, for the links of both languages.
+    return named | {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -121,3 +122,34 @@ def test_the_scheduling_page_has_every_reason_for_a_restart() -> None:
     from app.fleet.device_metrics import RESTARTS
 
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RESTARTS)
+
+
+CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
+
+
+def test_what_readers_need_first_is_there_in_chinese() -> None:
+    names = {str(page.relative_to(ROOT)) for page in CHINESE}
+    pages = {
+        f"docs/{name}.zh-CN.md" for name in ("api", "deploy", "hardware", "kubernetes", "settings", "troubleshooting")
+    }
+    installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cuda", "dcu", "mlu")}
+    assert names >= {"README.zh-CN.md", *pages, *installs}
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_chinese_page_leads_to_chinese_pages(page: Path) -> None:
+    for label, target in re.findall(r"\[([^\]]*)\]\(([^)#\s]+)\.md(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if label != "English" and not target.endswith(".zh-CN"):
+            assert not (page.parent / f"{target}.zh-CN.md").exists(), target
+
+
+REFERENCE = ("api.md", "settings.md", "your-network.md")
+MOST_WORDS = 1800
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in REFERENCE], ids=lambda page: page.name)
+def test_no_page_is_longer_than_one_reads(page: Path) -> None:
+    """Tables and blocks of code are for looking things up: they do not count."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    words = sum(len(line.split()) for line in text.splitlines() if not line.startswith("|"))
+    assert words <= MOST_WORDS, f"{words} words"

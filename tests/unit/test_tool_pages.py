@@ -16,7 +16,7 @@ from app.tools import bench, ops, profile, tune, validate
 from app.tools.bench import show as show_bench
 from app.tools.doctor import CHECKS
 from app.tools.doctor_vendor import Check
-from benchmarks.troubleshooting import page
+from benchmarks.troubleshooting import PAGES, page
 
 DOCS = Path(__file__).parents[2] / "docs"
 COUNT = r"\d+ of \d+ operators are supported \([\d.]+%\), [\d.]+% of \d+ calls"
@@ -24,10 +24,9 @@ TOOLS = (DOCS / "tools.md").read_text(encoding="utf-8")
 COMMANDS = ("ops", "validate", "bench", "tune", "profile")
 
 
-def test_the_page_of_troubles_is_the_one_that_the_tables_make() -> None:
-    assert (DOCS / "troubleshooting.md").read_text(encoding="utf-8") == page(), (
-        "run python -m benchmarks.troubleshooting"
-    )
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.name))
+def test_the_page_of_troubles_is_the_one_that_the_tables_make(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == page(path), "run python -m benchmarks.troubleshooting"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
