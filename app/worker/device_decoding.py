@@ -101,17 +101,6 @@ class DeviceDecoding:
         pixels: Pixels = torch.stack(placed).cpu().numpy()
         return pixels
 
-    def fill(self, slots: Sequence[tuple[int, Pixels]], buffer: Pixels) -> tuple[int, ...]:
-        """Decode what lies in slots into rows of a buffer. Returns the rows of those that cannot be decoded here, which
-        are zeros. Raises DeviceLostError.
-        """
-        found, refused = self.on_device(slots)
-        with translated_errors(str(self._decoder.device)):
-            for row, item in found.items():
-                buffer[row] = item.cpu().numpy()
-        buffer[list(refused)] = 0
-        return refused
-
     def on_device(self, slots: Sequence[tuple[int, Pixels]]) -> tuple[dict[int, Tensor], tuple[int, ...]]:
         """Decode what lies in slots: the network's input of each row, uint8 on the device, and the rows of those that
         cannot be decoded here. Raises DeviceLostError.

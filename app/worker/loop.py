@@ -192,20 +192,13 @@ class Worker:
 
         And those whose files the device cannot decode. Raises DeviceLostError.
         """
-        loaded, files = self._models[run.model], set(run.files)
-        buffer = loaded.next_buffer()
-        for row, slot in enumerate(run.slots):
-            if row not in files:
-                buffer[row] = self._arena.slot(run.model, slot).reshape(loaded.model.input_shape)
-        buffer[len(run.slots) : run.batch_size] = 0
-        if not files:
-            return buffer, ()
-        if loaded.decoding is None:  # They were meant for another worker.
-            buffer[list(run.files)] = 0
-            return buffer, run.files
-        return buffer, loaded.decoding.fill(
-            [(row, self._arena.slot(run.model, run.slots[row])) for row in files], buffer
-        )
+        rows, undecoded = self._rows(run)
+        buffer = self._models[run.model].next_buffer()
+        for row, item in enumerate(rows):
+            buffer[row] = item.cpu().numpy() if isinstance(item, Tensor) else item
+        buffer[list(undecoded)] = 0
+        buffer[len(rows) : run.batch_size] = 0
+        return buffer, undecoded
 
     def _run(self, run: Run) -> _Answer:
         """Run a batch with nothing else under way. Raises DeviceLostError."""

@@ -10,6 +10,7 @@ benchmarks/gpu asks a card whether they answer rightly, and whether they pay bes
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -40,44 +41,37 @@ class CudnnEngine(Engine):
         module = cast(nn.Module, network)
         found = ranges(module, torch.from_numpy(calibration_of(options)()))
         network.cast(torch.float16)
-        for name, greatest in found.items():
+        for name, (of, greatest) in found.items():
             parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, Int8Convolution(api, convolution(module, name), greatest))
+            setattr(module.get_submodule(parent), last, Int8Convolution(api, of, greatest))
         return GraphEngine(self._facts, self._threads).compile(network, device, "fp16", batch_sizes, options)
 
     def version(self, precision: str) -> str:
         return version_of(_PACKAGE, f"pip install {_PACKAGE}")
 
 
-def convolution(module: nn.Module, name: str) -> nn.Conv2d:
-    """The convolution of this name."""
-    found = module.get_submodule(name)
-    assert isinstance(found, nn.Conv2d)
-    return found
-
-
-def ranges(network: nn.Module, pixels: Tensor) -> dict[str, float]:
-    """The greatest number that each convolution is given for these images, of those that can compute in int8.
+def ranges(network: nn.Module, pixels: Tensor) -> dict[str, tuple[nn.Conv2d, float]]:
+    """Convolutions that can compute in int8, and the greatest number that each is given for these images.
 
     `pixels`: uint8 [n, height, width, 3].
     """
-    found: dict[str, float] = {}
-    hooks = []
-    for name, each in network.named_modules():
-        if isinstance(each, nn.Conv2d) and each.groups == 1 and not each.in_channels % _CHANNELS:
-            if each.out_channels % _CHANNELS:
-                continue
+    found: dict[str, tuple[nn.Conv2d, float]] = {}
 
-            def seen(_: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
-                found[name] = max(found.get(name, 0.0), float(given[0].abs().max()))
+    def seen(name: str, of: nn.Conv2d, given: tuple[Tensor, ...]) -> None:
+        before = found.get(name, (of, 0.0))[1]
+        found[name] = of, max(before, float(given[0].abs().max()))
 
-            hooks.append(each.register_forward_pre_hook(seen))
+    hooks = [
+        each.register_forward_pre_hook(partial(seen, name))
+        for name, each in network.named_modules()
+        if isinstance(each, nn.Conv2d) and each.groups == 1 and not (each.in_channels | each.out_channels) % _CHANNELS
+    ]
     with torch.inference_mode():
         for row in range(0, len(pixels), _BATCH):
             network(pixels[row : row + _BATCH])
     for hook in hooks:
         hook.remove()
-    return {name: greatest for name, greatest in found.items() if greatest}
+    return {name: each for name, each in found.items() if each[1]}
 
 
 class Int8Convolution(nn.Module):

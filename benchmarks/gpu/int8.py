@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.engines.cudnn import Int8Convolution, convolution, ranges
+from backends.engines.cudnn import Int8Convolution, ranges
 from backends.engines.engine import DTYPES
 from benchmarks.gpu.asked import Asked
 
@@ -34,8 +34,7 @@ def ask(asked: Asked) -> dict[str, Any]:
         for hook in hooks:
             hook.remove()
         seen = set()
-        for name, greatest in list(found.items())[: 2 if asked.dry else None]:
-            of = convolution(network, name)
+        for name, (of, greatest) in list(found.items())[: 2 if asked.dry else None]:
             key = (shapes[name], of.out_channels, of.kernel_size, of.stride)
             if key in seen:
                 continue

@@ -131,7 +131,9 @@ def test_ranges_are_of_convolutions_whose_channels_suit_the_kernels() -> None:
     network = Network()
     found = ranges(network, pixels)
     first = network.first(pixels.permute(0, 3, 1, 2) / 255).abs().max()
-    assert found == {"second": pytest.approx(float(first))}
+    assert list(found) == ["second"]
+    assert found["second"][0] is network.second
+    assert found["second"][1] == pytest.approx(float(first))
     assert not network.second._forward_pre_hooks
 
 
