@@ -53,3 +53,32 @@ def test_the_table_of_proofs_has_every_vendor(page: str, yes: str) -> None:
     assert set(found) == set(ROWS)
     for name, row in ROWS.items():
         assert (found[name][2] == yes) == (row.sample is not None), name
+
+
+@pytest.mark.parametrize(("page", "nowhere"), [("README.md", "not on hardware"), ("README.zh-CN.md", "未经真机验证")])
+def test_what_has_run_on_hardware_is_the_same_in_the_table_of_proofs_and_in_the_readme(page: str, nowhere: str) -> None:
+    lines = re.findall(
+        r"^\| `(\w+)`.*? \| (.*?) \|", (ROOT / "docs/hardware.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    real = {name for name, proof in lines if re.search(r"\d{4}-\d\d-\d\d", proof)}
+    assert real >= {"cpu", "cuda"}
+    readme = table_of(page, "`--device`")
+    for name in ROWS:
+        assert readme[name][2].startswith(nowhere) == (name not in real), name
+    [measured] = re.findall(r"^Measured on (.*?)[;.]", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert ("H100" in measured, "x86-64" in measured) == ("cuda" in real, "cpu" in real)
+
+
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("deploy", "memory", "reliability", "troubleshooting")))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_says_that_nothing_has_run_on_a_card(page: str) -> None:
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split()).lower()
+    for denied in (
+        "no card was at hand",
+        "no accelerator was at hand",
+        "not run on real accelerators",
+        "on real accelerators",
+    ):
+        assert denied not in text
