@@ -21,6 +21,8 @@ from models.contract.digest import sha256_of
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
+from models.exports.library_files import CONFIG, config_of, is_timm
+from models.exports.library_networks import library_of
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.yolo import model as yolo
 from models.yolo.families import architecture_of
@@ -97,6 +99,17 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         name, equals, file = written[0].partition("=")
         path = Path(file if equals else name)
         spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256, written[2])
+    elif library_of(architecture):
+        if not chosen:
+            library = architecture.partition("/")[2]
+            raise UnknownModelError(
+                f"{architecture} is built by timm, and wants weights of yours: {text}:FILE, or the folder that "
+                f"`hf download {architecture}.TAG --local-dir {library}` makes: {name or library}=./{library}."
+            )
+        spec = ModelSpec(name if equals else architecture.partition("/")[2], architecture, chosen, sha256)
+    elif text[-1:] not in ("", "=") and architecture not in ARCHITECTURES and _folder(text).is_dir():
+        path = _folder(text)
+        spec = ModelSpec(name if equals else path.resolve().name, "", str(path), sha256)
     elif head.endswith(SUFFIXES) and not chosen:
         name, equals, file = text.partition("=")
         path = Path(file if equals else name)
@@ -130,6 +143,17 @@ def open_model(
     """
     if f".{spec.architecture}" in exported.SUFFIXES:
         return _exported(spec, trust_exported)
+    folder = Path(spec.weights).expanduser()
+    if not spec.architecture and folder.is_dir() and (found := _of_library(folder) or _onnx_in(folder)):
+        architecture, file = found
+        spec = replace(spec, architecture=architecture, weights=str(file))
+        if f".{architecture}" in exported.SUFFIXES:
+            return _exported(spec, trust_exported)
+    if library_of(spec.architecture):
+        file = _weights_file(spec, cache_directory, allow_download, mirror)
+        digest = _checked(file, spec)
+        model = exported.open_exported(spec.name, file, "", spec.architecture)
+        return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
     if not spec.architecture:
         spec = replace(spec, architecture=_said_by(_weights_file(spec, cache_directory, allow_download, mirror), spec))
     family = _family(spec.architecture)
@@ -157,6 +181,11 @@ def open_model(
     kind = spec.weights if spec.weights in ("official", "sample") else file.name
     model = family.model(spec.name, spec.architecture, labels, kind, str(file.absolute()))
     return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+
+
+def _folder(text: str) -> Path:
+    """What `[name=]./folder` names."""
+    return Path(text.rpartition("=")[2]).expanduser()
 
 
 def _exported(spec: ModelSpec, trusted: bool) -> Model:
@@ -197,6 +226,24 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
             f"Export it, `yolo export model={file.name} format=onnx`, and serve {spec.name}={file.stem}.onnx."
         ) from None
     return found
+
+
+def _of_library(folder: Path) -> tuple[str, Path] | None:
+    """What timm or transformers would build of a folder, and its weights. Raises WeightsError."""
+    config, files = config_of(folder), sorted(folder.glob("*.safetensors"))
+    if not config or (not files and any(folder.glob("*.onnx"))):
+        return None
+    if len(files) != 1:
+        raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights; it must have one .safetensors.")
+    if is_timm(config):
+        return f"timm/{config['architecture']}", files[0]
+    return f"transformers/{(config.get('architectures') or [config['model_type']])[0]}", files[0]
+
+
+def _onnx_in(folder: Path) -> tuple[str, Path] | None:
+    """The only .onnx in a folder."""
+    files = sorted(folder.glob("*.onnx"))
+    return ("onnx", files[0]) if len(files) == 1 else None
 
 
 def _network_in(folder: Path) -> Path:

@@ -30,7 +30,7 @@ class ModelSettings(BaseModel):
     tiles: CommaSeparated = Field(
         "",
         description="Detectors that look at large images in tiles where a request says nothing of it: name=640, or "
-        "name=640:0.2 with the overlap (docs/your-network.md)",
+        "name=640:0.2 with the overlap (docs/answers.md)",
     )
     cache_dir: Path = Field(
         Path("~/.cache/anychip"),

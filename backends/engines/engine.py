@@ -171,7 +171,7 @@ def compile_first(
 ) -> LoadedNetwork:
     """The network on the first engine that takes it and passes the gate, which runs every batch size.
 
-    `precisions`: the one that is wanted, and those to step up to when engines have it and answer wrongly in it.
+    `precisions`: the one that is wanted, and those to step up to when engines have it and fail or answer wrongly in it.
     `completed` calls what it is given, and may call it again once it has removed the reason of its failure.
     Raises EngineRefusedError with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
     """
@@ -211,10 +211,8 @@ def compile_first(
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
-                # It may compute in float32 alone, which is known once it is made.
-                wrong = wrong or bool(getattr(built(network), "only_float32", False))
+                wrong = True  # Or it cannot compute at all in a precision in which its weights do not meet.
                 if isinstance(error, WrongAnswersError):
-                    wrong = True
                     rejected.append((engine.name, precision))
                 refusals[name] = str(error)
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)

@@ -3,7 +3,7 @@
     name=KIND:REST ─► Cascade ─► its models, served like any ─► CascadeRequest.whole, .parts ─► one entry an image
 
 Owns: that contract, and finding cascades that other packages bring, through the entry-point group `anychip.cascades`
-(docs/your-network.md). Must not know how anything is computed.
+(docs/own-tasks.md). Must not know how anything is computed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Geometry:
     """How an image of one size comes into a network's input.
 
     It is resized to `width` by `height`, by `interpolation` (`bilinear` or `bicubic`), and its upper left corner lies
-    at (`left`, `top`) of the input: what lies outside is cut off, what is left of the input has the level `grey`.
+    at (`left`, `top`) of the input: what lies outside is cut off, what is left of the input has the colour `pad`.
     """
 
     width: int
@@ -27,7 +27,7 @@ class Geometry:
     top: int
     interpolation: str = "bilinear"
     antialias: bool = False
-    grey: int = 0
+    pad: int | tuple[int, int, int] = 0
 
 
 def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
@@ -49,6 +49,6 @@ def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
     top, left = max(0, geometry.top), max(0, geometry.left)
     bottom, right = min(height, geometry.top + geometry.height), min(width, geometry.left + geometry.width)
     if (top, left, bottom, right) != (0, 0, height, width):
-        out.fill_(geometry.grey)
+        out.copy_(torch.tensor(geometry.pad, dtype=torch.uint8).expand(out.shape))
     seen = image[:, top - geometry.top : bottom - geometry.top, left - geometry.left : right - geometry.left]
     out[top:bottom, left:right].copy_(seen.permute(1, 2, 0))

@@ -81,11 +81,8 @@ class PixelNetwork(nn.Module):
     """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
 
     Pixels cross the bus as bytes; normalisation happens here, in float32, on the device. `core` is the network proper;
-    `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs. `only_float32`: it
-    refuses that, and wants to be tried in float32 whatever was asked for.
+    `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs.
     """
-
-    only_float32: bool = False
 
     input_shape: tuple[int, int, int]  # height, width, 3
     core: nn.Module

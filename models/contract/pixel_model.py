@@ -104,7 +104,8 @@ class PixelModel(Model):
         """
         if type(self.adapter).place is not TaskAdapter.place:
             return None  # Only the task knows.
-        return self.file.resize.geometry(width, height)
+        geometry = self.file.resize.geometry(width, height)
+        return geometry if geometry is not None and geometry.interpolation in ("bilinear", "bicubic") else None
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
         """What the task keeps of an item's outputs."""

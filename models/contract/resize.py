@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Literal
 
 import cv2
@@ -32,6 +32,10 @@ _LONGEST_STRIP = 4
 _LONGEST_STRIP_BY_PILLOW = 64  # Where all of it has to be as Pillow resizes it.
 _GREY = 114
 ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Colour = int | tuple[int, int, int]
+"""A level of all channels, or of red, green and blue."""
+_OPENCV = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _DECODE_OVERSAMPLING = 6
 
 
@@ -107,15 +111,20 @@ class Resize(ABC):
 
 @dataclass(frozen=True)
 class Whole(Resize):
-    """The whole image: `letterbox` centres it on grey, `top-left` begins at the upper left corner, both as large as
+    """The whole image: `letterbox` centres it on `pad`, `top-left` begins at the upper left corner, both as large as
     fits; `stretch` fills the input.
 
     `rounds`: whether places are computed by the whole pixels that a letterboxed image takes, which gives each axis a
-    scale of its own, or by the scale before rounding.
+    scale of its own, or by the scale before rounding. `shorter`: of an image at the upper left, its shorter side where
+    the longer one fits as well; 0: as large as fits. With `antialias` torch resizes, else OpenCV does.
     """
 
     how: Literal["letterbox", "stretch", "top-left"] = "letterbox"
     rounds: bool = True
+    shorter: int = 0
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = False
+    pad: Colour = _GREY
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Six times what the network sees, for images of twice that or more; others are decoded in full.
@@ -144,12 +153,18 @@ class Whole(Resize):
         )
         if image.shape[:2] != (geometry.height, geometry.width):
             size = geometry.width, geometry.height
-            pixels = cv2.resize(np.ascontiguousarray(image.numpy()), size, interpolation=cv2.INTER_LINEAR)
-            image = torch.from_numpy(pixels)
-        out[:top] = _GREY
-        out[bottom:] = _GREY
-        out[top:bottom, :left] = _GREY
-        out[top:bottom, right:] = _GREY
+            if self.antialias:
+                image = _by_torch(image, size[::-1], self.interpolation, True)
+            else:
+                pixels = cv2.resize(
+                    np.ascontiguousarray(image.numpy()), size, interpolation=_OPENCV[self.interpolation]
+                )
+                image = torch.from_numpy(pixels)
+        pad = torch.tensor(self.pad, dtype=torch.uint8)
+        out[:top] = pad
+        out[bottom:] = pad
+        out[top:bottom, :left] = pad
+        out[top:bottom, right:] = pad
         out[top:bottom, left:right] = image
         return self.placement(width, height)
 
@@ -162,15 +177,17 @@ class Whole(Resize):
     def geometry(self, width: int, height: int) -> Geometry:
         """The geometry of `preprocess`."""
         input_height, input_width = self.size
+        kernel = self.interpolation, self.antialias, self.pad
         if self.how == "stretch":
-            return Geometry(input_width, input_height, 0, 0)
+            return Geometry(input_width, input_height, 0, 0, *kernel)
         scale = self._scale(width, height)
         if self.how == "top-left":
-            return Geometry(max(1, int(width * scale)), max(1, int(height * scale)), 0, 0, grey=_GREY)
+            # Not one less than a whole number, whatever the last digit of the product.
+            return Geometry(max(1, int(width * scale + 1e-6)), max(1, int(height * scale + 1e-6)), 0, 0, *kernel)
         new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
         # The reference breaks ties towards the upper left.
         left, top = round((input_width - new_width) / 2 - 0.1), round((input_height - new_height) / 2 - 0.1)
-        return Geometry(new_width, new_height, left, top, grey=_GREY)
+        return Geometry(new_width, new_height, left, top, *kernel)
 
     def fit(self, placement: Placement) -> Fit:
         """Each axis has a scale of its own where images are stretched, or rounded to whole pixels."""
@@ -178,50 +195,58 @@ class Whole(Resize):
         full = np.array([placement.width, placement.height])
         if self.how == "stretch":
             return Fit(placement, np.array([self.size[1], self.size[0]]) / full, fit.pad, self.size)
-        if self.how == "letterbox" and self.rounds:
-            sides = [max(1, round(side * placement.scale)) for side in full.tolist()]
-            return Fit(placement, np.array(sides) / full, fit.pad, self.size)
+        if self.shorter or (self.how == "letterbox" and self.rounds):
+            geometry = self.geometry(placement.width, placement.height)
+            return Fit(placement, np.array([geometry.width, geometry.height]) / full, fit.pad, self.size)
         return fit
 
     def _scale(self, width: int, height: int) -> float:
-        return min(self.size[0] / height, self.size[1] / width)
+        scale = min(self.size[0] / height, self.size[1] / width)
+        return min(scale, self.shorter / min(width, height)) if self.shorter else scale
 
 
 @dataclass(frozen=True)
 class Centre(Resize):
-    """The shorter side is resized to `shorter` with `interpolation` (`bilinear` or `bicubic`), then the centre is cut
-    out, as torchvision does with a PIL image.
+    """The shorter side is resized to `shorter` with `interpolation`, then the centre is cut out, as torchvision does
+    with a PIL image; what the image does not cover is filled with `pad`.
 
-    `by`: `pillow` gives a PIL image's pixels to the last bit, of images decoded in full; `torch` takes a fifth of the
-    time and is within one grey level of it with bilinear interpolation, within two with bicubic.
+    `shape`: height and width of what the image is resized to in place of that: it is stretched to them, or `keep`s its
+    sides' ratio and is just large enough to `cover` them, or lies `within` them. `by`: `pillow` gives a PIL image's
+    pixels to the last bit, of images decoded in full; `torch` takes a fifth of the time and is within one grey level of
+    it with bilinear interpolation, within two with bicubic, and knows no other. `rounds`: whether half a pixel beside
+    the centre is rounded to the even number, or down.
     """
 
     shorter: int = 0
-    interpolation: str = "bilinear"
+    interpolation: Interpolation = "bilinear"
     antialias: bool = True
     by: Literal["torch", "pillow"] = "torch"
+    shape: tuple[int, int] | None = None
+    keep: Literal["", "cover", "within"] = ""
+    pad: Colour = 0
+    rounds: bool = True
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """`DECODE_RATIO` times the resized image, for more than `FULL_DECODE_PIXELS`; in full where Pillow resizes."""
-        scale = DECODE_RATIO * self.shorter / min(width, height)
+        scale = DECODE_RATIO * self._scale(width, height)
         if self.by == "pillow" or width * height <= FULL_DECODE_PIXELS or scale >= 1:
             return width, height
         return ceil(width * scale), ceil(height * scale)
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Resize the shorter side and cut out the centre."""
+        """Resize the image and cut out the centre."""
         target_height, target_width = target = self._resized_size(width, height)
         crop_height, crop_width = self.size
         left, top = self._corner(target)
         covered_height, covered_width = covered = _covered(image.shape[0], image.shape[1], width, height)
         exact, kernel = covered == image.shape[:2], Image.Resampling[self.interpolation.upper()]
-        if self.by == "pillow" and exact and max(target) <= _LONGEST_STRIP_BY_PILLOW * self.shorter:
+        strip_of = max(target) / min(target) if self.keep != "within" else 1
+        if self.by == "pillow" and exact and strip_of <= _LONGEST_STRIP_BY_PILLOW:
             # All of it in one call: which pass Pillow does first is its choice, and was another before version 13.
             whole = Image.fromarray(image.numpy()).resize((target_width, target_height), kernel)
-            centre = whole.crop((left, top, left + crop_width, top + crop_height))
-            out.copy_(torch.from_numpy(np.array(centre)))
+            self._cut(torch.from_numpy(np.array(whole)), left, top, out)
             return self.placement(width, height)
-        if max(target) > _LONGEST_STRIP * self.shorter:
+        if strip_of > _LONGEST_STRIP:
             x_step, y_step = covered_width / target_width, covered_height / target_height
             box = (left * x_step, top * y_step, (left + crop_width) * x_step, (top + crop_height) * y_step)
             strip = Image.fromarray(image.numpy()).resize((crop_width, crop_height), kernel, box)
@@ -229,41 +254,80 @@ class Centre(Resize):
             return self.placement(width, height)
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
         factors = (target_height / covered_height * (1 + 1e-9), target_width / covered_width * (1 + 1e-9))
-        # Unsqueezed before the permutation, the strides are those of a channels-last batch, for which torch has a
-        # vectorised kernel on bytes: twice as fast as on planes.
-        resized = functional.interpolate(
-            image.unsqueeze(0).permute(0, 3, 1, 2),
-            size=target if exact else None,
-            scale_factor=None if exact else factors,
-            mode=self.interpolation,
-            antialias=self.antialias,
-        )[0].permute(1, 2, 0)
-        out.copy_(resized[top : top + crop_height, left : left + crop_width])
+        resized = _by_torch(image, target, self.interpolation, self.antialias, None if exact else factors)
+        self._cut(resized, left, top, out)
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
         """The input begins within the resized image."""
         left, top = self._corner(self._resized_size(width, height))
-        return Placement(width, height, self.shorter / min(width, height), -left, -top)
+        return Placement(width, height, self._scale(width, height), -left, -top)
 
     def geometry(self, width: int, height: int) -> Geometry | None:
         """The geometry of `preprocess`; None for long strips."""
         target = self._resized_size(width, height)
-        if max(target) > _LONGEST_STRIP * self.shorter:
+        if max(target) > _LONGEST_STRIP * min(target):
             return None
         left, top = self._corner(target)
-        return Geometry(target[1], target[0], -left, -top, self.interpolation, self.antialias)
+        return Geometry(target[1], target[0], -left, -top, self.interpolation, self.antialias, self.pad)
+
+    def fit(self, placement: Placement) -> Fit:
+        """Each axis has a scale of its own where all of the image is stretched."""
+        fit = super().fit(placement)
+        if self.shape is None or self.keep:
+            return fit
+        full = np.array([placement.width, placement.height])
+        return Fit(placement, np.array(self.shape[::-1]) / full, fit.pad, self.size)
+
+    def _scale(self, width: int, height: int) -> float:
+        if self.shape is None:
+            return self.shorter / min(width, height)
+        sides = self.shape[0] / height, self.shape[1] / width
+        return min(sides) if self.keep == "within" else max(sides)
+
+    def _cut(self, resized: Tensor, left: int, top: int, out: Tensor) -> None:
+        """Write a resized image into the input, of which it may cover a part only."""
+        height, width = self.size
+        if left < 0 or top < 0:
+            out[:] = torch.tensor(self.pad, dtype=torch.uint8)
+        seen = resized[max(0, top) : top + height, max(0, left) : left + width]
+        out[max(0, -top) :, max(0, -left) :][: seen.shape[0], : seen.shape[1]] = seen
 
     def _resized_size(self, width: int, height: int) -> tuple[int, int]:
-        """(height, width), rounded as torchvision.transforms.functional.resize rounds."""
+        """(height, width), rounded as torchvision.transforms.functional.resize rounds, and as timm does to `keep`."""
+        if self.shape is not None:
+            factors = height / self.shape[0], width / self.shape[1]
+            factor = max(factors) if self.keep == "within" else min(factors)
+            return (max(1, round(height / factor)), max(1, round(width / factor))) if self.keep else self.shape
         if width <= height:
             return int(self.shorter * height / width), self.shorter
         return self.shorter, int(self.shorter * width / height)
 
     def _corner(self, target: tuple[int, int]) -> tuple[int, int]:
-        """Left and top of what is cut out of an image resized to this (height, width)."""
+        """Left and top of what is cut out of an image resized to this (height, width); below 0 where it is smaller."""
         height, width = self.size
-        return round((target[1] - width) / 2), round((target[0] - height) / 2)
+        left, top = (target[1] - width) / 2, (target[0] - height) / 2
+        left, top = (round(left), round(top)) if self.rounds else (floor(left), floor(top))
+        return left if left >= 0 else -((width - target[1]) // 2), top if top >= 0 else -((height - target[0]) // 2)
+
+
+def _by_torch(
+    image: Tensor,
+    size: tuple[int, int],
+    interpolation: str,
+    antialias: bool,
+    factors: tuple[float, float] | None = None,
+) -> Tensor:
+    """An image, uint8 [h, w, 3], resized to (height, width), by `factors` where it has more pixels than the image."""
+    # Unsqueezed before the permutation, the strides are those of a channels-last batch, for which torch has a
+    # vectorised kernel on bytes: twice as fast as on planes.
+    return functional.interpolate(
+        image.unsqueeze(0).permute(0, 3, 1, 2),
+        size=size if factors is None else None,
+        scale_factor=factors,
+        mode=interpolation,
+        antialias=antialias,
+    )[0].permute(1, 2, 0)
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
     best.json {"task": "gaze"} ─► the entry point `gaze` ─► TaskAdapter, around which PixelModel is a model
 
-Owns: that contract and finding the class, in `OWN` or in the entry-point group `anychip.tasks` (docs/your-network.md).
+Owns: that contract and finding the class, in `OWN` or in the entry-point group `anychip.tasks` (docs/own-tasks.md).
 A task's code runs in the server (what it makes of outputs), in workers (what it keeps of them) and in decoder processes
 (how an image is placed); it must import no vendor's package.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from models.contract.resize import ResizeHow
 from models.contract.tensors import TensorSpec
@@ -16,7 +17,8 @@ from models.exports.layouts import Interpretation
 @dataclass(frozen=True)
 class TriedImages:
     """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them;
-    `metadata`: texts of the file, where its task takes its outputs as they are.
+    `metadata`: texts of the file, where its task takes its outputs as they are; `implied`: what a library that builds
+    the network says of it, in the keys of a sidecar.
     """
 
     task: str
@@ -33,6 +35,7 @@ class TriedImages:
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     metadata: Mapping[str, str] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class TriedTensors:
 
 @dataclass(frozen=True)
 class Tried:
-    """One of these, or the sentence that says what is wrong with the file."""
+    """One of these, or the sentence that says what is wrong with the file. `hint`: what to write for another one."""
 
     images: TriedImages | None = None
     tensors: TriedTensors | None = None
     error: str = ""
+    hint: str = ""

@@ -1,5 +1,7 @@
 """The child process in which a network file is read for the first time and tried: `FILE FORM DECLARED ANSWER`.
 
+FORM: `onnx`, `program`, `script`, `openvino`, or the architecture of a library that builds it, `timm/resnet50`.
+
 Owns: the way in and out, and what the process may not do (models.confinement): no other program, no socket, no file
 but Python's and the one that is tried. What a file does to the process that opens it, it does here.
 """
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from models.exports.answers import Tried
-    from models.exports.networks import Form
 
 # Of address space, of which libraries take more than they use; a thread reserves as much for its allocations.
 _MEMORY_BYTES = 4 << 30
@@ -30,7 +31,8 @@ _BYTES_A_SECOND = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def _tried(file: str, form: Form, declared: dict[str, Any]) -> Tried:
+def _tried(file: str, form: Any, declared: dict[str, Any]) -> Tried:
+    from models.contract.errors import ModelError
     from models.exports import image_trial, trial
     from models.exports.answers import Tried
 
@@ -39,22 +41,28 @@ def _tried(file: str, form: Form, declared: dict[str, Any]) -> Tried:
         found = image_trial.tried(Path(file), form, **images)
         if found is not None:
             return Tried(images=found)
-    return Tried(tensors=trial.tried(file, form, declared))
+    hint = image_trial.example(Path(file)) if images is not None and form == "onnx" else ""
+    try:
+        return Tried(tensors=trial.tried(file, form, declared), hint=hint)
+    except ModelError as error:
+        return Tried(error=f"{error} {hint}." if hint else str(error))
 
 
 def own_files(file: Path) -> list[Path]:
     """The files of one network: its own, and what lies beside it under its name."""
     own = f"{file.stem}."
+    if file.suffix == ".safetensors" and file.with_name("config.json").is_file():
+        return [file.parent]  # A library looks for more there than it needs.
     return [each for each in file.parent.iterdir() if each.name.startswith(own) or each.name == "metadata.yaml"]
 
 
-def _main(file: str, form: Form, declared: str, answer: str) -> None:
+def _main(file: str, form: str, declared: str, answer: str) -> None:
     with contextlib.suppress(OSError, AttributeError):  # Linux: ends with the server, however that ended.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
     import msgspec
 
-    from models.exports import image_trial  # noqa: F401 - before it may read little more
+    from models.exports import library_networks  # before it may read little more
     from models.exports.answers import Tried
 
     gc.enable()
@@ -62,9 +70,12 @@ def _main(file: str, form: Form, declared: str, answer: str) -> None:
     from models.contract.errors import ModelError
 
     given = json.loads(declared)
+    with contextlib.suppress(ModelError):  # Which is said below.
+        if name := library_networks.library_of(form):
+            library_networks.library(name)
     folder = Path(answer).parent
     own = own_files(Path(file).absolute())
-    size = sum(each.stat().st_size for each in own)
+    size = sum(each.stat().st_size for each in {*own, Path(file)})
     confine_program(
         [*python_files(), *own],
         [folder, Path(os.devnull)],
@@ -79,4 +90,4 @@ def _main(file: str, form: Form, declared: str, answer: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])  # type: ignore[arg-type]
+    _main(*sys.argv[1:])

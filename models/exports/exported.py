@@ -9,6 +9,7 @@ called (models.exports.networks, models.exports.images).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,15 +26,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
 from models.contract.model import Array, Model
-from models.contract.resize import Centre, Resize, Whole
 from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
+from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
 from models.exports.metadata import Sidecar, read_sidecar
 from models.weights.checkpoint import labels_beside
 
 if TYPE_CHECKING:
     from models.exports.networks import Form, GraphNetwork
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
 PLATFORMS = {
@@ -70,7 +73,7 @@ class _Input(_Strict):
 
 
 class _Declared(_Strict):
-    """`file.tensors.json`: what the file itself does not say. docs/tensors.md."""
+    """`file.tensors.json`: what the file itself does not say. docs/which-file.md."""
 
     inputs: dict[str, _Input] = {}
     outputs: list[str] = []
@@ -122,10 +125,11 @@ def bare_environment(folder: str = os.sep) -> dict[str, str]:
     }
 
 
-def open_exported(name: str, file: Path, stated: str = "") -> Model:
+def open_exported(name: str, file: Path, stated: str = "", architecture: str = "") -> Model:
     """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
 
-    `stated`: what the sidecar would say, where none is to be read.
+    `stated`: what the sidecar would say, where none is to be read. `architecture`: of weights for a network that a
+    library builds, `timm/resnet50`.
 
     It is a model of images where the file's metadata or `file.json` beside it says so, else one of tensors.
     """
@@ -143,14 +147,17 @@ def open_exported(name: str, file: Path, stated: str = "") -> Model:
         images = {
             "sidecar": None if sidecar is None else sidecar.model_dump(exclude={"options"}),
             "labels": labels_beside(file),
+            "open_size": library_files.size_in(file.parent),
             "takes": None if sidecar is None or sidecar.task is None else task_class(sidecar.task).takes,
         }
     asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
-    found = _tried(file, asked)
+    found = _tried(file, asked, architecture)
     if found.images is not None:
-        return _image_model(name, file, found.images, sidecar)
+        return _image_model(name, file, found.images, sidecar, architecture)
     tensors = found.tensors
     assert tensors is not None
+    if found.hint and declared is None:
+        log.warning("%s: %s does not say what it is for, and is served as tensors. %s.", name, file.name, found.hint)
     return ExportedModel(
         name,
         file.suffix[1:],
@@ -166,14 +173,16 @@ def open_exported(name: str, file: Path, stated: str = "") -> Model:
     )
 
 
-def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None) -> Model:
+def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None, architecture: str = "") -> Model:
     from models.exports.images import Export, ExportedImages
 
-    if found.how.takes == "classes" or found.resize == "centre":
-        by: Literal["pillow", "torch"] = "pillow" if found.exporter.startswith("ultralytics") else "torch"
-        resize: Resize = Centre(found.size, max(found.size), by=by)  # Both sides are covered.
-    else:
-        resize = Whole(found.size, found.resize)
+    stated = sidecar or Sidecar.model_validate(found.implied)
+    if stated.resize_by is None and found.resize == "centre" and found.exporter.startswith("ultralytics"):
+        stated = stated.model_copy(update={"resize_by": "pillow"})
+    try:
+        resize = stated.resizing(found.size, found.resize)
+    except ValueError as error:
+        raise WeightsError(f"{file.name}: {error}.") from None
     options: dict[str, Any] = {} if sidecar is None else dict(sidecar.options or {})
     if found.keypoints is not None:
         options["keypoints"] = found.keypoints
@@ -191,7 +200,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     made(found.task, known)  # A file that is none of its task stops the start.
     return ExportedImages(
         name,
-        file.suffix[1:],
+        architecture or file.suffix[1:],
         known.labels,
         file.name,
         str(file.absolute()),
@@ -250,12 +259,12 @@ def _labels(file: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in beside.read_text(encoding="utf-8-sig").strip().splitlines())
 
 
-def _tried(file: Path, declared: Mapping[str, Any]) -> Tried:
+def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
     """What models.exports.child says of a file. Raises WeightsError."""
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
         environment = bare_environment(folder) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         answer = Path(folder) / "answer.json"
-        form = "openvino" if file.suffix == ".xml" else _form(str(file))
+        form = architecture or ("openvino" if file.suffix == ".xml" else _form(str(file)))
         given = str(file.absolute()), form, json.dumps(declared), str(answer)
         command = [sys.executable, str(_CHILD), *given]
         child = subprocess.Popen(

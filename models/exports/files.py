@@ -31,6 +31,8 @@ def files_of(file: Path) -> tuple[Path, ...]:
     if file.suffix == ".xml":
         weights = file.with_suffix(".bin")
         return (file, weights) if weights.is_file() else (file,)
+    if file.suffix == ".safetensors":  # What a library builds of it depends on its configuration.
+        return (file, *(each for each in [file.with_name("config.json")] if each.is_file()))
     if file.suffix != ".onnx":
         return (file,)
     folder = file.parent.resolve()

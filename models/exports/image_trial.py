@@ -7,6 +7,7 @@ Owns: these runs. In a process of its own (models.exports.child): must not be im
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
-from models.contract.task_adapter import Takes
+from models.contract.task_adapter import Takes, task_class
+from models.exports import library_networks
 from models.exports.answers import TriedImages
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, SIZES, interpret, resize_of
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, interpret, resize_of
 from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
 from models.onnx.file import OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart
@@ -37,14 +39,20 @@ _MOST_SIDE = 8_192
 Run = Callable[[Tensor], list[Tensor]]
 
 
-def tried(
-    file: Path, form: str, sidecar: Mapping[str, Any] | None, labels: Sequence[str] | None, takes: Takes | None
+def tried(  # noqa: PLR0917
+    file: Path,
+    form: str,
+    sidecar: Mapping[str, Any] | None,
+    labels: Sequence[str] | None,
+    takes: Takes | None,
+    open_size: tuple[int, int] | None = None,
 ) -> TriedImages | None:
-    """What ExportedImages holds of a file; None for a file that is no network of images.
+    """What ExportedImages holds of a file; None for a file that is no network of images. `open_size`: of the input of a
+    file that takes any.
 
     Raises WeightsError.
     """
-    onnx = None
+    onnx, implied = None, {}
     if form == "onnx":
         try:
             onnx = read_onnx(file)
@@ -53,6 +61,12 @@ def tried(
                 return None
             raise
     metadata: Mapping[str, Any] = script_metadata(file) if onnx is None else onnx.metadata
+    architecture = file.suffix[1:]
+    if form.startswith((library_networks.TIMM, library_networks.TRANSFORMERS)):
+        metadata, architecture = {}, form
+        if sidecar is None:
+            implied = library_networks.implied_by(form, file)
+            sidecar, takes = implied, task_class(implied["task"]).takes
     if form == "openvino":
         onnx, metadata = read_openvino(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
@@ -71,27 +85,34 @@ def tried(
             about = about.model_copy(update={"layout": "detr"})
         if detector is not None and about.takes != "outputs":
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
+        if onnx is not None and [value.name for value in onnx.outputs][:2] == ["logits", "pred_boxes"]:
+            about = about.model_copy(update={"boxes_second": True})
         told = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
-        return replace(_tried(file, about, onnx), metadata=told)
+        return replace(_tried(file, about, onnx, architecture, open_size), metadata=told, implied=implied)
     except (ValueError, WeightsError) as error:
         if detector is not None and sidecar is None:  # It was served as tensors, and is.
             return None
         if isinstance(error, WeightsError):
             raise
-        raise WeightsError(f"{file.name}: {error}.") from error
+        hint = f" {example(file)}." if sidecar is None and form == "onnx" else ""
+        raise WeightsError(f"{file.name}: {error}.{hint}") from error
 
 
-def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> TriedImages:
+def _tried(
+    file: Path, about: Description, onnx: OnnxFile | None, architecture: str, open_size: tuple[int, int] | None
+) -> TriedImages:
     size, stated_batch, is_open = about.size, 1, False
     if onnx is not None:
         size, stated_batch, is_open = _input(onnx, size)
+    size = tuple(open_size) if size is None and open_size else size  # type: ignore[assignment]
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
     is_single = about.layout == "torchvision"  # One image, without the axis of a batch.
-    whole = is_single or about.takes in ("classes", "outputs") or all(side % 32 == 0 for side in size)
+    has_grid = about.takes not in ("classes", "outputs") and about.layout not in ("torchvision", *QUERIES)
+    whole = not has_grid or all(side % 32 == 0 for side in size)
     if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
-    core, tail = load_parts(str(file), file.suffix[1:], False)
+    core, tail = load_parts(str(file), architecture, False)
 
     def run(pixels: Tensor) -> list[Tensor]:
         try:
@@ -133,6 +154,39 @@ def _tried(file: Path, about: Description, onnx: OnnxFile | None) -> TriedImages
     )
 
 
+def example(file: Path) -> str:
+    """What to write beside an .onnx of images that does not say what it is for; "" for one that takes no images."""
+    try:
+        onnx = read_onnx(file)
+        size, _, _ = _input(onnx, None)
+    except (WeightsError, ValueError):
+        return ""
+    shapes = [value.shape or () for value in onnx.outputs]
+    task, classes = _likely(shapes)
+    written = json.dumps({"task": task, "size": list(size or (224, 224))})
+    names = f", and its {classes} labels, one a line, into {file.stem}.labels.txt" if classes else ""
+    seen = ", ".join(f"{value.name} {_lengths(value.shape)}" for value in (*onnx.inputs, *onnx.outputs))
+    return f"To serve it as images, write {written} into {file.stem}.json beside it{names} (it has {seen})"
+
+
+def _likely(shapes: Sequence[Sequence[Any]]) -> tuple[str, int]:
+    """The task that outputs of these shapes are most often for, and the number of its classes, 0 where it has none."""
+    ranks = sorted(len(shape) for shape in shapes)
+    first = shapes[0] if shapes else ()
+    last = first[1] if len(first) > 1 and isinstance(first[1], int) else 0
+    if ranks == [2]:
+        return ("regress", 0) if last == 1 else ("classify", last)
+    if (ranks in ([4], [3]) and last in (0, 1)) or (ranks == [3] and isinstance(first[-1], int) and first[-1] > 100):
+        return ("depth", 0) if ranks == [4] or last == 0 else ("embed", 0)
+    if ranks == [4]:
+        return "segment_semantic", last
+    return ("segment", 0) if 4 in ranks else ("detect", 0)
+
+
+def _lengths(shape: Sequence[Any] | None) -> str:
+    return f"[{', '.join('n' if length is None else str(length) for length in shape or ())}]"
+
+
 def _is_detr(onnx: OnnxFile) -> bool:
     """Whether it is as RT-DETR's own repository exports its networks, and those of D-FINE and DEIM: by its names."""
     names = {value.name for value in onnx.inputs}
@@ -164,7 +218,7 @@ def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
         raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
     batch, channels, height, width = shapes[0]
-    if channels != 3:
+    if isinstance(channels, int) and channels != 3:
         raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
     if isinstance(height, int) and isinstance(width, int):
         if size is not None and size != (height, width):

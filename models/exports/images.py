@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from models.contract.model import PixelNetwork
 from models.contract.pixel_model import PixelModel
+from models.exports import library_networks
 from models.exports.layouts import SIZES, Interpretation, decoded
 from models.onnx.torchvision_detectors import only_float32, untraced
 
@@ -43,7 +44,6 @@ class ExportedNetwork(PixelNetwork):
         super().__init__(core, model.input_shape, model.mean, model.std)
         self.tail = tail
         self.how, self.size, self.single = model.export.how, model.file.size, model.export.batch == (1, 1)
-        self.only_float32 = self.how.layout == "torchvision"
         self.of_task = model.adapter.compute
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ class ExportedNetwork(PixelNetwork):
 
     def cast(self, dtype: torch.dtype) -> PixelNetwork:
         """Cast the graph; one that chooses boxes before its last layers takes float32 alone."""
-        return super().cast(only_float32(dtype) if self.only_float32 else dtype)
+        return super().cast(only_float32(dtype) if self.how.layout == "torchvision" else dtype)
 
     def _outputs(self, normalised: Tensor) -> list[Tensor]:
         values = self.core(normalised)
@@ -76,6 +76,8 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
         graph, _ = load_onnx(Path(file), SIZES)
         graph.free_batch = freed
         return graph.core, graph.tail
+    if library_networks.library_of(architecture):
+        return library_networks.built(Path(file), architecture), None
     from models.exports.networks import FORMS, load_graph
 
     loaded = load_graph(file, FORMS[f".{architecture}"])

@@ -2,7 +2,7 @@
 
     outputs of the file ─► Interpretation, by their shapes ─► boxes [n, a, 4], scores [n, a], classes [n, a], extras
 
-Owns: the layouts (docs/your-network.md has the table) and how they are told apart by shapes. Must not know files, nor
+Owns: the layouts (docs/which-file.md has the table) and how they are told apart by shapes. Must not know files, nor
 tasks but by what they take.
 """
 
@@ -26,10 +26,13 @@ from models.onnx.torchvision_detectors import MOST_DETECTIONS
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
 """What RT-DETR's own exports and D-FINE's multiply boxes by: so these come in 0 to 1."""
 DETR_OUTPUTS = ("labels", "boxes", "scores")
+QUERIES = ("detr", "rfdetr", "softmax")
+"""Layouts of networks that any size of input suits."""
 
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 _ROWS = (100, 300, 1000)
 _LEAST_PROBABILITY = 1e-12
+_LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 Shapes = Sequence[Sequence[int]]
 Size = tuple[int, int]
@@ -88,6 +91,8 @@ def resize_of(about: Description, how: Interpretation) -> ResizeHow:
     """How images are brought to the network's size, where its owner does not say."""
     if about.resize is None and about.takes == "outputs" and about.task in TASKS:
         return task_class(about.task).resize
+    if about.resize is None and about.takes == "classes":
+        return "centre"
     return about.resize or (LAYOUTS[how.layout].resize if how.layout in LAYOUTS else "letterbox")
 
 
@@ -128,17 +133,22 @@ def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Int
     return Interpretation("boxes", "detr", len(about.labels or ()), 0, True, 1)
 
 
-def _read_rfdetr(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Boxes [n, queries, 4], and logits [n, queries, slots] of their classes; a slot after the labels is background."""
-    threes = [index for index, shape in enumerate(shapes) if len(shape) == 3]
+def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
+    """Boxes [n, queries, 4], and logits [n, queries, slots] of their classes; a slot after the labels is background.
+
+    Hugging Face's have the logits first, RF-DETR's own exports the boxes, which only matters for three classes.
+    """
+    threes = [index for index, shape in enumerate(shapes) if len(shape) == 3][:2]
     if about.takes != "boxes" or len(threes) != 2 or len({shapes[index][1] for index in threes}) != 1:
-        raise ValueError(f"RF-DETR has outputs [n, queries, 4] and [n, queries, classes], not {seen}")
-    boxes, logits = threes if shapes[threes[0]][2] == 4 else reversed(threes)
+        raise ValueError(f"a DETR has outputs [n, queries, 4] and [n, queries, classes], not {seen}")
+    are_boxes = [shapes[index][2] == 4 for index in threes]
+    is_second = are_boxes == [False, True] or (all(are_boxes) and about.boxes_second)
+    logits, boxes = threes if is_second else threes[::-1]
     slots = shapes[logits][2]
     count = len(about.labels) if about.labels else slots
     if shapes[boxes][2] != 4 or not 1 <= count <= slots <= count + 1:
         raise ValueError(f"its outputs are of {slots} classes, and there are {count} labels: {seen}")
-    return Interpretation("boxes", "rfdetr", count, 0, True, boxes, logits)
+    return Interpretation("boxes", about.layout or "rfdetr", count, 0, True, boxes, logits)
 
 
 def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
@@ -257,12 +267,21 @@ def _detr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[T
 
 
 def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """The best of all pairs of a query and a class, one for each query."""
+    """The best of all pairs of a query and a class, one for each query, or 100 as transformers has of few queries."""
     raw = outputs[how.boxes]
     probabilities = outputs[how.prototypes][..., : how.classes].sigmoid()
-    scores, places = probabilities.flatten(1).topk(raw.shape[1], dim=1)
+    pairs = probabilities.flatten(1)
+    scores, places = pairs.topk(min(pairs.shape[1], max(raw.shape[1], _LEAST_PAIRS)), dim=1)
     queries = (places // how.classes).unsqueeze(2).expand(-1, -1, 4)
     return _scaled(raw.gather(1, queries), size), scores, places % how.classes, None
+
+
+def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
+    """The best class of each query, by descending score; the last slot says that there is no object."""
+    scores, classes = outputs[how.prototypes].softmax(2)[..., :-1].max(2)
+    scores, places = scores.sort(dim=1, descending=True, stable=True)
+    boxes = outputs[how.boxes].gather(1, places.unsqueeze(2).expand(-1, -1, 4))
+    return _scaled(boxes, size), scores, classes.gather(1, places), None
 
 
 def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -310,7 +329,8 @@ LAYOUTS: Mapping[str, _Layout] = {
     "rows": _Layout(_read, _rows),
     "rtdetr": _Layout(_read, _rtdetr, "stretch"),
     "detr": _Layout(_read_detr, _detr, "stretch"),
-    "rfdetr": _Layout(_read_rfdetr, _rfdetr, "stretch"),
+    "rfdetr": _Layout(_read_queries, _rfdetr, "stretch"),
+    "softmax": _Layout(_read_queries, _softmax, "stretch"),
     "torchvision": _Layout(_read_torchvision, _torchvision),
 }
 """Of networks that find objects."""

@@ -19,29 +19,88 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.contract.errors import WeightsError
-from models.contract.resize import ResizeHow
+from models.contract.resize import Centre, Colour, Interpolation, Resize, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
+from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
 
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "yolox", "torchvision", "classes"]
+Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "softmax", "yolox", "torchvision", "classes"]
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
+_ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
+    "layout": ("boxes", "masks", "keypoints", "turned"),
+    "scores": ("classes", "outputs"),
+    "keypoints": ("keypoints",),
+}
+"""Keys that have an effect on some networks alone, by what their tasks take."""
 
 
-class Sidecar(BaseModel):
-    """`best.json` beside `best.onnx`; docs/your-network.md explains the keys."""
+class Preprocessing(BaseModel):
+    """How images come into a network's input; docs/which-file.md explains the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int | tuple[int, int] | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    resize: ResizeHow | None = None
+    resize_to: int | tuple[int, int] | None = None
+    crop: float | None = Field(default=None, gt=0, le=1)
+    interpolation: Interpolation | None = None
+    antialias: bool | None = None
+    pad: Colour | None = None
+    resize_by: Literal["opencv", "torch", "pillow"] | None = None
+
+    def resizing(self, size: tuple[int, int], usual: ResizeHow) -> Resize:
+        """How images come into an input of this size; `usual`: where nobody says. Raises ValueError for keys that have
+        no effect together with the others.
+        """
+        how = self.resize or usual
+        if self.crop is not None and self.resize_to is not None:
+            raise ValueError('"crop" and "resize_to" say the same in two ways: state one of them')
+        if self.crop is None and how not in ("centre", "top-left") and self.resize_to is not None:
+            raise ValueError(f'"resize_to" has no effect where "resize" is {how!r}: "centre" and "top-left" know it')
+        if self.pad is not None and how not in ("top-left", "letterbox"):
+            raise ValueError(f'"pad" has no effect where "resize" is {how!r}: nothing is left to fill')
+        if self.crop is not None and how == "top-left":
+            raise ValueError('"crop" has no effect where "resize" is "top-left": all of the image is seen')
+        if how == "centre" or self.crop is not None:
+            return self._centre(size, how)
+        if self.resize_by == "pillow":
+            raise ValueError(f'"resize_by": "pillow" has no effect where "resize" is {how!r} without "crop"')
+        by_torch = self.resize_by == "torch" if self.antialias is None else self.antialias
+        kernel = self.interpolation or "bilinear", by_torch, 114 if self.pad is None else self.pad
+        if kernel[0] == "lanczos":
+            raise ValueError(f'"interpolation": "lanczos" is Pillow\'s, and "resize": {how!r} does without it')
+        shorter = self.resize_to if isinstance(self.resize_to, int) else 0
+        return Whole(size, how, True, shorter, *kernel)
+
+    def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
+        """Of the centre: what it is cut out of."""
+        share = self.crop or 1.0
+        shape = int(size[0] / share), int(size[1] / share)
+        keep: Literal["", "cover", "within"] = {"stretch": "", "letterbox": "within"}.get(how, "cover")  # type: ignore[assignment]
+        by: Literal["torch", "pillow"] = "pillow" if self.resize_by == "pillow" else "torch"
+        kernel = self.interpolation or "bilinear", self.antialias is not False, by
+        if kernel[0] in ("nearest", "lanczos") and by == "torch":
+            kernel = kernel[0], True, "pillow"
+        pad = 0 if self.pad is None else self.pad
+        rounds = self.resize_by != "torch"  # As torchvision does and timm, and transformers does not.
+        if isinstance(self.resize_to, tuple):
+            return Centre(size, 0, *kernel, self.resize_to, "", pad, rounds)
+        if self.resize_to is not None or (how == "centre" and shape[0] == shape[1]):
+            return Centre(size, self.resize_to or shape[0], *kernel, pad=pad, rounds=rounds)
+        return Centre(size, 0, *kernel, shape, keep, pad, rounds)
+
+
+class Sidecar(Preprocessing):
+    """`best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    size: int | tuple[int, int] | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
     scores: Literal["logits", "probabilities"] | None = None
     keypoints: tuple[int, int] | None = None
-    resize: ResizeHow | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
 
 
@@ -63,15 +122,33 @@ class Description(BaseModel):
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
     end_to_end: bool = False
+    boxes_second: bool = False
     exporter: str = ""
     licence: str = ""
 
 
 def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
-    """`best.json` beside `best.onnx`, None where there is none or it is something else. Raises WeightsError.
+    """`best.json` beside `best.onnx`, and what timm's and Hugging Face's files in its folder say; None where there is
+    none of these or they are something else. Raises WeightsError.
 
-    `stated`: the same as a query, `task=detect&size=[480,640]`: then no file is read.
+    `stated`: the same as a query, `task=detect&size=[480,640]`: then no `best.json` is read.
     """
+    config = library_files.config_of(file.parent)
+    implied = library_files.stated_in(file.parent, config) if config else {}
+    implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
+    given = _stated_beside(file, stated)
+    if given is None:
+        return Sidecar.model_validate(implied) if implied else None
+    if given.task == "tensors" or not implied:
+        return given
+    own = given.model_dump(exclude_none=True)
+    if own.keys() & {"resize", "resize_to", "crop"}:
+        implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
+    return Sidecar.model_validate({**implied, **own})
+
+
+def _stated_beside(file: Path, stated: str) -> Sidecar | None:
+    """What the file's owner has written beside it, or behind its name."""
     beside = file.with_name(f"{file.stem}.json")
     if not stated and not beside.is_file():
         return None
@@ -84,6 +161,9 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
         return None  # Labels, or of another purpose.
     try:
         sidecar = Sidecar.model_validate(content)
+        useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
+        if useless:
+            raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
         if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
             known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
             raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
@@ -177,8 +257,11 @@ def description(
     stated = {
         name: value
         for name, value in sidecar.model_dump().items()
-        if value is not None and name not in ("task", "options")
+        if value is not None and name in Description.model_fields and name != "task"
     }
+    for name, takers in _ONLY_OF.items():
+        if name in stated and takes not in takers:
+            raise ValueError(f'"{name}" has no effect on a network for {task}')
     if "labels" in stated:
         stated["labels"] = _stated_labels(stated["labels"])
     if isinstance(stated.get("size"), int):

@@ -5,7 +5,7 @@
 Owns: loading and calling such graphs. Must not know where they run: engines call them, or take the file instead.
 
 A .pt2 or .ts is a program. What is pickled inside a .pt2 is read as tensors only, and objects are refused; that keeps
-out the plainest attack, and is no sandbox (docs/tensors.md).
+out the plainest attack, and is no sandbox (docs/which-file.md).
 """
 
 from __future__ import annotations

@@ -155,6 +155,8 @@ for _name, _function in (
     ("HardSwish", functional.hardswish),
     ("Mish", functional.mish),
     ("Sign", torch.sign),
+    ("IsNaN", torch.isnan),
+    ("IsInf", torch.isinf),
 ):
     OPERATORS[_name] = lambda inputs, attributes, function=_function: function(as_tensor(inputs[0]))  # type: ignore[misc]
 

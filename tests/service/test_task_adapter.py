@@ -1,4 +1,4 @@
-"""A task of another package: the example of docs/your-network.md is installed and serves."""
+"""A task of another package: the example of docs/own-tasks.md is installed and serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 from tests.support.service_process import running
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "your-network.md"
+PAGE = ROOT / "docs" / "which-file.md"
 
 
 class Mean(nn.Module):

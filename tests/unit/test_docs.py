@@ -143,7 +143,7 @@ def test_a_chinese_page_leads_to_chinese_pages(page: Path) -> None:
             assert not (page.parent / f"{target}.zh-CN.md").exists(), target
 
 
-REFERENCE = ("api.md", "settings.md", "your-network.md")
+REFERENCE = ("api.md", "settings.md", "which-file.md")
 MOST_WORDS = 1800
 
 

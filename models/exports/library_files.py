@@ -1,0 +1,171 @@
+"""What timm and Hugging Face's transformers write beside weights: which task they are for, and how images come in.
+
+Owns: `config.json` of both and `preprocessor_config.json`, read as data and said in the keys of a sidecar
+(models.exports.metadata.Sidecar). Must not import either library, nor read weights.
+
+Sources: timm.data.create_transform (1.0.31), transformers' image processors (5.24) and the files that both write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.contract.errors import WeightsError
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+_MAX_BYTES = 16 << 20
+_RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
+_TASKS = {
+    "ForImageClassification": "classify",
+    "ForImageClassificationWithTeacher": "classify",
+    "ForObjectDetection": "detect",
+    "ForInstanceSegmentation": "segment",
+    "ForUniversalSegmentation": "segment",
+    "ForSemanticSegmentation": "segment_semantic",
+    "ForDepthEstimation": "depth",
+}
+"""By how the names of transformers' classes end; others are networks of vectors where they take images."""
+_SOFTMAX = ("detr", "yolos", "table-transformer", "maskformer", "mask2former")
+"""Of model_type: those that score "no object" as a class of its own, the last, and choose by softmax."""
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """`config.json` of timm or transformers in a folder; empty where there is none of either. Raises WeightsError."""
+    found = _json(folder / CONFIG)
+    is_timm = isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg", {}), Mapping)
+    return found if is_timm or isinstance(found.get("model_type"), str) else {}
+
+
+def is_timm(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is timm's."""
+    return "architecture" in config
+
+
+def stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a sidecar, as far as files in the folder say them. Raises WeightsError."""
+    if is_timm(config):
+        labels = config.get("label_names")
+        known: dict[str, Any] = {"labels": labels} if isinstance(labels, list) else {}
+        task = "embed" if config.get("num_classes") == 0 else "classify"
+        return {"task": task, **known, **timm_preprocessing(config.get("pretrained_cfg", {}))}
+    labels = config.get("id2label")
+    known = {"labels": {int(key): str(name) for key, name in labels.items()}} if isinstance(labels, Mapping) else {}
+    task = task_of(config)
+    if task in ("embed", "depth"):
+        known = {}
+    layout = {"layout": queries_of(config)} if task in ("detect", "segment") else {}
+    return {"task": task, **known, **layout, **preprocessor_of(folder)}
+
+
+def preprocessor_of(folder: Path) -> dict[str, Any]:
+    """How images come into a network of transformers, in a sidecar's keys. Raises WeightsError."""
+    return _preprocessing(_json(folder / PREPROCESSOR), config_of(folder))
+
+
+def size_in(folder: Path) -> tuple[int, int] | None:
+    """Height and width of the input, where files in the folder say it. Raises WeightsError."""
+    config = config_of(folder)
+    found = stated_in(folder, config).get("size") if config else None
+    return (found, found) if isinstance(found, int) else found
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """The task of a network of transformers."""
+    name = str((config.get("architectures") or [""])[0])
+    found = next((task for ending, task in _TASKS.items() if name.endswith(ending)), "embed")
+    return "segment_semantic" if name.startswith("UperNet") else found
+
+
+def queries_of(config: Mapping[str, Any]) -> str:
+    """The layout of a network's queries: `rfdetr` where each class has a score of its own, else `softmax`."""
+    return "softmax" if config.get("model_type") in _SOFTMAX else "rfdetr"
+
+
+def timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """What timm.data.create_transform makes of a pretrained_cfg, for evaluation; Pillow resizes."""
+    _, height, width = cfg.get("input_size") or (3, 224, 224)
+    how = {"squash": "stretch", "border": "letterbox"}.get(cfg.get("crop_mode") or "center", "centre")
+    mean = cfg.get("mean") or (0.485, 0.456, 0.406)
+    pad = {"pad": tuple(round(255 * each) for each in mean)} if how == "letterbox" else {}
+    return {
+        "size": (height, width),
+        "resize": how,
+        "crop": cfg.get("crop_pct") or 0.875,
+        "interpolation": cfg.get("interpolation") or "bicubic",
+        "resize_by": "pillow",
+        "mean": mean,
+        "std": cfg.get("std") or (0.229, 0.224, 0.225),
+        **pad,
+    }
+
+
+def _preprocessing(cfg: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What an image processor of transformers does, as far as one input of a fixed size can be given it."""
+    if not cfg:
+        side = config.get("image_size")
+        return {"size": side} if isinstance(side, int) else {}
+    kind = str(cfg.get("image_processor_type") or cfg.get("feature_extractor_type") or "")
+    stated: dict[str, Any] = {"resize_by": "torch", "antialias": True}
+    stated["interpolation"] = _RESAMPLE.get(cfg.get("resample", 2), "bilinear")
+    if stated["interpolation"] == "lanczos":
+        stated["resize_by"] = "pillow"
+    # Pixels are divided by 255 here: another factor, and an offset after it, become part of mean and deviation.
+    factor = 255 * (cfg.get("rescale_factor") or 1 / 255) if cfg.get("do_rescale", True) else 255
+    offset = 1.0 if cfg.get("rescale_offset") else 0.0
+    is_normalised = cfg.get("do_normalize", True) and cfg.get("image_mean") is not None
+    mean = cfg["image_mean"] if is_normalised else (0.0, 0.0, 0.0)
+    std = cfg["image_std"] if is_normalised else (1.0, 1.0, 1.0)
+    stated["mean"] = tuple((each + offset) / factor for each in mean)
+    stated["std"] = tuple(each / factor for each in std)
+    if kind.startswith("EfficientNet") and cfg.get("include_top", True):  # It divides by the deviation once more.
+        stated["std"] = tuple(one * other for one, other in zip(stated["std"], cfg["image_std"], strict=True))
+    return stated | _size(cfg, kind, stated["mean"])
+
+
+def _size(cfg: Mapping[str, Any], kind: str, mean: tuple[float, ...]) -> dict[str, Any]:
+    size = cfg.get("size") or {}
+    crop = cfg.get("crop_size") if cfg.get("do_center_crop") else None
+    if isinstance(size, int):  # As files of before 2023 have it.
+        stretches = not crop and not kind.startswith(("ConvNext", "Poolformer", "Levit", "Detr", "Yolos"))
+        size = {"height": size, "width": size} if stretches else {"shortest_edge": size}
+    if isinstance(crop, int):
+        crop = {"height": crop, "width": crop}
+    if not cfg.get("do_resize", True):
+        return {"size": _pair(crop), "resize_to": _pair(crop)} if crop else {}
+    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
+    if kind.startswith("ConvNext") and shortest:
+        if shortest >= 384:
+            return {"size": shortest, "resize": "stretch"}
+        return {"size": shortest, "resize": "centre", "resize_to": int(shortest / (cfg.get("crop_pct") or 224 / 256))}
+    if crop and shortest:
+        shortest = int(256 / 224 * shortest) if kind.startswith("Levit") else shortest
+        return {"size": _pair(crop), "resize": "centre", "resize_to": shortest}
+    if crop:
+        return {"size": _pair(crop), "resize": "centre", "resize_to": _pair(size)}
+    if shortest and longest:
+        pad = tuple(min(255, max(0, round(255 * each))) for each in mean)
+        padded = cfg.get("pad_size") or {"height": longest, "width": longest}
+        return {"size": _pair(padded), "resize": "top-left", "resize_to": shortest, "pad": pad}
+    if "height" in size:
+        return {"size": _pair(size), "resize": "stretch"}
+    return {"size": shortest, "resize": "centre", "resize_to": shortest} if shortest else {}
+
+
+def _pair(size: Mapping[str, int]) -> tuple[int, int]:
+    return size["height"], size["width"]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is no file. Raises WeightsError."""
+    if not file.is_file():
+        return {}
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise ValueError("it is too large")
+        found = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{file} cannot be read as JSON: {str(error)[:200]}.") from error
+    return found if isinstance(found, dict) else {}

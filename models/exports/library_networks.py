@@ -1,0 +1,196 @@
+"""Builds a network of timm or transformers from its configuration and local weights.
+
+Owns: which class is built, and which of its outputs a task takes. Must not know images, nor what becomes of outputs
+(models.exports.layouts). What runs is the installed library's code: `trust_remote_code` is never set, and a network
+whose code lies beside its weights is refused. Weights are safetensors, of timm's also a checkpoint read as data.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.contract.errors import WeightsError, reason_of
+from models.exports import library_files
+from models.weights.checkpoint import read, read_header
+
+TIMM, TRANSFORMERS = "timm/", "transformers/"
+"""How the names of these libraries' architectures begin."""
+
+
+def library_of(architecture: str) -> str:
+    """`timm`, `transformers`, or "" for an architecture of neither."""
+    return architecture.partition("/")[0] if architecture.startswith((TIMM, TRANSFORMERS)) else ""
+
+
+def library(name: str) -> Any:
+    """The imported library. Raises WeightsError, with the extra that brings it."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # Nothing is downloaded, whatever a configuration asks for.
+    try:
+        found = importlib.import_module(name)
+    except ImportError as error:
+        raise WeightsError(
+            f"networks of {name} need that library: pip install 'anychip[{name}]' ({reason_of(error)})."
+        ) from error
+    if name == "transformers":
+        found.logging.set_verbosity_error()
+        found.logging.disable_progress_bar()
+    return found
+
+
+def implied_by(architecture: str, file: Path) -> dict[str, Any]:
+    """What timm says of a network whose weights have no configuration beside them, in the keys of a sidecar.
+
+    Raises WeightsError.
+    """
+    timm, name = library("timm"), architecture.removeprefix(TIMM)
+    cfg = timm.get_pretrained_cfg(name) if library_of(architecture) == "timm" else None
+    if cfg is None:
+        raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
+    found = library_files.timm_preprocessing(cfg.to_dict())
+    return {"task": "classify" if _class_count(timm, name, read_header(file).state) else "embed", **found}
+
+
+def built(file: Path, architecture: str) -> nn.Module:
+    """The network of an architecture with the weights of a file, on the CPU in float32. Raises WeightsError.
+
+    pixels, normalised, float [n, 3, h, w] -> tuple of the tensors that its task takes.
+    """
+    name = library_of(architecture)
+    found = library(name)
+    config = library_files.config_of(file.parent)
+    try:
+        core = _of_timm(found, file, architecture, config) if name == "timm" else _of_transformers(found, file, config)
+    except WeightsError:
+        raise
+    except Exception as error:  # Whatever a library makes of a configuration or weights that do not fit.
+        raise WeightsError(f"{name} cannot build {architecture} of {file.name}: {reason_of(error)}.") from error
+    return core.float().eval().requires_grad_(False)
+
+
+def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]) -> nn.Module:
+    name = architecture.removeprefix(TIMM)
+    state = read(file).state
+    count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
+    options = {"num_classes": count, **(config.get("model_args") or {})}
+    network: nn.Module = timm.create_model(name, pretrained=False, **options)
+    network.load_state_dict(state)
+    return _First(network)
+
+
+def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
+    """Classes of a state dict, by the layer that timm calls the classifier; 0 where it has none."""
+    cfg = timm.get_pretrained_cfg(name)
+    layer = (cfg.classifier if cfg is not None else "") or ""
+    layer = layer[0] if isinstance(layer, tuple | list) else layer
+    weight = state.get(f"{layer}.weight")
+    return 0 if weight is None else len(weight)
+
+
+def _of_transformers(transformers: Any, file: Path, config: Mapping[str, Any]) -> nn.Module:
+    name = str((config.get("architectures") or [""])[0])
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise WeightsError(
+            f"{file.parent.name} is a {name or 'network without a name'}, which is no class of transformers "
+            f"{transformers.__version__}, and code beside weights is never run here: export it as .onnx instead."
+        )
+    known: Any = kind
+    network = known.from_pretrained(
+        file.parent, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+    )
+    task = library_files.task_of(config)
+    if task == "embed":
+        return _Vectors(network)
+    cfg = library_files.preprocessor_of(file.parent)
+    pads = task == "detect" and "pad" in cfg and "pixel_mask" in inspect.signature(network.forward).parameters
+    pad = (
+        [(level / 255 - m) / s for level, m, s in zip(cfg["pad"], cfg["mean"], cfg["std"], strict=True)] if pads else []
+    )
+    return _Outputs(network, task, pad, max(cfg.get("std", (1.0,))))
+
+
+class _First(nn.Module):
+    """A network of one output."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor]:
+        return (self.network(pixels),)
+
+
+class _Vectors(nn.Module):
+    """A vector of each image: projected where the network compares images with texts, else pooled, else the first
+    token.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor]:
+        network: Any = self.network
+        if hasattr(network, "get_image_features"):
+            found = network.get_image_features(pixel_values=pixels)
+        else:
+            found = network(pixel_values=pixels)
+        if isinstance(found, Tensor):
+            return (found,)
+        for name in ("image_embeds", "pooler_output"):
+            if found.get(name) is not None:
+                return (found[name].flatten(1),)
+        return (found["last_hidden_state"][:, 0],)
+
+
+class _Outputs(nn.Module):
+    """What a task takes of a network's outputs, in the order of models.exports.layouts.
+
+    `pad`: the colour, as the network sees it, of what lies right and below of images at the upper left corner: which
+    pixels are those is then told to the network, and boxes, which it gives as parts of the image, become parts of the
+    input.
+    """
+
+    pad: Tensor | None
+
+    def __init__(self, network: nn.Module, task: str, pad: list[float], std: float) -> None:
+        super().__init__()
+        self.network, self.task, self.tolerance = network, task, 0.5 / 255 / std  # Half a grey level.
+        self.register_buffer("pad", torch.tensor(pad).view(1, 3, 1, 1) if pad else None, persistent=False)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        if self.pad is None:
+            found = self.network(pixel_values=pixels)
+            return self._wanted(found)
+        # A row or column is of the image up to the last one that has another colour.
+        seen = ((pixels - self.pad).abs() > self.tolerance).any(dim=1)
+        rows, columns = (_up_to_last(seen.any(dim=axis)) for axis in (2, 1))
+        mask = rows.unsqueeze(2) & columns.unsqueeze(1)
+        found = self.network(pixel_values=pixels * mask.unsqueeze(1), pixel_mask=mask.long())
+        shares = torch.stack((columns.float().mean(1), rows.float().mean(1)), dim=1).repeat(1, 2).unsqueeze(1)
+        logits, boxes = self._wanted(found)
+        return logits, boxes * shares.to(boxes.dtype)
+
+    def _wanted(self, found: Any) -> tuple[Tensor, ...]:
+        if self.task == "detect":
+            return found["logits"], found["pred_boxes"]
+        if self.task == "segment":
+            if "pred_masks" in found:
+                return found["logits"], found["pred_boxes"], found["pred_masks"]
+            return found["class_queries_logits"], found["masks_queries_logits"]
+        if self.task == "depth":
+            return (found["predicted_depth"],)
+        return (found["logits"][0] if isinstance(found["logits"], tuple) else found["logits"],)
+
+
+def _up_to_last(true: Tensor) -> Tensor:
+    """bool [n, length]: whether this place or a later one is true."""
+    return true.flip(1).long().cumsum(1).flip(1) > 0

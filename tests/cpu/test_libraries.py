@@ -1,0 +1,202 @@
+"""Networks of timm and transformers, from the folders that these write: compared with the libraries' own answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models import Options, PixelModel, WeightsError, open_model, parse_spec
+from models.exports import child, exported
+from models.exports.answers import Tried
+from tests.support import library_folders as folders
+from tests.support.library_folders import SIZE, photograph
+
+pytestmark = pytest.mark.interop
+
+LEAST = Options(score_threshold=0.0)
+
+
+@pytest.fixture(autouse=True)
+def tried_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are tried in this process, which has the libraries: not in one that imports them again for each."""
+    if request.node.get_closest_marker("cold") is not None:
+        return
+
+    def tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
+        given = json.loads(json.dumps(declared))
+        return child._tried(str(file), architecture or exported._form(str(file)), given)
+
+    monkeypatch.setattr(exported, "_tried", tried)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("transformers").logging.set_verbosity_error()
+
+
+def opened(folder: Path) -> PixelModel:
+    model = open_model(parse_spec(f"mine={folder}"), folder)
+    assert isinstance(model, PixelModel)
+    return model
+
+
+def run(model: PixelModel) -> tuple[torch.Tensor, list[Any], Any]:
+    """What the network is given, as it sees it; its outputs; and the answer with everything in it."""
+    pixels = torch.zeros(model.input_shape, dtype=torch.uint8)
+    placement = model.preprocess(torch.from_numpy(photograph()), pixels, *SIZE)
+    network = model.network()
+    with torch.inference_mode():
+        outputs = [each.numpy() for each in network(pixels[None])]
+        seen = network.normalise(pixels[None])
+    return seen, outputs, model.postprocess(model.reduce(outputs, 0, LEAST), placement, LEAST)
+
+
+def check_classes(model: PixelModel, theirs: torch.Tensor, outputs: list[Any]) -> None:
+    mine = torch.from_numpy(outputs[0]).softmax(1)
+    theirs = theirs.softmax(1)
+    assert theirs.std() > 0.02
+    assert mine.argmax(1) == theirs.argmax(1)
+    torch.testing.assert_close(mine, theirs, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", folders.TIMM)
+def test_a_folder_of_timm_is_a_classifier_with_timms_pixels(tmp_path: Path, name: str) -> None:
+    import timm
+
+    network = folders.timm_folder(name, tmp_path)
+    config = timm.data.resolve_data_config({}, model=network)
+    transform: Any = timm.data.create_transform(**config)
+    model = opened(tmp_path)
+    assert (model.architecture, model.task, model.labels) == (f"timm/{name}", "classify", (*folders.LABELS.values(),))
+    seen, outputs, _ = run(model)
+    given = transform(Image.fromarray(photograph()))[None]
+    torch.testing.assert_close(seen, given, atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        check_classes(model, network(given), outputs)
+
+
+def test_weights_of_timm_without_a_configuration_get_that_of_their_name(tmp_path: Path) -> None:
+    network = folders.timm_folder("convnext_atto", tmp_path / "one")
+    (tmp_path / "one" / "model.safetensors").rename(tmp_path / "mine.safetensors")
+    model: Any = open_model(parse_spec(f"dogs=timm/convnext_atto:{tmp_path / 'mine.safetensors'}"), tmp_path)
+    assert (model.name, model.labels[-1], model.input_shape) == ("dogs", "class 4", (224, 224, 3))
+    _, outputs, _ = run(model)
+    with torch.inference_mode():
+        pixels = torch.zeros(model.input_shape, dtype=torch.uint8)
+        model.preprocess(torch.from_numpy(photograph()), pixels, *SIZE)
+        check_classes(model, network(model.network().normalise(pixels[None])), outputs)
+
+
+def test_a_network_of_timm_without_classes_answers_with_vectors(tmp_path: Path) -> None:
+    network = folders.timm_folder("vit_tiny_patch16_224", tmp_path, classes=0)
+    model = opened(tmp_path)
+    seen, _, answer = run(model)
+    assert model.task == "embed"
+    with torch.inference_mode():
+        assert_same_direction(np.array(answer["embedding"]), network(seen)[0].numpy())
+
+
+@pytest.mark.parametrize("name", folders.CLASSIFIERS)
+def test_a_folder_of_transformers_is_a_classifier_with_its_pixels(tmp_path: Path, name: str) -> None:
+    network, processor = folders.transformers_folder(name, tmp_path)
+    model = opened(tmp_path)
+    assert (model.task, model.labels) == ("classify", (*folders.LABELS.values(),))
+    seen, outputs, _ = run(model)
+    given = processor(Image.fromarray(photograph()), return_tensors="pt")
+    torch.testing.assert_close(seen, given["pixel_values"], atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        check_classes(model, network(**given).logits, outputs)
+
+
+@pytest.mark.parametrize("name", folders.DETECTORS)
+def test_a_folder_of_transformers_is_a_detector(tmp_path: Path, name: str) -> None:
+    network, processor = folders.transformers_folder(name, tmp_path)
+    model = opened(tmp_path)
+    assert (model.task, model.labels) == ("detect", (*folders.LABELS.values(),))
+    _, _, answer = run(model)
+    given = processor(Image.fromarray(photograph()), return_tensors="pt")
+    with torch.inference_mode():
+        [found] = processor.post_process_object_detection(network(**given), threshold=0.02, target_sizes=[SIZE[::-1]])
+    check_boxes(answer, found)
+
+
+def check_boxes(answer: Mapping[str, Any], found: Mapping[str, torch.Tensor]) -> None:
+    """Of the library's instances at least 98 % are there, with the same class, within a pixel and 2e-3."""
+    mine = answer["detections"]
+    boxes = np.array([[*each["box"].values()] for each in mine])
+    scores = np.array([each["score"] for each in mine])
+    classes = np.array([each["class_id"] for each in mine])
+    theirs = found["boxes"].numpy().clip(0, [*SIZE, *SIZE])
+    assert len(theirs) >= 10
+    assert float(found["scores"].std()) > 0.01
+    there = 0
+    for box, score, label in zip(theirs, found["scores"].numpy(), found["labels"].numpy(), strict=True):
+        alike = (np.abs(boxes - box).max(1) < 1) & (np.abs(scores - score) < 2e-3) & (classes == label)
+        there += bool(alike.any())
+    assert there >= 0.98 * len(theirs)
+
+
+def assert_same_direction(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> None:
+    mine, theirs = mine.ravel().astype(np.float64), theirs.ravel().astype(np.float64)
+    assert theirs.std() > 0
+    assert mine @ theirs / np.linalg.norm(mine) / np.linalg.norm(theirs) >= 0.9999
+
+
+@pytest.mark.parametrize("name", folders.SEGMENTERS)
+def test_a_folder_of_transformers_names_the_class_of_each_pixel(tmp_path: Path, name: str) -> None:
+    network, processor = folders.transformers_folder(name, tmp_path)
+    model = opened(tmp_path)
+    assert (model.task, model.labels) == ("segment_semantic", (*folders.LABELS.values(),))
+    _, outputs, _ = run(model)
+    given = processor(Image.fromarray(photograph()), return_tensors="pt")
+    with torch.inference_mode():
+        [classes] = processor.post_process_semantic_segmentation(network(**given), [model.input_shape[:2]])
+    assert len(classes.unique()) > 1
+    assert float((torch.from_numpy(outputs[0][0]) == classes).float().mean()) >= 0.999
+
+
+@pytest.mark.parametrize("name", [*folders.DEPTHS, *folders.EMBEDDERS])
+def test_a_folder_of_transformers_answers_with_depth_or_vectors(tmp_path: Path, name: str) -> None:
+    network, processor = folders.transformers_folder(name, tmp_path)
+    model = opened(tmp_path)
+    assert model.task == ("depth" if name in folders.DEPTHS else "embed")
+    _, outputs, _ = run(model)
+    given = processor(Image.fromarray(photograph()), return_tensors="pt")
+    with torch.inference_mode():
+        found = network(**given)
+    for key in ("predicted_depth", "image_embeds", "pooler_output"):
+        if found.get(key) is not None:
+            assert_same_direction(outputs[0], found[key].numpy())
+            return
+    pytest.fail("nothing to compare with")
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_a_folder_is_read_by_a_process_that_may_read_nothing_else(tmp_path: Path, library: str) -> None:
+    if library == "timm":
+        folders.timm_folder("resnet18", tmp_path)
+    else:
+        folders.transformers_folder("vit", tmp_path)
+    assert opened(tmp_path).labels[0] == "thing 0"
+
+
+def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: Path) -> None:
+    folders.transformers_folder("vit", tmp_path / "vit")
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    other = {**config, "architectures": ["MyViT"], "auto_map": {"AutoModel": "modeling.MyViT"}}
+    (tmp_path / "vit" / "config.json").write_text(json.dumps(other))
+    (tmp_path / "vit" / "modeling.py").write_text("raise SystemExit('run')")
+    with pytest.raises(WeightsError, match=r"vit is a MyViT, which is no class of transformers .* never run here"):
+        opened(tmp_path / "vit")
+    folders.timm_folder("resnet18", tmp_path / "resnet")
+    with pytest.raises(WeightsError, match="timm cannot build timm/resnet34 of model"):
+        open_model(parse_spec(f"x=timm/resnet34:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)

@@ -1,0 +1,198 @@
+"""How images come into a network's input: a sidecar's keys, and those that files of timm and Hugging Face imply."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.contract.errors import WeightsError
+from models.contract.resize import Centre, Resize, Whole
+from models.exports import library_files
+from models.exports.image_trial import example
+from models.exports.metadata import Preprocessing, Sidecar, read_sidecar
+
+onnx = pytest.importorskip("onnx")
+
+BLOCKS = np.random.default_rng(0).integers(0, 256, (9, 12, 3)).astype(np.uint8)
+PHOTO = Image.fromarray(BLOCKS).resize((200, 150), Image.Resampling.BICUBIC)
+KERNEL = Image.Resampling.BICUBIC
+
+
+def onnx_file(file: Path, taken: tuple[int, ...], given: list[tuple[int, ...]]) -> Path:
+    """A file that states these shapes, and answers with noise."""
+    kind = onnx.TensorProto.FLOAT
+    info = onnx.helper.make_tensor_value_info
+    nodes = [
+        onnx.helper.make_node("RandomNormal", [], [f"y{number}"], shape=shape) for number, shape in enumerate(given)
+    ]
+    outputs = [info(f"y{number}", kind, shape) for number, shape in enumerate(given)]
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [info("x", kind, taken)], outputs)), file)
+    return file
+
+
+def placed(resize: Resize, image: Image.Image = PHOTO) -> np.ndarray[Any, Any]:
+    out = torch.full((*resize.size, 3), 7, dtype=torch.uint8)
+    pixels = torch.from_numpy(np.asarray(image).copy())
+    placement = resize.preprocess(pixels, out, image.width, image.height)
+    assert placement == resize.placement(image.width, image.height)
+    return out.numpy()
+
+
+def made(usual: Any = "centre", size: tuple[int, int] = (64, 64), **keys: Any) -> Resize:
+    return Preprocessing.model_validate(keys).resizing(size, usual)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, Centre((64, 64), 64)),
+        ({"crop": 0.8}, Centre((64, 64), 80)),
+        ({"resize_to": 72, "interpolation": "bicubic"}, Centre((64, 64), 72, "bicubic")),
+        ({"resize_to": [72, 90], "antialias": False}, Centre((64, 64), 0, antialias=False, shape=(72, 90))),
+        ({"resize": "stretch"}, Whole((64, 64), "stretch")),
+        ({"resize": "stretch", "resize_by": "torch"}, Whole((64, 64), "stretch", antialias=True)),
+        ({"resize": "stretch", "crop": 0.5}, Centre((64, 64), 0, shape=(128, 128))),
+        ({"resize": "letterbox", "pad": 0}, Whole((64, 64), pad=0)),
+        ({"resize": "top-left", "resize_to": 32}, Whole((64, 64), "top-left", shorter=32)),
+        ({"interpolation": "lanczos"}, Centre((64, 64), 64, "lanczos", by="pillow")),
+    ],
+)
+def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
+    assert made(**keys) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"crop": 0.8, "resize_to": 80}, "same in two ways"),
+        ({"resize": "stretch", "resize_to": 80}, '"resize_to" has no effect'),
+        ({"pad": 0}, '"pad" has no effect'),
+        ({"resize": "top-left", "crop": 0.9}, '"crop" has no effect'),
+        ({"resize": "stretch", "resize_by": "pillow"}, '"resize_by": "pillow" has no effect'),
+        ({"resize": "letterbox", "interpolation": "lanczos"}, "does without"),
+    ],
+)
+def test_a_key_without_effect_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        made(**keys)
+
+
+def test_squash_and_border_are_those_of_pillow() -> None:
+    squashed = placed(made(resize="stretch", crop=0.8, interpolation="bicubic", resize_by="pillow"))
+    assert (squashed == np.asarray(PHOTO.resize((80, 80), KERNEL).crop((8, 8, 72, 72)))).all()
+    bordered = placed(made(resize="letterbox", crop=1, interpolation="bicubic", resize_by="pillow", pad=(1, 2, 3)))
+    assert (bordered[8:56] == np.asarray(PHOTO.resize((64, 48), KERNEL))).all()
+    assert (bordered[:8] == (1, 2, 3)).all()
+    assert (bordered[56:] == (1, 2, 3)).all()
+
+
+def test_the_shorter_side_is_met_where_the_longer_one_fits() -> None:
+    resize = made(size=(96, 96), resize="top-left", resize_to=48, pad=(9, 9, 9), resize_by="torch")
+    pixels = placed(resize)
+    assert (pixels[48:] == 9).all()
+    assert (pixels[:, 64:] == 9).all()
+    assert not (pixels[:48, :64] == 9).all(axis=(0, 2)).any()
+    strip = resize.fit(resize.placement(400, 50))
+    assert strip.boxes(np.array([[0.0, 0, 96, 12]])).round(3).tolist() == [[0, 0, 400, 50]]
+
+
+def test_a_stretched_centre_gives_boxes_in_pixels_of_the_image() -> None:
+    fit = made(resize="stretch", crop=0.8).fit(made(resize="stretch", crop=0.8).placement(200, 150))
+    assert fit.boxes(np.array([[0.0, 0, 64, 64]])).round(3).tolist() == [[20, 15, 180, 135]]
+
+
+CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}  # fmt: skip
+DETR = {"size": {"shortest_edge": 80, "longest_edge": 133}, "image_mean": [0.5, 0.5, 0.5], "image_std": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (CLIP, Centre((60, 60), 64, "bicubic", rounds=False)),
+        ({"size": {"height": 64, "width": 48}}, Whole((64, 48), "stretch", antialias=True)),
+        ({"size": 64, "resample": 0}, Whole((64, 64), "stretch", interpolation="nearest", antialias=True)),
+        (DETR, Whole((133, 133), "top-left", shorter=80, antialias=True, pad=(128, 128, 128))),
+        (
+            {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 64}, "crop_pct": 0.8},
+            Centre((64, 64), 80, rounds=False),
+        ),
+        (
+            {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}},
+            Whole((384, 384), "stretch", antialias=True),
+        ),
+    ],
+)
+def test_a_processor_of_hugging_face_says_how_images_come_in(
+    tmp_path: Path, processor: dict[str, Any], expected: Resize
+) -> None:
+    config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": {"0": "cat", "1": "dog"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    sidecar = read_sidecar(tmp_path / "model.onnx")
+    assert sidecar is not None
+    assert (sidecar.task, sidecar.labels) == ("classify", {0: "cat", 1: "dog"})
+    size = library_files.size_in(tmp_path)
+    assert size is not None
+    assert sidecar.resizing(size, "centre") == expected
+
+
+def test_another_factor_and_offset_become_part_of_mean_and_deviation(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "efficientnet", "image_size": 64}))
+    processor = {"rescale_factor": 1 / 127.5, "rescale_offset": True, "do_normalize": False, "size": 64}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    found = Preprocessing.model_validate(library_files.preprocessor_of(tmp_path))
+    assert found.mean == pytest.approx((0.5, 0.5, 0.5))
+    assert found.std == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_what_its_owner_states_holds_against_what_the_library_wrote(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": {}}))
+    (tmp_path / "best.json").write_text(json.dumps({"resize": "stretch"}))
+    sidecar = read_sidecar(tmp_path / "best.onnx")
+    assert sidecar == Sidecar.model_validate(
+        {"task": "classify", "resize": "stretch", "interpolation": "bicubic", "resize_by": "pillow",
+         "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    )  # fmt: skip
+
+
+def test_a_configuration_of_something_else_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"size": 3}')
+    assert read_sidecar(tmp_path / "best.onnx") is None
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match="cannot be read as JSON"):
+        read_sidecar(tmp_path / "best.onnx")
+
+
+def test_keys_are_refused_where_the_task_does_not_know_them(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text('{"task": "tensors", "size": 64}')
+    with pytest.raises(WeightsError, match="'size' has no effect on tensors"):
+        read_sidecar(tmp_path / "best.onnx")
+    (tmp_path / "best.json").write_text('{"task": "classify", "sise": 64}')
+    with pytest.raises(WeightsError, match="sise"):
+        read_sidecar(tmp_path / "best.onnx")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "task", "more"),
+    [
+        ([(1, 5)], "classify", "its 5 labels, one a line, into best.labels.txt"),
+        ([(1, 1)], "regress", ""),
+        ([(1, 9, 64, 64)], "segment_semantic", "its 9 labels"),
+        ([(1, 1, 64, 64)], "depth", ""),
+        ([(1, 17, 384)], "embed", ""),
+        ([(1, 300, 92), (1, 300, 4)], "detect", ""),
+    ],
+)
+def test_the_sidecar_to_write_is_made_from_the_file(
+    tmp_path: Path, outputs: list[tuple[int, ...]], task: str, more: str
+) -> None:
+    said = example(onnx_file(tmp_path / "best.onnx", (1, 3, 48, 64), outputs))
+    assert json.dumps({"task": task, "size": [48, 64]}) in said
+    assert more in said
