@@ -200,3 +200,29 @@ def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: P
     folders.timm_folder("resnet18", tmp_path / "resnet")
     with pytest.raises(WeightsError, match="timm cannot build timm/resnet34 of model"):
         open_model(parse_spec(f"x=timm/resnet34:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)
+
+
+EXPORTED = ("vit", "convnext", "segformer", "dpt", "dinov2")
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_export_with_its_configuration_beside_it_answers_as_the_library(tmp_path: Path, name: str) -> None:
+    network, processor = folders.transformers_folder(name, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    given = processor(Image.fromarray(photograph()), return_tensors="pt")
+    outputs = folders.optimum_export(network, given["pixel_values"], tmp_path / "model.onnx")
+    model = opened(tmp_path)
+    seen, found, answer = run(model)
+    torch.testing.assert_close(seen, given["pixel_values"], atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        theirs = network(pixel_values=given["pixel_values"])
+    if model.task == "classify":
+        check_classes(model, theirs.logits, found)
+    elif model.task == "detect":
+        [instances] = processor.post_process_object_detection(theirs, threshold=0.02, target_sizes=[SIZE[::-1]])
+        check_boxes(answer, instances)
+    elif model.task == "segment_semantic":
+        [classes] = processor.post_process_semantic_segmentation(theirs, [model.input_shape[:2]])
+        assert float((torch.from_numpy(found[0][0]) == classes).float().mean()) >= 0.999
+    else:
+        assert_same_direction(found[0], theirs[outputs[-1]].numpy())

@@ -7,6 +7,7 @@ answers are nearly equal by construction.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -304,3 +305,28 @@ def transformers_folder(name: str, folder: Path) -> tuple[Any, Any]:
     processor.save_pretrained(folder)
     json.loads((folder / "config.json").read_text())
     return type(network).from_pretrained(folder).eval(), transformers.AutoImageProcessor.from_pretrained(folder)
+
+
+class _Named(nn.Module):
+    def __init__(self, network: Any, names: list[str]) -> None:
+        super().__init__()
+        self.network, self.names = network, names
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.network(pixel_values=pixels)
+        return tuple(found[name] for name in self.names)
+
+
+def optimum_export(network: Any, pixels: torch.Tensor, file: Path) -> list[str]:
+    """An .onnx with the names that optimum-onnx gives inputs and outputs, which are returned."""
+    with torch.no_grad():
+        found = network(pixel_values=pixels)
+    known = ("logits", "pred_boxes", "predicted_depth", "last_hidden_state", "pooler_output")
+    names = [name for name in known if found.get(name) is not None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Named(network, names), (pixels,), file, dynamo=False, opset_version=17,
+            input_names=["pixel_values"], output_names=names,
+        )  # fmt: skip
+    return names
