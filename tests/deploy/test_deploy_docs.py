@@ -20,7 +20,17 @@ DEPLOY = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("deploy
 
 OWN = {
     f"{name}.md"
-    for name in ("README", *FLAVOURS, "deploy", "kubernetes", "hardware", "settings", "api", "troubleshooting")
+    for name in (
+        "README",
+        *FLAVOURS,
+        "deploy",
+        "kubernetes",
+        "hardware",
+        "settings",
+        "api",
+        "troubleshooting",
+        "which-file",
+    )
 }
 
 
