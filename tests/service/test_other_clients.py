@@ -91,6 +91,8 @@ def test_the_open_inference_groups_clients(service, port, expected):
     for client in ("open_inference_rest", "open_inference_grpc"):
         report = asked(client, service, port)
         assert report["found"].pop("predictions") == expected["yolov8n"]
+        if client.endswith("rest"):
+            assert report["found"]["pixels"] == {"logits": [1, 1000], "probabilities": [1, 1000], "predictions": [1]}
         name = f"open-inference-{'openapi' if client.endswith('rest') else 'grpc'}"
         assert_on_the_page(name, report["version"], report["ran"])
 

@@ -8,6 +8,7 @@ python other_clients.py CLIENT http://HOST:PORT GRPC_ADDRESS IMAGE [EXAMPLE]
 import asyncio
 import base64
 import json
+import math
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -60,24 +61,18 @@ def open_inference_rest(url, _, image, __):
     client.check_server_liveness()
     client.check_server_readiness()
     client.check_model_readiness("yolov8n")
-    metadata = client.read_model_metadata("yolov8n")
+    metadata = client.read_model_metadata("resnet18")
     assert client.read_server_metadata().name == "anychip"
 
-    def infer(name, datatype, shape, data):
+    def infer(model, name, datatype, shape, data):
         tensor = RequestInput(name=name, datatype=datatype, shape=shape, data=data)
-        return client.model_infer("yolov8n", request=InferenceRequest(inputs=[tensor])).outputs
+        return client.model_infer(model, request=InferenceRequest(inputs=[tensor])).outputs
 
-    outputs = infer("image", "BYTES", [1], [base64.b64encode(image).decode()])
+    outputs = infer("yolov8n", "image", "BYTES", [1], [base64.b64encode(image).decode()])
     [text] = next(output for output in outputs if output.name == "predictions").data.__root__
-    shape = next(each.shape for each in metadata.inputs if each.name == "pixels")
-    height, width, channels = shape[1:]
-    found = {
-        "predictions": json.loads(text),
-        "pixels": [
-            each.shape
-            for each in infer("pixels", "UINT8", [1, height, width, channels], [114] * (height * width * channels))
-        ],
-    }
+    shape = [1, *next(each.shape for each in metadata.inputs if each.name == "pixels")[1:]]
+    pixels = infer("resnet18", "pixels", "UINT8", shape, [114] * math.prod(shape))
+    found = {"predictions": json.loads(text), "pixels": {each.name: each.shape for each in pixels}}
     return version("open-inference-openapi"), ["health, metadata", "infer of images and of pixels as JSON"], found
 
 
