@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from backends.vendors import table as vendors
@@ -124,7 +125,8 @@ def _order(device_type: str) -> dict[str, str]:
 
 
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
-    """Of all devices in one child. Where one of them is silent, each one after it is asked by a child of its own.
+    """Of all devices in one child. Where one of them is silent or fails, it and each after it that did not answer is
+    asked again by a child of its own: the first one may have failed for all.
 
     All at once: neither how many are sick nor which can take longer than the time limit once more.
     """
@@ -132,13 +134,31 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
     head, devices = said.head, list(said.devices)
     if head is None:
         return Found(error=said.end)
-    missing = range(len(devices) + 1, head.pop("count"))
+    count = head.pop("count")
     if said.end:
         devices.append(_silent(said.end))
-        with ThreadPoolExecutor(max(1, len(missing))) as threads:
-            alone = threads.map(lambda index: _Said(package, device_type, time_limit_s, index), missing)
-            devices += [each.devices[0] if each.devices else _silent(each.end) for each in alone]
+    silent = len(devices) - 1 if said.end else -1  # Which has ended a child, or let it hang, is not asked again.
+    devices += [_silent("")] * (count - len(devices))
+    missing = [index for index, each in enumerate(devices) if "error" in each and index != silent]
+    if missing:
+        with ThreadPoolExecutor(len(missing)) as threads:
+            alone = threads.map(lambda index: _alone(package, device_type, time_limit_s, index), missing)
+            for index, each in zip(missing, alone, strict=True):
+                devices[index] = each.devices[0] if each.devices else _silent(each.end)
     return Found(**head, devices=tuple(devices))
+
+
+def _alone(package: str, device_type: str, time_limit_s: float, index: int) -> _Said:
+    """What a child says that sees this card and no other: a runtime may open card 0 first, whichever it is asked about
+    (torch_npu: NpuSysCtrl::Initialize). Where the vendor's variable is not known, the child sees all of them.
+    """
+    rows = vendors.of_type(device_type)
+    name = next((row for row in rows if package in row.packages), rows[0]).visibility_variable if rows else None
+    if not name:
+        return _Said(package, device_type, time_limit_s, index)
+    seen = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
+    number = seen[index] if index < len(seen) else str(index)
+    return _Said(package, device_type, time_limit_s, 0, {name: number})
 
 
 def _silent(end: str) -> Mapping[str, Any]:
@@ -152,8 +172,15 @@ class _Said:
     more of them, empty where all have answered.
     """
 
-    def __init__(self, package: str, device_type: str, time_limit_s: float, only: int | None = None) -> None:
-        """Returns when the child has ended, or was ended. Raises OSError, ValueError."""
+    def __init__(
+        self,
+        package: str,
+        device_type: str,
+        time_limit_s: float,
+        only: int | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Returns when the child has ended, or was ended. `variables`: of its own. Raises OSError, ValueError."""
         self.head: dict[str, Any] | None = None
         self.devices: list[Mapping[str, Any]] = []
         self.end = ""
@@ -163,6 +190,7 @@ class _Said:
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             **_order(device_type),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **variables,
         }
         # Files, not pipes: a grandchild that lives on would keep a pipe open.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:

@@ -110,6 +110,10 @@ def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tupl
     options = environment.get("PYTORCH_NPU_ALLOC_CONF", "")
     if "expandable_segments:True" in options and re.search(r"max_split_size_mb|garbage_collection_threshold", options):
         yield "PYTORCH_NPU_ALLOC_CONF mixes expandable_segments with options it excludes", "keep one of them"
+    if "pin_memory_expandable_segments:True" in options:
+        yield "PYTORCH_NPU_ALLOC_CONF has pin_memory_expandable_segments: torch_npu captures no graphs", "remove it"
+    if environment.get("TASK_QUEUE_ENABLE") == "2":
+        yield "TASK_QUEUE_ENABLE=2: torch_npu captures no graphs", "unset it, or set it to 1"
     numbers = [part.strip() for part in environment.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",") if part.strip()]
     if all(part.isdigit() for part in numbers) and list(map(int, numbers)) != sorted(set(map(int, numbers))):
         yield "ASCEND_RT_VISIBLE_DEVICES is not ascending: torch_npu then sees no device", "sort it"

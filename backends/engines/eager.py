@@ -6,6 +6,7 @@ Owns: memory format and precision. Must not know which vendor's device it runs o
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import cast
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels
-from backends.contract.errors import translated_errors
+from backends.contract.errors import first_line, translated_errors
 from backends.engines.compiled import Call
 from backends.engines.engine import DTYPES, Engine
 from backends.engines.fused import fuse
@@ -59,8 +60,14 @@ def placed(network: Network, device: str, precision: str, channels_last: bool | 
 def _is_faster_channels_last(network: Network, module: nn.Module, device: str, size: int) -> bool:
     taken_s = []
     for layout in (torch.channels_last, torch.contiguous_format):  # The one it is left in comes last.
-        module.to(memory_format=layout)
-        taken_s.append(batch_s(network, size, device))
+        try:
+            module.to(memory_format=layout)
+            taken_s.append(batch_s(network, size, device))
+        except (RuntimeError, NotImplementedError) as error:
+            if layout is torch.contiguous_format or isinstance(error, torch.OutOfMemoryError):
+                raise
+            log.info("%s refuses channels-last: %s", device, first_line(error))
+            taken_s.append(math.inf)
     log.info("on %s a batch of %d takes %.2g s channels-last, %.2g s otherwise", device, size, *taken_s)
     return taken_s[0] < taken_s[1]
 

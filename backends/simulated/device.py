@@ -50,7 +50,7 @@ def install(device_type: str) -> ModuleType:
         if simulation.graphs:
             graphs.add_graphs(made, row_of(simulation.device_type).graph_class, batches.begin)
         if simulation.sick >= 0:
-            recorded.make_sick(made, simulation.sick)
+            recorded.make_sick(made, simulation.sick, row_of(simulation.device_type).visibility_variable)
         if simulation.fault:
             recorded.fail(made, simulation.fault)
     if _installed.device_type != device_type:

@@ -6,6 +6,7 @@ who calls these.
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 RECORDED = {
@@ -39,20 +40,26 @@ def fail(made: Any, name: str) -> None:
         setattr(made, name, failing)
 
 
-def make_sick(made: Any, sick: int) -> None:
-    """Let one device answer nothing; the words are ours."""
-    properties, set_device = made.get_device_properties, made.set_device
+def make_sick(made: Any, sick: int, variable: str | None) -> None:
+    """Let one device answer nothing; the words are ours.
 
-    def check(device: Any) -> None:
-        if str(device).rpartition(":")[2] == str(sick):
+    Nor do the others tell their properties while the first that `variable` leaves visible is the sick one: torch_npu
+    opens that first (NpuSysCtrl::Initialize).
+    """
+    properties, set_device = made.get_device_properties, made.set_device
+    visible = [name.strip() for name in os.environ.get(variable or "", "").split(",") if name.strip()]
+
+    def check(index: str) -> None:
+        if (visible[int(index)] if int(index) < len(visible) else index) == str(sick):
             raise RuntimeError("the device does not answer: it is simulated as sick")
 
     def get_device_properties(device: Any = None) -> Any:
-        check(device)
+        check("0")
+        check(str(device).rpartition(":")[2])
         return properties(device)
 
     def checked_set_device(device: Any) -> None:
-        check(device)
+        check(str(device).rpartition(":")[2])
         set_device(device)
 
     made.get_device_properties, made.set_device = get_device_properties, checked_set_device

@@ -374,6 +374,7 @@ CAMBRICON = Facts(
     ),
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
+    channels_last=None,
     fixed_shapes=True,
     # torch_mlu adds these (its backends/__init__.py); the first is True by default.
     switches={"torch.backends.cnnl.allow_tf32": False, "torch.backends.mlu.matmul.allow_tf32": False},
@@ -392,6 +393,7 @@ BIREN = Facts(
     visibility_variable="SUPA_VISIBLE_DEVICES",
     telemetry="biren",
     engines=("graph", "eager"),
+    channels_last=None,
     precisions=("bf16", "fp16", "fp32"),
     fixed_shapes=True,
     sample=Sample("Biren166", "SUPA error: the kernel did not end", (1, 0)),
@@ -410,6 +412,7 @@ MOORE_THREADS = Facts(
     visibility_variable="MUSA_VISIBLE_DEVICES",
     telemetry="moorethreads",
     engines=("graph", "eager"),
+    channels_last=None,
     precisions=("fp16", "fp32"),
     fixed_shapes=True,
     switches={"torch.backends.mudnn.allow_tf32": False},  # torch_musa adds it (its __init__.py).
@@ -428,6 +431,7 @@ METAX = Facts(
     pci_vendor="0x9999",
     visibility_variable="CUDA_VISIBLE_DEVICES",
     engines=("graph", "eager"),
+    channels_last=None,
     precisions=("fp16", "bf16", "fp32"),
     lost=_CUDA_LOST,
 )
@@ -449,10 +453,11 @@ KUNLUN = replace(
     title="Kunlunxin",
     aliases=("kunlunxin",),
     packages=("torch_xmlir",),  # Must be imported before the first call of torch.cuda.
-    install="install the vendor's torch and torch_xmlir",
+    install="install the vendor's torch and torch_xmlir; where torch then finds no device, preload its libcudart.so.12",
     build_tags=(),
     device_files=("/dev/xpuctrl",),
     pci_vendor="0x1d22",
+    visibility_variable="XPU_VISIBLE_DEVICES",
 )
 INTEL = Facts(
     name="xpu",

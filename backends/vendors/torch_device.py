@@ -111,9 +111,7 @@ class TorchBackend(Backend):
         with translated_errors(target):
             module.set_device(target)
             self._configure(module)
-        # Older chips of a vendor lack it: 910A, 310P, MLU370 and before.
-        knows_bf16 = getattr(module, "is_bf16_supported", None)
-        if precisions[0] == "bf16" and knows_bf16 is not None and not knows_bf16():
+        if precisions[0] == "bf16" and not self._has_bf16(module):
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         if self.facts.fixed_shapes:
             fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
@@ -156,6 +154,8 @@ class TorchBackend(Backend):
             before = int(module.memory_reserved(target))
             gc.collect()
             module.empty_cache()
+            if hasattr(module, "host_empty_cache"):  # torch_npu keeps pinned memory that it does not use.
+                module.host_empty_cache()
             return max(0, before - int(module.memory_reserved(target)))
 
     def telemetry(self, device: str) -> Telemetry:
@@ -212,6 +212,11 @@ class TorchBackend(Backend):
     def _configure(self, module: Any) -> None:
         """Set the vendor's own switches in the process that owns the device; called once the device is chosen."""
         _set_switches(module, self.facts.switches)
+
+    def _has_bf16(self, module: Any) -> bool:
+        """Older chips of a vendor lack it: 910A, 310P, MLU370 and before."""
+        knows_bf16 = getattr(module, "is_bf16_supported", None)
+        return knows_bf16 is None or bool(knows_bf16())
 
     def _not_installed(self) -> str:
         """Why the software is not there; empty when it is."""

@@ -113,11 +113,14 @@ def test_what_cannot_serve_says_why_and_what_to_do(simulation: str, says: str) -
     assert re.search(says, ended.stderr.splitlines()[-1]), ended.stderr
 
 
-def test_a_sick_card_among_eight_is_left_out_with_its_reason() -> None:
-    ended = child(sys.executable, {"ANYCHIP_SIMULATE": "npu:8,sick=3"}, "-m", "app", "devices", "--json")
+@pytest.mark.parametrize(("count", "sick"), [(8, 3), (3, 0)])
+def test_a_sick_card_among_several_is_left_out_with_its_reason(count: int, sick: int) -> None:
+    """Card 0 as well, which torch_npu opens first, whichever it is asked about."""
+    ended = child(sys.executable, {"ANYCHIP_SIMULATE": f"npu:{count},sick={sick}"}, "-m", "app", "devices", "--json")
     rows = {row["device"]: row for row in json.loads(ended.stdout) if row["device"].startswith("npu")}
-    assert [name for name, row in rows.items() if row["ok"]] == [f"npu:{index}" for index in range(8) if index != 3]
-    assert "does not answer" in rows["npu:3"]["detail"]
+    well = [f"npu:{index}" for index in range(count) if index != sick]
+    assert [name for name, row in rows.items() if row["ok"]] == well
+    assert "does not answer" in rows[f"npu:{sick}"]["detail"]
 
 
 def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memory_is_free(tmp_path: Path) -> None:
