@@ -40,6 +40,23 @@ _FLAG_LEVELS = {
 }
 
 
+# ARM's processors have numbers and no names in /proc/cpuinfo; these are from util-linux (sys-utils/lscpu-arm.c).
+_ARM_PARTS = {
+    ("0x41", "0xd08"): "ARM Cortex-A72",
+    ("0x41", "0xd0c"): "ARM Neoverse-N1",
+    ("0x41", "0xd40"): "ARM Neoverse-V1",
+    ("0x41", "0xd49"): "ARM Neoverse-N2",
+    ("0x41", "0xd4f"): "ARM Neoverse-V2",
+    ("0x48", "0xd01"): "HiSilicon TaiShan-v110",  # Kunpeng 920
+    ("0x48", "0xd02"): "HiSilicon TaiShan-v120",
+    ("0x70", "0x662"): "Phytium FTC662",
+    ("0x70", "0x663"): "Phytium FTC663",
+    ("0x70", "0x862"): "Phytium FTC862",
+    ("0xc0", "0xac3"): "Ampere-1",
+    ("0xc0", "0xac4"): "Ampere-1a",
+}
+
+
 def core_count(root: Path = _ROOT) -> int:
     """Cores this process may keep busy: its affinity, within the quota of its control groups (whole cores)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -80,15 +97,16 @@ def release_free_memory() -> None:
 
 def cpu_name(root: Path = _ROOT) -> str:
     """The processor's own name, else its architecture."""
-    return _cpu_field("model name", root) or platform.processor() or platform.machine()
+    arm = _ARM_PARTS.get((_cpu_field("CPU implementer", root), _cpu_field("CPU part", root)), "")
+    return _cpu_field("model name", root) or arm or platform.processor() or platform.machine()
 
 
 def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
-    """Instruction set extensions as Linux names them (`avx512_bf16`, `amx_bf16`, …); empty where unknown.
+    """Instruction set extensions as Linux names them (`avx512_bf16`; on ARM `bf16`, `i8mm`, …); empty where unknown.
 
     Without those that ONEDNN_MAX_CPU_ISA forbids oneDNN, and with it PyTorch.
     """
-    flags = frozenset(_cpu_field("flags", root).split())
+    flags = frozenset((_cpu_field("flags", root) or _cpu_field("Features", root)).split())
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
     least = next((level for name, level in _ISA_LEVELS if limit.startswith(name)), None)
     if least is None:

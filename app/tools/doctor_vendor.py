@@ -77,7 +77,8 @@ def versions() -> dict[str, str]:
 def compatibility(device: str) -> Check:
     """About the versions here, taken together; a named vendor's package must be here."""
     for row in concerned(device):
-        if row.packages and not any(_version(package) for package in row.packages):
+        here = row.without_torch and importlib.util.find_spec(row.without_torch) is not None
+        if row.packages and not here and not any(_version(package) for package in row.packages):
             missing = f"{' or '.join(row.packages)} is not installed, which {row.title} needs"
             return Check("compatibility", "FAIL", missing, row.install)
     found = findings(versions())

@@ -12,10 +12,12 @@ from typing import Any
 from backends import detect
 from backends.contract.backend import Device
 from backends.contract.errors import translated_errors
-from backends.engines.acl import card
+from backends.contract.image_decoder import ImageDecoder
+from backends.engines.acl import AclCard, card
 from backends.telemetry import ascend
 from backends.telemetry.tool import Tool, ToolError
 from backends.vendors import table as vendors
+from backends.vendors.dvpp import DvppDecoder
 from backends.vendors.torch_device import TorchBackend
 
 
@@ -26,7 +28,9 @@ class AscendBackend(TorchBackend):
 
     def __init__(self) -> None:
         """The row is that of what is installed."""
-        alone = detect.installed("acl") and not detect.installed("torch_npu")
+        alone = detect.installed(vendors.ASCEND.without_torch) and not any(
+            map(detect.installed, vendors.ASCEND.packages)
+        )
         super().__init__(vendors.ASCEND_WITHOUT_TORCH if alone else vendors.ASCEND)
 
     def _module(self) -> Any:
@@ -34,6 +38,15 @@ class AscendBackend(TorchBackend):
             return super()._module()
         with translated_errors(self.facts.device_type):
             return card()
+
+    def _vendors_decoder(self, target: str) -> ImageDecoder | None:
+        """DVPP's, without torch_npu."""
+        if self.facts is vendors.ASCEND:
+            return None
+        own: AclCard = self._module()
+        with translated_errors(target):
+            own.set_device(target)
+        return DvppDecoder(target, own)
 
     def _pci_address(self, device: Device) -> str:
         """As npu-smi says: torch_npu has no such property. A failure of the tool is no address."""

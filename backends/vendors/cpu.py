@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _DEVICE = "cpu:0"
 # avx512_bf16 was measured: docs/performance.md, "CPU engines, measured". amx_bf16, matrix units for it, was not yet.
 _BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
+_UNMEASURED_BF16_FLAGS = {"bf16", "svebf16"}  # ARM's: bf16 serves there by its name.
 
 
 class CpuBackend(Backend):
@@ -66,7 +67,7 @@ class CpuBackend(Backend):
                 details={
                     "threads": str(self._threads),
                     "capability": torch.backends.cpu.get_cpu_capability(),
-                    "bf16": ", ".join(sorted(flags & _BF16_FLAGS)) or "none",
+                    "bf16": ", ".join(sorted(flags & (_BF16_FLAGS | _UNMEASURED_BF16_FLAGS))) or "none",
                 },
             )
         ]
@@ -82,7 +83,7 @@ class CpuBackend(Backend):
         options: CompileOptions,
     ) -> LoadedNetwork:
         """Sets the number of threads that PyTorch uses in this process."""
-        if precisions[0] == "bf16" and self.devices()[0].auto_precision != "bf16":
+        if precisions[0] == "bf16" and self.devices()[0].details["bf16"] == "none":
             # Measured with ResNet50 on such a CPU: seven times slower than float32.
             log.warning("this CPU has no units for bf16, which then runs several times slower than fp32")
         torch.set_num_threads(self._threads)

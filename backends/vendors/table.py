@@ -56,12 +56,13 @@ class Facts:
     Names. `name`: what `--device` takes. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor as
     people call it. `aliases`: other words that `--device` takes. `device_type`: PyTorch's name of the device type.
 
-    Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part of
-    torch. `torch_build`: the attribute of torch.version that a build for this vendor has, where that is not called like
-    the device type. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`: parts
-    of a torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: what pip
-    must keep to where the vendor's software needs it. `compilers`: packages of its engines that are not those of the
-    device.
+    Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part
+    of torch; `without_torch`: the vendor's own, by which its cards are served where none of them is here.
+    `torch_build`: the attribute of torch.version that a build for this vendor has, where that is not called like
+    the device type. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`:
+    parts of a torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`).
+    `constraints`: what pip must keep to where the vendor's software needs it. `compilers`: packages of its engines
+    that are not those of the device.
 
     Machine. `device_files`: patterns of the files that the driver makes; any of them will do. `pci_vendor`: the
     vendor's number in /sys/bus/pci, empty where unknown. `visibility_variable`: the environment variable that limits a
@@ -97,6 +98,7 @@ class Facts:
     title: str = ""
     aliases: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    without_torch: str = ""
     torch_build: str = ""
     install: str = ""
     build_tags: tuple[str, ...] = ()
@@ -225,6 +227,7 @@ ASCEND = Facts(
     aliases=("ascend", "huawei"),
     device_type="npu",
     packages=("torch_npu",),
+    without_torch="acl",
     install="pip install torch-npu of the version of torch (anychip[ascend]), beside a CPU build of torch and CANN",
     constraints=NUMPY_1,
     device_files=("/dev/davinci[0-9]*",),

@@ -106,7 +106,7 @@ def test_whoever_ends_it_leaves_no_process_behind(
     assert ended[0].poll() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("given_s", "status"), [(30, "SKIP"), (300, "FAIL")])
+@pytest.mark.parametrize(("given_s", "status"), [(30, "SKIP"), (300, "SKIP")])
 def test_whoever_had_little_of_the_budget_left_has_not_failed(
     given_s: float, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +131,17 @@ def test_a_report_tells_nothing_of_the_machine() -> None:
         assert not any(secret in text for secret in ("12345678-", "ann", "models", "0324518000123"))
         assert "6.18.44: Landlock 7, seccomp; torch 2.9.0-rc1" in text
         assert "UUID in …/a.onnx, Serial Number: …" in text
+
+
+def test_without_what_auto_serves_nothing_has_passed_and_the_page_says_first_what_was_not_seen() -> None:
+    eager = Finding("resnet50 eager fp32", "PASS")
+    late = Finding("resnet50 auto", "SKIP", "the 5 s that were left did not suffice for it (--budget-s)")
+    for found, passed in ((late, False), (Finding("resnet50 auto", "PASS"), True)):
+        report = VerifyReport("cuda:0", "Chip", "d", {}, [Part("engines", [eager, found])])
+        assert report.passed == passed
+        head, _, _ = report.markdown().partition("## Engines")
+        assert ("**Not seen:** resnet50 auto (the 5 s that were left" in head) == (not passed)
+        assert report.markdown().startswith(f"# Chip (cuda): {'passed' if passed else 'not passed'}\n")
 
 
 def test_a_part_without_any_success_has_not_passed() -> None:

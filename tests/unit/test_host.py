@@ -168,3 +168,13 @@ def test_what_onednn_may_not_use_is_not_there(
     (tmp_path / "proc/cpuinfo").write_text("flags\t: fpu avx512_bf16 amx_tile\n")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert host.cpu_flags(tmp_path) == kept
+
+
+def test_an_arm_processor_says_its_features_and_has_a_number_for_a_name(tmp_path: Path) -> None:
+    cpuinfo = (
+        "processor\t: 0\nBogoMIPS\t: 200.00\nFeatures\t: fp asimd i8mm bf16\nCPU implementer\t: 0x48\n"
+        "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd01\nCPU revision\t: 0\n"
+    )
+    root = write(tmp_path, {"proc/cpuinfo": cpuinfo})
+    assert host.cpu_flags(root) == {"fp", "asimd", "i8mm", "bf16"}
+    assert host.cpu_name(root) == "HiSilicon TaiShan-v110"

@@ -17,7 +17,7 @@ from app.precision.probes import calibration, probes
 from app.tools.benchmark.device_sweep import repeated_s, throughput
 from app.tools.benchmark.load import percentile
 from app.tools.subjects import sample_model
-from app.tools.verify.report import Figure, Finding
+from app.tools.verify.report import AUTO, Figure, Finding
 from backends import EngineRefusedError, Executable, OutOfDeviceMemoryError, choose
 from backends.contract.backend import Backend, Pixels
 
@@ -52,7 +52,7 @@ class Case:
     @property
     def name(self) -> str:
         """The report's name for it."""
-        return f"{self.model} {self.engine} {self.precision}"
+        return f"{self.model} {AUTO}" if self.engine == AUTO else f"{self.model} {self.engine} {self.precision}"
 
 
 def run_case(case: Case) -> Finding:
@@ -72,7 +72,7 @@ def run_case(case: Case) -> Finding:
         wrong = "its answers" in str(error)
         return Finding(case.name, "FAIL" if wrong else "SKIP", str(error))
     load_s = time.perf_counter() - began_s
-    if report.precision != case.precision:
+    if case.engine != AUTO and report.precision != case.precision:
         executable.close()
         why = "; ".join(f"{name}: {reason}" for name, reason in report.refusals.items())
         # The gate has found its answers wrong; or the engine does not offer this precision.
@@ -92,6 +92,8 @@ def run_case(case: Case) -> Finding:
     figures |= {"soak_batches": soaked.batches, "left_mb": soaked.left_mb, "released_mb": soaked.released_mb}
     executable.close()
     operators = ", ".join(f"{name} {how}" for name, how in report.operators.items())
+    if case.engine == AUTO:
+        operators = "; ".join(filter(None, (f"it is {report.engine} in {report.precision}", operators)))
     if soaked.left_mb > LEAK_LIMIT_MB_PER_BATCH * soaked.batches:
         leak = f"{soaked.batches} batches left {soaked.left_mb} MB, which a release does not give back"
         return Finding(case.name, "FAIL", leak, figures)
@@ -151,13 +153,13 @@ class Levels:
 
 
 def cases(backend: Backend, sweep: Sweep, by_name: Sequence[str] = ()) -> list[Case]:
-    """Every engine in every precision, quick ones first: plain precisions before int8, which quantises for minutes.
+    """What `auto` serves, then every engine in every precision: plain precisions before int8, which takes minutes.
 
     `by_name`: engines that the backend takes only by their name, and that are wanted all the same.
     """
     engines = (*(name for name in backend.facts.by_name if name in by_name), *backend.facts.engines)
     precisions = sorted(backend.facts.precisions, key=lambda precision: precision == "int8")
-    return [
+    return [Case(model, AUTO, AUTO, sweep) for model in sweep.models] + [
         Case(model, engine, precision, sweep)
         for precision in precisions
         for engine in reversed(engines)  # The last is eager: what everything else is measured against.

@@ -17,6 +17,8 @@ from app.tools.report import markdown_table
 
 Status = Literal["PASS", "FAIL", "SKIP"]
 Figure = float | str
+AUTO = "auto"
+"""The engine and the precision of what is served where nothing is chosen."""
 
 # A path of at least two steps; a GPU's or a MIG slice's UUID; what follows "serial" in a vendor's words; what the maker
 # of a kernel calls it, behind its version.
@@ -57,12 +59,26 @@ class VerifyReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed, and something passed in every part."""
-        return bool(self.parts) and all(
-            any(finding.status == "PASS" for finding in part.findings)
-            and not any(finding.status == "FAIL" for finding in part.findings)
-            for part in self.parts
+        """Whether nothing failed, something passed in every part, and what `auto` serves where that was wanted."""
+        found = [finding for part in self.parts for finding in part.findings]
+        return (
+            bool(self.parts)
+            and all(any(finding.status == "PASS" for finding in part.findings) for part in self.parts)
+            and not any(finding.status == "FAIL" for finding in found)
+            and all(finding.status == "PASS" for finding in found if finding.name.endswith(f" {AUTO}"))
         )
+
+    @property
+    def verdict(self) -> str:
+        """One word, or two: nothing that was left out for want of time has failed."""
+        failed = any(finding.status == "FAIL" for part in self.parts for finding in part.findings)
+        return "passed" if self.passed else "FAILED" if failed else "not passed"
+
+    @property
+    def unseen(self) -> str:
+        """What was left out, by its name, with the reason; empty where nothing was."""
+        found = [finding for part in self.parts for finding in part.findings if finding.status == "SKIP"]
+        return "; ".join(f"{finding.name} ({finding.detail})" for finding in found)
 
     def json(self) -> str:
         """The report as JSON, anonymous."""
@@ -73,10 +89,12 @@ class VerifyReport:
         """The report as one page, anonymous."""
         about = ", ".join(f"{name} {value}" for name, value in self.about.items())
         lines = [
-            f"# {self.device_name} ({self.device.partition(':')[0]}): {'passed' if self.passed else 'FAILED'}",
+            f"# {self.device_name} ({self.device.partition(':')[0]}): {self.verdict}",
             "",
             f"`anychip verify`, {self.date}. {about}.",
         ]
+        if self.unseen:
+            lines += ["", f"**Not seen:** {self.unseen}."]
         for part in self.parts:
             lines += ["", f"## {part.name.capitalize()} ({part.seconds:.0f} s)", "", _table(part.findings).rstrip()]
         return str(_anonymous("\n".join(lines) + "\n"))
