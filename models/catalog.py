@@ -36,7 +36,8 @@ _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,16})?")
 
 
-_FOLDER = "_openvino_model"
+_FOLDERS = {"_openvino_model": "xml", "_ascend_model": "om"}
+"""Folders of Ultralytics' exports with one network each, by the ends of their names; what the network is."""
 _UNREAD = {
     ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
     ".tflite": "a file of LiteRT",
@@ -91,10 +92,11 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         text, sha256 = pinned[1], pinned[2].lower()
     head, _, chosen = text.partition(":")  # a path may hold both signs
     name, equals, architecture = head.rpartition("=")
-    if text.rstrip("/").endswith(_FOLDER) and architecture not in ARCHITECTURES:
+    ending = next((each for each in _FOLDERS if text.rstrip("/").endswith(each)), None)
+    if ending is not None and architecture not in ARCHITECTURES:
         name, equals, folder = text.partition("=")
         path = Path(folder if equals else name)
-        spec = ModelSpec(name if equals else path.name.removesuffix(_FOLDER), "xml", str(path), sha256)
+        spec = ModelSpec(name if equals else path.name.removesuffix(ending), _FOLDERS[ending], str(path), sha256)
     elif (written := text.partition("?"))[0].endswith(exported.SUFFIXES) and architecture not in ARCHITECTURES:
         name, equals, file = written[0].partition("=")
         path = Path(file if equals else name)
@@ -190,8 +192,8 @@ def _folder(text: str) -> Path:
 
 def _exported(spec: ModelSpec, trusted: bool) -> Model:
     file = Path(spec.weights).expanduser()
-    if spec.architecture == "xml" and file.is_dir():
-        file = _network_in(file)
+    if spec.architecture in _FOLDERS.values() and file.is_dir():
+        file = _network_in(file, spec.architecture)
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
     digest = _checked(file, spec)
@@ -246,11 +248,13 @@ def _onnx_in(folder: Path) -> tuple[str, Path] | None:
     return ("onnx", files[0]) if len(files) == 1 else None
 
 
-def _network_in(folder: Path) -> Path:
-    """The only network in a folder of OpenVINO. Raises WeightsNotFoundError."""
-    files = sorted(folder.glob("*.xml"))
+def _network_in(folder: Path, kind: str) -> Path:
+    """The only network in a folder of an export. Raises WeightsNotFoundError."""
+    files = sorted(folder.glob(f"*.{kind}"))
     if len(files) != 1:
-        raise WeightsNotFoundError(f"{folder} holds {len(files)} networks (.xml); it must hold one, or name the file.")
+        raise WeightsNotFoundError(
+            f"{folder} holds {len(files)} networks (.{kind}); it must hold one, or name the file."
+        )
     return files[0]
 
 

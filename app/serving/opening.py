@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from app.config import Settings
+from app.finished import learn_finished_files
 from models import Model, ModelSpec, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")
@@ -22,6 +23,7 @@ class Opening:
 
     def models(self, settings: Settings) -> list[Model]:
         """All that `--models` names; downloads what is missing. Raises ModelError."""
+        learn_finished_files()
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
         read: list[str] = []
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config import Settings, split
+from app.finished import learn_finished_files
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration, probes
 from app.tools.arguments import CommandError
@@ -91,6 +92,7 @@ def open_named(text: str, settings: Settings) -> Model:
     """A model of the catalogue, or out of a file. Raises ModelError."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    learn_finished_files()
     spec = parse_spec(text, settings.weights)
     return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
 

@@ -144,6 +144,11 @@ class Model(ABC):
     weights_pinned: bool = field(default=False, kw_only=True)
 
     @property
+    def has_reference(self) -> bool:
+        """Whether `network` computes on the CPU, so that there is something to compare an engine with."""
+        return True
+
+    @property
     def is_program(self) -> bool:
         """Whether its file may run what its writer liked."""
         return self.weights_file is not None and Path(self.weights_file).suffix in PROGRAMS

@@ -30,6 +30,7 @@ from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
+from models.exports.finished import read_finished
 from models.exports.metadata import Sidecar, read_sidecar
 from models.weights.checkpoint import labels_beside
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
+FINISHED = (".om",)
+SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", *FINISHED)
 PLATFORMS = {
     "onnx": "onnx_onnxv1",
     "pt2": "pytorch_export",
@@ -139,8 +141,8 @@ def open_exported(name: str, file: Path, stated: str = "", architecture: str = "
     declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
     probes_file = str(probes.absolute()) if probes.is_file() else None
     is_tensors = declared is not None or (sidecar is not None and sidecar.task == "tensors")
-    if is_tensors and file.suffix == ".xml":
-        raise WeightsError(f"{file.name}: OpenVINO's networks are served for images only: export an .onnx for tensors.")
+    if is_tensors and file.suffix in (".xml", *FINISHED):
+        raise WeightsError(f"{file.name}: it is served for images only: export an .onnx for tensors.")
     if is_tensors:
         images: dict[str, Any] | None = None
     else:
@@ -150,6 +152,10 @@ def open_exported(name: str, file: Path, stated: str = "", architecture: str = "
             "open_size": library_files.size_in(file.parent),
             "takes": None if sidecar is None or sidecar.task is None else task_class(sidecar.task).takes,
         }
+    if images is not None and file.suffix in FINISHED:
+        known = read_finished(file)
+        shapes = [(1, *shape[1:]) for shape in known.outputs]
+        images["finished"] = {"size": known.size, "shapes": shapes, "batch_sizes": known.batch_sizes}
     asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
     found = _tried(file, asked, architecture)
     if found.images is not None:
@@ -264,7 +270,8 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
         environment = bare_environment(folder) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         answer = Path(folder) / "answer.json"
-        form = architecture or ("openvino" if file.suffix == ".xml" else _form(str(file)))
+        kinds = {".xml": "openvino", **dict.fromkeys(FINISHED, "finished")}
+        form = architecture or kinds.get(file.suffix) or _form(str(file))
         given = str(file.absolute()), form, json.dumps(declared), str(answer)
         command = [sys.executable, str(_CHILD), *given]
         child = subprocess.Popen(

@@ -21,7 +21,7 @@ from models.contract.task_adapter import Takes, task_class
 from models.exports import library_networks
 from models.exports.answers import TriedImages
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, interpret, resize_of
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of
 from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
 from models.onnx.file import OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart
@@ -46,11 +46,12 @@ def tried(  # noqa: PLR0917
     labels: Sequence[str] | None,
     takes: Takes | None,
     open_size: tuple[int, int] | None = None,
+    finished: Mapping[str, Any] | None = None,
 ) -> TriedImages | None:
     """What ExportedImages holds of a file; None for a file that is no network of images. `open_size`: of the input of a
     file that takes any.
 
-    Raises WeightsError.
+    `finished`: what a runtime has said of a finished file, which does not run here. Raises WeightsError.
     """
     onnx, implied = None, {}
     if form == "onnx":
@@ -60,7 +61,9 @@ def tried(  # noqa: PLR0917
             if sidecar is None:  # It may still be one of tensors, which others read.
                 return None
             raise
-    metadata: Mapping[str, Any] = script_metadata(file) if onnx is None else onnx.metadata
+    metadata: Mapping[str, Any] = {} if finished else script_metadata(file) if onnx is None else onnx.metadata
+    if finished:
+        metadata = yaml_metadata(file)
     architecture = file.suffix[1:]
     if form.startswith((library_networks.TIMM, library_networks.TRANSFORMERS)):
         metadata, architecture = {}, form
@@ -77,7 +80,7 @@ def tried(  # noqa: PLR0917
         onnx, metadata = detector, {"task": "detect", **metadata}
     try:
         about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels, takes)
-        if about is None and form == "openvino":
+        if about is None and form in ("openvino", "finished"):
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
             return None
@@ -88,6 +91,8 @@ def tried(  # noqa: PLR0917
         if onnx is not None and [value.name for value in onnx.outputs][:2] == ["logits", "pred_boxes"]:
             about = about.model_copy(update={"boxes_second": True})
         told = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
+        if finished is not None:
+            return replace(_of_finished(about, **finished), metadata=told)
         return replace(_tried(file, about, onnx, architecture, open_size), metadata=told, implied=implied)
     except (ValueError, WeightsError) as error:
         if detector is not None and sidecar is None:  # It was served as tensors, and is.
@@ -136,6 +141,26 @@ def _tried(
             core.free_batch = tail.free_batch = freed = True
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
+    return _as_tried(about, how, size, batch, freed, [(1, *output.shape[1:]) for output in outputs])
+
+
+def _of_finished(
+    about: Description, size: Sequence[int], shapes: Sequence[Sequence[int]], batch_sizes: Sequence[int]
+) -> TriedImages:
+    """By the shapes that the runtime states. Raises ValueError."""
+    height, width = size
+    how = interpret(about, [list(shape) for shape in shapes], (height, width))
+    return _as_tried(about, how, (height, width), (min(batch_sizes), max(batch_sizes)), False, shapes)
+
+
+def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
+    about: Description,
+    how: Interpretation,
+    size: tuple[int, int],
+    batch: tuple[int, int],
+    freed: bool,
+    shapes: Sequence[Sequence[int]],
+) -> TriedImages:
     imagenet = _is_imagenet(about)
     return TriedImages(
         about.task,
@@ -150,7 +175,7 @@ def _tried(
         about.exporter,
         about.licence,
         about.labels or tuple(f"class {number}" for number in range(how.classes)),
-        tuple((1, *output.shape[1:]) for output in outputs),
+        tuple(map(tuple, shapes)),
     )
 
 

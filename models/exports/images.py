@@ -85,15 +85,41 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
     return loaded, None
 
 
+class FinishedImages(ExportedNetwork):
+    """What comes before and after a file that only a vendor's runtime runs (backends.FinishedNetwork)."""
+
+    form = "finished"
+
+    def __init__(self, model: ExportedImages, file: str) -> None:
+        super().__init__(nn.Identity(), None, model)
+        self.file = file
+
+    def prepare(self, pixels: Tensor) -> Tensor:
+        """uint8 [n, height, width, 3] -> float32 [n, 3, height, width], normalised."""
+        return self.normalise(pixels)
+
+    def finish(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the task makes of the file's outputs."""
+        values = [each.float() if each.is_floating_point() else each for each in outputs]
+        return self.of_task(decoded(self.how, values, self.size))
+
+
 @dataclass(frozen=True)
 class ExportedImages(PixelModel):
     """A model of images from a file."""
 
     export: Export = field(kw_only=True)
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the CPU can compute what the file does."""
+        return self.architecture != "om"
+
     def network(self) -> ExportedNetwork:
         """The network of the file, on the CPU in float32. Raises WeightsError."""
         assert self.weights_file is not None
+        if not self.has_reference:
+            return FinishedImages(self, self.weights_file).eval()
         parts = load_parts(self.weights_file, self.architecture, self.export.freed)
         return ExportedNetwork(*parts, self).eval().requires_grad_(False)
 
@@ -101,6 +127,6 @@ class ExportedImages(PixelModel):
         """Those that the file takes; any where images run one by one within a batch."""
         low, high = self.export.batch
         ladder = self.adapter.batch_sizes(ladder)
-        if high == 1:
+        if high == 1 and self.has_reference:
             return tuple(ladder)
         return tuple(size for size in ladder if low <= size <= high) or (low,)

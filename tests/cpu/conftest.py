@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from backends import detect
+from backends.engines.acl import card
+from backends.vendors.ascend import AscendBackend
 from models.exports import exported
 from tests.support import warm
+from tests.support.cann_double import FOLDER, Cann, variables
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +19,19 @@ def _warm_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Files are tried in children that need not import PyTorch; a test marked `cold` has the real ones."""
     if request.node.get_closest_marker("cold") is None:
         monkeypatch.setattr(exported, "subprocess", warm.SUBPROCESS)
+
+
+@pytest.fixture
+def cann(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cann]:
+    """The double of pyACL, as if torch_npu were not here."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("PATH", variables()["PATH"])
+    import acl  # type: ignore[import-not-found]
+
+    before = dict(acl.knobs)
+    for cache in (card, detect.found):
+        cache.cache_clear()
+    yield Cann(acl, AscendBackend())
+    acl.knobs.update(before)
+    for cache in (card, detect.found):
+        cache.cache_clear()

@@ -12,7 +12,7 @@ from PIL import Image
 
 from backends import BackendError, DeviceLostError
 from backends.contract.image_decoder import ImageDecoder
-from tests.cpu.test_om import Cann, cann  # noqa: F401 - a fixture
+from tests.support.cann_double import Cann
 from tests.support.photographs import PHOTOGRAPHS
 
 NAMES = sorted(PHOTOGRAPHS)[:2]
@@ -25,7 +25,7 @@ def jpeg(rgb: Any) -> torch.Tensor:
 
 
 @pytest.fixture
-def decoder(cann: Cann) -> ImageDecoder:  # noqa: F811
+def decoder(cann: Cann) -> ImageDecoder:
     cann.backend._module().set_device("npu:0")
     made = cann.backend._image_decoder("npu:0")
     assert made is not None
@@ -42,7 +42,7 @@ def test_pixels_are_those_of_libjpeg_but_for_chroma(decoder: ImageDecoder, size:
         assert np.abs(pixels.numpy().astype(int) - expected).mean() < 3
 
 
-def test_a_broken_file_is_the_backends_error_and_the_next_one_is_decoded(cann: Cann, decoder: ImageDecoder) -> None:  # noqa: F811
+def test_a_broken_file_is_the_backends_error_and_the_next_one_is_decoded(cann: Cann, decoder: ImageDecoder) -> None:
     sound = jpeg(PHOTOGRAPHS[NAMES[0]]())
     for broken in (torch.zeros(100, dtype=torch.uint8), sound[: len(sound) // 50]):
         with pytest.raises(BackendError) as caught:
@@ -52,7 +52,7 @@ def test_a_broken_file_is_the_backends_error_and_the_next_one_is_decoded(cann: C
     assert cann.acl.leftovers()["device"] == 0
 
 
-def test_a_lost_card_is_said(cann: Cann, decoder: ImageDecoder) -> None:  # noqa: F811
+def test_a_lost_card_is_said(cann: Cann, decoder: ImageDecoder) -> None:
     cann.acl.knobs["fail"] = {"media.dvpp_jpeg_decode_async": 507018}
     with pytest.raises(DeviceLostError, match="507018"):
         decoder.decode([jpeg(PHOTOGRAPHS[NAMES[0]]())])

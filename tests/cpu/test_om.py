@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from app.finished import learn_finished_files
+from app.precision.gate import Gate
 from app.tools.verify.contract import SmallNetwork, on_cpu, small_images
 from backends import (
     BackendError,
@@ -22,13 +25,10 @@ from backends import (
     DeviceLostError,
     EngineRefusedError,
     OutOfDeviceMemoryError,
-    detect,
 )
-from backends.engines.acl import card
 from backends.vendors import table as vendors
-from backends.vendors.ascend import AscendBackend
-from models import open_model, parse_spec
-from tests.support.cann_double import FOLDER, variables
+from models import WeightsError, open_model, parse_spec
+from tests.support.cann_double import Cann
 
 # acl_base.h, error_codes/rt_error_codes.h and ge_error_codes.h: all of them, in ranges.
 ACL = (*range(100000, 100046), 107022, *range(148046, 148054), *range(200000, 200008), 300000, *range(500000, 500006))
@@ -37,28 +37,6 @@ RUNTIME = (*RUNTIME, 507900, 507901, 507904)
 GRAPH_ENGINE = (*range(145000, 145023), *range(245000, 245003), *range(545000, 545010))
 TOO_LITTLE_MEMORY = {207001, 200000, 245000, 245002}
 LOST = {code for code in RUNTIME if code >= 507000} | {107022, 500004}
-
-
-class Cann(NamedTuple):
-    """The double of pyACL, and the backend that has found it."""
-
-    acl: Any
-    backend: AscendBackend
-
-
-@pytest.fixture
-def cann(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cann]:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PATH", variables()["PATH"])
-    import acl  # type: ignore[import-not-found]
-
-    before = dict(acl.knobs)
-    for cache in (card, detect.found):
-        cache.cache_clear()
-    yield Cann(acl, AscendBackend())
-    acl.knobs.update(before)
-    for cache in (card, detect.found):
-        cache.cache_clear()
 
 
 def loaded(cann: Cann, sizes: tuple[int, ...] = (1, 2), precision: str = "fp16", **options: Any) -> Any:
@@ -266,3 +244,70 @@ def test_an_onnx_file_of_tensors_is_compiled_as_it_is(cann: Cann, tmp_path: Path
     for ours, theirs in zip(executable.run(items), network(torch.from_numpy(items)), strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
     executable.close()
+
+
+class Shades(nn.Module):
+    """Three classes of an image 32 x 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.classes = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, planes: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.classes(self.features(planes).relu().mean((2, 3))).softmax(-1)
+        return answer
+
+
+@pytest.mark.parametrize("gears", ["", "1,2"])
+def test_the_folder_that_ultralytics_exports_is_served_as_it_is(cann: Cann, tmp_path: Path, gears: str) -> None:
+    torch.manual_seed(0)
+    network, folder = Shades().eval(), tmp_path / "shades_ascend_model"
+    folder.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            (torch.zeros(2, 3, 32, 32),),
+            str(tmp_path / "shades.onnx"),
+            dynamo=False,
+            input_names=["images"],
+            dynamic_axes={"images": {0: "n"}},
+            opset_version=17,
+        )
+    options = ["--dynamic_batch_size=1,2", "--input_shape=images:-1,3,32,32"] if gears else []
+    options = options or ["--input_shape=images:1,3,32,32"]
+    command = [
+        "atc",
+        f"--model={tmp_path / 'shades.onnx'}",
+        "--framework=5",
+        f"--output={folder / 'shades_Ascend310P3'}",
+    ]
+    command += ["--input_format=NCHW", "--soc_version=Ascend310P3", "--precision_mode=force_fp16", *options]
+    subprocess.run(command, check=True, capture_output=True)
+    (folder / "metadata.yaml").write_text(
+        "description: Ultralytics YOLOv8n-cls model\nauthor: Ultralytics\ntask: classify\nbatch: 1\nimgsz: [32, 32]\n"
+        "version: 8.4.0\nnames: {0: dark, 1: grey, 2: light}\n"
+    )
+    learn_finished_files()
+    model = open_model(parse_spec(str(folder)), tmp_path)
+    assert (model.name, model.labels, model.architecture) == ("shades", ("dark", "grey", "light"), "om")
+    sizes = (1, 2) if gears else (1,)
+    assert model.batch_sizes((1, 2)) == sizes
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    checked = Gate(model, pixels).check
+    executable, report = cann.backend.load(
+        model.network(), "npu:0", "auto", "auto", sizes, options=CompileOptions(gate=checked)
+    )
+    assert (report.engine, report.precision) == ("om", "fp16")
+    given = pixels[: sizes[-1]]
+    with torch.inference_mode():
+        expected = network(torch.from_numpy(given).permute(0, 3, 1, 2) / 255).log().numpy()
+    np.testing.assert_allclose(executable.run(given)[0], expected, atol=1e-3)
+    executable.close()
+
+
+def test_a_file_that_is_no_model_is_refused_by_its_name(cann: Cann, tmp_path: Path) -> None:
+    (tmp_path / "broken.om").write_bytes(b"IMOD\0")
+    learn_finished_files()
+    with pytest.raises(WeightsError, match=r"broken\.om cannot be loaded: .*145006"):
+        open_model(parse_spec(str(tmp_path / "broken.om")), tmp_path)

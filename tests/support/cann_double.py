@@ -1,10 +1,13 @@
-"""The environment in which processes find the doubles of pyACL and atc."""
+"""The doubles of pyACL and atc: in this process by the fixture `cann`, in others by their environment."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from backends.vendors.ascend import AscendBackend
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("cann")
@@ -14,3 +17,10 @@ def variables(**told: str) -> dict[str, str]:
     """`told`: what the doubles read, such as ACL_DOUBLE_COUNT."""
     path = os.pathsep.join((str(FOLDER / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]))
     return {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "PATH": path, **told}
+
+
+class Cann(NamedTuple):
+    """The double of pyACL, and the backend that has found it."""
+
+    acl: Any
+    backend: AscendBackend

@@ -1,0 +1,31 @@
+"""The child process that loads a finished model (.om) on the first card and says what it takes, as JSON: `FILE`.
+
+Owns: the way out. A file that ends the process which loads it ends this one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from backends.engines.acl import card
+from backends.engines.om import OmProgram
+
+
+def main(file: str) -> None:
+    """Shapes of inputs and outputs, and batch sizes; else an `error`."""
+    try:
+        own = card()
+        own.set_device("npu:0")
+        program = OmProgram(own, Path(file).read_bytes())
+    except Exception as error:  # pyACL is not here, or refuses.
+        print(json.dumps({"error": str(error)}))
+        return
+    ports = {name: [port.shape for port in getattr(program, name)] for name in ("inputs", "outputs")}
+    print(json.dumps({**ports, "batch_sizes": program.batch_sizes}))
+    program.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
