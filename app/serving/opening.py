@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from app.config import Settings
-from app.finished import learn_finished_files
+from app.serving.finished import learn_finished_files
 from models import Model, ModelSpec, open_model, parse_spec
 
 log = logging.getLogger("anychip.service")

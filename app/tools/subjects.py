@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from app.config import Settings, split
-from app.finished import learn_finished_files
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration, probes
+from app.serving.finished import learn_finished_files
 from app.tools.arguments import CommandError
 from app.worker.load import load_plugins
 from backends import Choice, CompileOptions, choose, simulated

@@ -59,9 +59,12 @@ class AclCard:
         self._context = self.call("rt.get_context")
         self.soc = self.acl.get_soc_name()
 
-    def enter(self) -> None:
-        """Work on the card in this thread."""
-        self.call("rt.set_context", self._context)
+    def enter(self, target: str) -> None:
+        """Work on the card in this thread; opens it where nothing has."""
+        if self._context:
+            self.call("rt.set_context", self._context)
+        else:
+            self.set_device(target)
 
     def memory_allocated(self, _: str) -> int:
         """Bytes that networks and buffers of this process take."""
@@ -69,9 +72,9 @@ class AclCard:
 
     memory_reserved = memory_allocated
 
-    def mem_get_info(self, _: str) -> tuple[int, int]:
+    def mem_get_info(self, target: str) -> tuple[int, int]:
         """Free and all bytes of the card, in any thread."""
-        self.enter()
+        self.enter(target)
         free, total = self.call("rt.get_mem_info", _HBM_MEM)
         return int(free), int(total)
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from app.finished import learn_finished_files
 from app.precision.gate import Gate
+from app.serving.finished import learn_finished_files
 from app.tools.verify.contract import SmallNetwork, on_cpu, small_images
 from backends import (
     BackendError,
