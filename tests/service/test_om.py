@@ -1,0 +1,75 @@
+"""The service on Ascend's cards without torch_npu, over doubles of pyACL and atc: load, a lost card, a leak, verify."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import cann_double, warm
+from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S
+from tests.support.images import GREY
+from tests.support.load import WAIT_S, Load, until
+from tests.support.null_service import metric
+from tests.support.service_process import ServiceProcess, running
+
+pytestmark = pytest.mark.slow
+
+PREDICT = "/v1/models/resnet18:predict"
+ROOT = Path(__file__).parents[2]
+
+
+def knobs(folder: Path, **values: Any) -> None:
+    """What the double of pyACL does from now on, in every process."""
+    new = folder / "knobs.new"
+    new.write_text(json.dumps(values))
+    os.replace(new, folder / "knobs.json")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return cann_double.variables(ACL_DOUBLE_COUNT="1", ACL_DOUBLE_KNOBS=str(folder / "knobs.json"))
+
+
+def served(service: ServiceProcess) -> dict[str, Any]:
+    [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
+    return dict(model["served_on"][0]) if model["served_on"] else {}
+
+
+async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None:
+    knobs(tmp_path)
+    options = ["--models", "resnet18:random", "--batch-sizes", "1,2", "--device", "npu"]
+    options += ["--engine", "auto", "--precision", "auto"]
+    options += ["--guard-device-ratio", "0.4", "--cache-dir", str(tmp_path / "cache")]
+    told = {"constants": {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}, "environment": environment(tmp_path)}
+    with running(tmp_path, *options, **told) as service:  # type: ignore[arg-type]
+        found = served(service)
+        assert (found["engine"], found["precision"], found["device"]) == ("om", "fp16", "npu:0")
+        assert set(found["errors"]) == {"top1", "cosine", "logit", "scale"}
+        first = service.worker().pid
+        async with Load(service.url, PREDICT, GREY, 4) as load:
+            await load.answers(20)
+            knobs(tmp_path, fail={"stream": 507015})
+            await until(lambda: all(worker.pid != first for worker in service.workers()))
+            knobs(tmp_path)
+            await load.answers(20)
+            assert metric(service, "anychip_worker_restarts_total", reason="lost") >= 1
+            knobs(tmp_path, leak_bytes=32 << 20)
+            await until(lambda: metric(service, "anychip_handovers_total", reason="memory") >= 1)
+            knobs(tmp_path)
+            await load.answers(20)
+        assert set(load.outcomes) == {(200, "OK")}
+
+
+def test_verify_passes(tmp_path: Path) -> None:
+    words = ["--device", "npu", "--models", "resnet50", "--sizes", "1,2", "--seconds", "0.1"]
+    words += ["--precisions", "fp16", "--parts", "contract,engines", "--out", str(tmp_path)]
+    done = warm.completed(ROOT, "-m", "app", "verify", *words, environment=cann_double.variables(ACL_DOUBLE_COUNT="1"))
+    report = json.loads((tmp_path / "anychip-report.json").read_text())
+    assert (done.returncode, report["passed"]) == (0, True), done.stdout + done.stderr
+    found = {finding["name"]: finding for part in report["parts"] for finding in part["findings"]}
+    assert found["error of a batch"]["status"] == "SKIP"
+    assert found["resnet50 om fp16"]["figures"]["images_per_s_2"] > 0
