@@ -13,7 +13,7 @@ from backends import detect
 from backends.contract.backend import Device
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
-from backends.engines.acl import AclCard, card
+from backends.engines.acl import card
 from backends.telemetry import ascend
 from backends.telemetry.tool import Tool, ToolError
 from backends.vendors import table as vendors
@@ -39,12 +39,21 @@ class AscendBackend(TorchBackend):
         with translated_errors(self.facts.device_type):
             return card()
 
+    def release_cache(self, device: str) -> int:
+        """Also pinned memory of the host, of which torch_npu keeps what it does not use."""
+        returned = super().release_cache(device)
+        module = self._module()
+        if hasattr(module, "host_empty_cache"):
+            with translated_errors(self._torch_id(device)):
+                module.host_empty_cache()
+        return returned
+
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
         """DVPP's, without torch_npu."""
         if self.facts is vendors.ASCEND:
             return None
-        own: AclCard = self._module()
         with translated_errors(target):
+            own = card()
             own.set_device(target)
         return DvppDecoder(target, own)
 

@@ -154,8 +154,6 @@ class TorchBackend(Backend):
             before = int(module.memory_reserved(target))
             gc.collect()
             module.empty_cache()
-            if hasattr(module, "host_empty_cache"):  # torch_npu keeps pinned memory that it does not use.
-                module.host_empty_cache()
             return max(0, before - int(module.memory_reserved(target)))
 
     def telemetry(self, device: str) -> Telemetry:
