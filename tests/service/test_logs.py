@@ -86,12 +86,15 @@ def test_requests_are_in_the_log_when_they_fail_or_are_asked_for_and_secrets_nev
         with running(folder, *options) as service:
             for name, body in (("good", GREY), ("bad", RED)):
                 httpx.post(
-                    f"{service.url}{PREDICT}?token={secret}",
+                    f"{service.url}{PREDICT}",
                     content=body,
                     headers={**headers, "X-Request-Id": name},
                     timeout=WAIT_S,
                 )
             httpx.get(f"{service.url}/nothing?token={secret}", timeout=WAIT_S)
+            # A name that no parameter has is refused; neither it nor its value is in a line.
+            asked = f"{service.url}{PREDICT}?token={secret}"
+            assert httpx.post(asked, content=GREY, headers=headers, timeout=WAIT_S).status_code == 400
         text = service.log.read_text()
         assert secret not in text
         found = lines(text)
