@@ -100,12 +100,15 @@ class Residents:
                 tenant.memory_bytes = sum(each.memory_bytes for each in measured)
                 tenant.load_s = sum(each.load_s for each in measured)
             else:
-                log.info("%s is loaded once, to know what it takes", name)
-                tenant.place, tenant.since_s, self._failure = Place.LOADING, time.monotonic(), ""
-                await self._until(tenant, Place.RESIDENT)
-                if tenant.place is Place.RESIDENT:
-                    self._go(name)
-                    await self._until(tenant, Place.ABSENT)
+                log.info("%s is loaded, to know what it takes", name)
+                for _ in range(2):  # The first time it may be compiled, and compilers leave memory behind.
+                    tenant.place, tenant.since_s, self._failure = Place.LOADING, time.monotonic(), ""
+                    await self._until(tenant, Place.RESIDENT)
+                    if tenant.place is Place.RESIDENT:
+                        self._go(name)
+                        await self._until(tenant, Place.ABSENT)
+                    if self._failure or not self.workers():
+                        break
                 if self._failure or not self.workers():
                     return f"{name} cannot be loaded: {self._failure or 'no worker is left'}"
             if tenant.memory_bytes > budget_bytes:
@@ -131,14 +134,13 @@ class Residents:
         if not self._begun:
             raise _loading(shown, math.inf)
         expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other))
-        if expected_s and now_s + expected_s > deadline_s:
-            if not self._is_busy(shown):  # Nobody waits for it, and this one does not, either.
-                self._policy.forget(shown)
-            pool.metrics.rejected["loading"].inc()
-            raise _loading(shown, expected_s)
         if expected_s:
-            # Once this request has its place in the queue, which is in this turn of the loop.
+            # Once this request has its place in the queue, which is in this turn of the loop; one that is refused will
+            # be there again.
             asyncio.get_running_loop().call_soon(self._step)
+            if now_s + expected_s > deadline_s:
+                pool.metrics.rejected["loading"].inc()
+                raise _loading(shown, expected_s)
 
     def late(self, name: str) -> ServiceError | None:
         """What those are told whose deadline passes while the model is being loaded; None where it is not."""
@@ -250,10 +252,7 @@ class Residents:
             for tenant in self._policy.placed(Place.LOADING):
                 for worker in serving:
                     self._tell(worker, self._pools[tenant.name], now_s - tenant.since_s)
-        waits = any(
-            self._is_busy(each.name) for each in self._policy.tenants.values() if each.place is not Place.RESIDENT
-        )
-        if waits or any(self._asked.values()):
+        if self._policy.waiting(now_s, self._is_busy) or any(self._asked.values()):
             self._timer = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._step)
 
     def _tell(self, worker: WorkerProcess, pool: ModelPool, since_s: float) -> None:

@@ -22,6 +22,8 @@ from enum import Enum
 KEPT = 10.0
 SHARE = 0.1
 MOST_S = 30.0
+_WANTED_S = 60.0
+"""So long a model is wanted of which somebody was told to ask again: it is loaded though nobody waits for it."""
 _RETRY_S = 10.0
 """At least so long after a load that failed before the next one."""
 
@@ -85,10 +87,6 @@ class Residency:
             tenant.asked_s = min(tenant.asked_s, now)
         return self._expected_s(tenant, now, busy)
 
-    def forget(self, name: str) -> None:
-        """Nobody waits for a model after all."""
-        self.tenants[name].asked_s = math.inf
-
     def next(self, now: float, busy: Busy) -> tuple[Sequence[str], str | None]:
         """What leaves now, and what begins to load; to be asked whenever something has changed, and now and then."""
         excess = self.taken_bytes - self.budget_bytes
@@ -96,9 +94,10 @@ class Residency:
             return self._leave(over, now), None
         if self.placed(Place.LOADING) or self.placed(Place.LEAVING):
             return (), None
-        if self._chosen and not busy(self._chosen.name):
+        waiting = self.waiting(now, busy)
+        if self._chosen not in waiting:
             self._chosen = None
-        for tenant in [self._chosen] if self._chosen else self._waiting(busy):
+        for tenant in [self._chosen] if self._chosen else waiting:
             missing = tenant.memory_bytes + self.taken_bytes - self.budget_bytes
             if now < tenant.not_before_s:
                 continue
@@ -136,12 +135,12 @@ class Residency:
             names.append(each.name)
         return names
 
-    def _waiting(self, busy: Busy) -> list[Tenant]:
-        """Those that are absent and that somebody still waits for, in the order in which they were asked for."""
+    def waiting(self, now: float, busy: Busy) -> list[Tenant]:
+        """Those that are absent and wanted, in the order in which they were asked for."""
         absent = [each for each in self.placed(Place.ABSENT) if each.asked_s < math.inf]
         for each in absent:
-            if not busy(each.name):
-                each.asked_s = math.inf  # Whoever has asked has left, or was refused.
+            if now > each.used_s + _WANTED_S and not busy(each.name):
+                each.asked_s = math.inf  # Whoever has asked has left, and did not ask again.
         return sorted((each for each in absent if each.asked_s < math.inf), key=lambda each: each.asked_s)
 
     def _victims(self, missing: int, now: float, busy: Busy, *, hurry: bool = False) -> list[Tenant]:
@@ -165,7 +164,7 @@ class Residency:
         going_s = max((each.since_s + each.load_s - now for each in self.placed(Place.LOADING)), default=0.0)
         if tenant.place is Place.LOADING:
             return max(going_s, 0.0)
-        ahead = [each for each in self._waiting(busy) if each is not tenant and each.asked_s <= tenant.asked_s]
+        ahead = [each for each in self.waiting(now, busy) if each is not tenant and each.asked_s <= tenant.asked_s]
         loads_s = sum(each.load_s for each in ahead)
         start_s = max(going_s, tenant.not_before_s - now, 0.0) + loads_s
         missing = sum(each.memory_bytes for each in (tenant, *ahead)) + self.taken_bytes - self.budget_bytes

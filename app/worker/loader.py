@@ -70,6 +70,10 @@ class Loader:
         # Threads that engines of a CPU begin here compute for all models, and would keep this.
         if not self._loaded.backend.facts.host_memory:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
+        with self._loaded.backend._beside(self._loaded.device):
+            self._work_off()
+
+    def _work_off(self) -> None:
         while (work := self._work.get()) is not None:
             index, goes = work
             del work

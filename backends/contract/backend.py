@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -413,6 +414,10 @@ class Backend(ABC):
         """
         memory = self.memory(device)
         return memory.allocated if self.facts.host_memory else memory.used
+
+    def _beside(self, device: str) -> AbstractContextManager[object]:
+        """In which a second thread uses the device, so that it takes no memory that the first one may still read."""
+        return nullcontext()
 
     def _sick(self) -> Mapping[str, str]:
         """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""

@@ -15,6 +15,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -155,6 +156,13 @@ class TorchBackend(Backend):
             gc.collect()
             module.empty_cache()
             return max(0, before - int(module.memory_reserved(target)))
+
+    def _beside(self, device: str) -> AbstractContextManager[object]:
+        """A stream of its own: allocators hand out what was freed on a stream to whoever is next on that one."""
+        target, module = self._torch_id(device), self._module()
+        module.set_device(target)
+        stream: AbstractContextManager[object] = module.stream(module.Stream())
+        return stream
 
     def telemetry(self, device: str) -> Telemetry:
         """The last sample of the vendor's tool, at once; NaN at first, without a tool, and where it is silent."""

@@ -116,10 +116,10 @@ def test_models_are_loaded_when_they_are_asked_for_and_others_go(tmp_path, model
             for number in range(3, -1, -1):
                 answer = client.post(f"/v1/models/m{number}:predict", content=image)
                 assert scores(answer.json()) == found[number]
-            assert loads(service) >= 3 + 3 + 1  # At the start, there, and at least once on the way back.
+            assert loads(service) >= 6 + 3 + 1  # At the start, there, and at least once on the way back.
             assert metric(service, "anychip_model_memory_budget_bytes", device="npu:0") == 3 * MODEL
         log = service.log.read_text()
-        assert "m3 is loaded once, to know what it takes" in log
+        assert "m3 is loaded, to know what it takes" in log
 
 
 class Crowd:
