@@ -265,9 +265,20 @@ template <int... I> c10::DeleterFnPtr pick(int d, std::integer_sequence<int, I..
   return t[d];
 }
 c10::DeleterFnPtr deleter_of(int d) { return pick(d, std::make_integer_sequence<int, kMaxDevices>()); }
+bool idle(DeviceIndex d) {
+  std::lock_guard<std::mutex> g(stream_mx);
+  for (auto& [id, q] : queues(d))
+    if (q->done < q->queued) return false;
+  return true;
+}
 void empty_cache(int d) {
-  synchronize(static_cast<DeviceIndex>(d)); // so that no queued work touches what goes back
-  std::lock_guard<std::recursive_mutex> g(pool_mx);
+  synchronize(static_cast<DeviceIndex>(d));
+  std::unique_lock<std::recursive_mutex> g(pool_mx);
+  while (!idle(static_cast<DeviceIndex>(d))) { // so that no queued work, another thread's neither, touches what goes back
+    g.unlock();
+    synchronize(static_cast<DeviceIndex>(d));
+    g.lock();
+  }
   auto& p = pool(d);
   release_cached(p);
   p.stats.reserved_bytes[0].decrease(p.leaked);
