@@ -74,6 +74,9 @@ def tried(  # noqa: PLR0917
         onnx, metadata = read_openvino(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
     detector = None if onnx is None else as_detector(onnx)
+    is_rfdetr = onnx is not None and _is_rfdetr(onnx)
+    if is_rfdetr:
+        metadata = {"task": "detect", **metadata}
     if onnx is not None and is_detr:
         onnx, metadata = onnx.with_constants(SIZES), {"task": "detect", **metadata}
     elif detector is not None:
@@ -84,8 +87,8 @@ def tried(  # noqa: PLR0917
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
             return None
-        if is_detr and about.layout is None:
-            about = about.model_copy(update={"layout": "detr"})
+        if (is_detr or is_rfdetr) and about.layout is None:
+            about = about.model_copy(update={"layout": "detr" if is_detr else "rfdetr"})
         if detector is not None and about.takes != "outputs":
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
         if onnx is not None and [value.name for value in onnx.outputs][:2] == ["logits", "pred_boxes"]:
@@ -216,6 +219,13 @@ def _is_detr(onnx: OnnxFile) -> bool:
     """Whether it is as RT-DETR's own repository exports its networks, and those of D-FINE and DEIM: by its names."""
     names = {value.name for value in onnx.inputs}
     return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
+
+
+def _is_rfdetr(onnx: OnnxFile) -> bool:
+    """Whether it is as RF-DETR exports its detectors: by its names, and corners without a score."""
+    first = onnx.outputs[0].shape or (0,) if onnx.outputs else (0,)
+    names = [value.name for value in (*onnx.inputs, *onnx.outputs)]
+    return names == ["input", "dets", "labels"] and first[-1] == 4
 
 
 def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | None:

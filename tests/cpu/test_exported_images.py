@@ -289,6 +289,18 @@ def test_rf_detr_has_a_box_for_each_class_of_a_query_and_no_background(tmp_path:
     assert [*found[0]["box"].values()] == [0, 50, 100, 100]
 
 
+def test_rf_detr_is_told_by_its_names(tmp_path: Path) -> None:
+    """As rfdetr 1.11.2 names them (models.export); its labels alone are to be said."""
+    file, names = tmp_path / "best.onnx", {"input_names": ["input"], "output_names": ["dets", "labels"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Queries().eval(), (torch.rand(1, 3, 56, 56),), str(file), dynamo=False, **names)  # type: ignore[arg-type]
+    (tmp_path / "best.labels.txt").write_text("a\nb\n")
+    model: Any = open_model(parse_spec(str(file)), tmp_path)
+    assert (model.task, model.labels, model.export.how.layout) == ("detect", ("a", "b"), "rfdetr")
+    assert (model.input_shape, model.file.resize.how, model.mean[0]) == ((56, 56, 3), "stretch", 0.485)
+
+
 class Detr(nn.Module):
     """As RT-DETR's own repository exports it: a second input has the images' sizes, and the best pairs come out."""
 

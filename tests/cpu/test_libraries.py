@@ -202,7 +202,7 @@ def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: P
         open_model(parse_spec(f"x=timm/resnet34:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)
 
 
-EXPORTED = ("vit", "convnext", "segformer", "dpt", "dinov2")
+EXPORTED = ("vit", "convnext", "rt-detr", "rt-detr-v2", "d-fine", "yolos", "segformer", "dpt", "dinov2")
 
 
 @pytest.mark.parametrize("name", EXPORTED)
@@ -210,12 +210,12 @@ def test_an_export_with_its_configuration_beside_it_answers_as_the_library(tmp_p
     network, processor = folders.transformers_folder(name, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     given = processor(Image.fromarray(photograph()), return_tensors="pt")
+    with torch.inference_mode():
+        theirs = network(pixel_values=given["pixel_values"])
     outputs = folders.optimum_export(network, given["pixel_values"], tmp_path / "model.onnx")
     model = opened(tmp_path)
     seen, found, answer = run(model)
     torch.testing.assert_close(seen, given["pixel_values"], atol=1e-5, rtol=0)
-    with torch.inference_mode():
-        theirs = network(pixel_values=given["pixel_values"])
     if model.task == "classify":
         check_classes(model, theirs.logits, found)
     elif model.task == "detect":
