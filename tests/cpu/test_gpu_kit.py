@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as kit
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 COMMANDS = {name for name, question in kit.QUESTIONS.items() if question.module.startswith("commands:")}
 FIGURES = {
