@@ -42,6 +42,9 @@ EXAMPLES: dict[tuple[str, str], str] = {
     ("put", "/predictions/{model}/{version}"): (
         f"curl -T {_IMAGES}/classify_heart.jpg {ADDRESS}/predictions/resnet50/1"
     ),
+    ("post", "/v2/repository/models/{model}/traffic"): (
+        f"""curl -d '{{"shares": {{"1": 95, "2": 5}}}}' {ADMIN_ADDRESS}/v2/repository/models/yolov8n/traffic"""
+    ),
     ("get", "/v1/stats/stream"): f"curl --silent --no-buffer {ADDRESS}/v1/stats/stream | head -n 4",
 }
 """Commands by method and path. A route that is not here needs nothing but its address."""

@@ -286,14 +286,14 @@ class YOLOv8(nn.Module):
         return self._distances(rows[..., :channels]), rows[..., channels:]
 
     def best(self, x: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """float [n, 3, h, w] -> the `most` anchors with the highest logits, by descending logit.
+        """float [n, 3, h, w] -> the `most` anchors, of which there are as many, with the highest logits, descending.
 
         Distances as above [n, k, 4], logits and their classes [n, k], numbers of the anchors [n, k]. Only their boxes
         are computed: all that is done with every anchor is done in the network's precision.
         """
         features, head = self.features(x), self.head
         logits, classes = by_anchor([each(x) for each, x in zip(head.cv3, features, strict=True)]).max(dim=2)
-        best, chosen = logits.topk(min(most, logits.shape[1]), dim=1)
+        best, chosen = logits.topk(most, dim=1)
         sides = by_anchor([each(x) for each, x in zip(head.cv2, features, strict=True)])
         # Whole rows: to gather number by number takes OpenVINO a third of a millisecond.
         first = torch.arange(sides.shape[0], device=sides.device).unsqueeze(1) * sides.shape[1]

@@ -356,7 +356,7 @@ class TestBackend:
             backend.load(Brightness(), "cpu:9", "eager", "fp32", (1,))
 
 
-def test_openvino_without_bf16_kernels_refuses_it_and_auto_takes_the_next_engine(
+def test_openvino_without_bf16_kernels_gives_way_to_float32_and_auto_takes_the_next_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a processor without them, whatever this one has."""
@@ -367,8 +367,10 @@ def test_openvino_without_bf16_kernels_refuses_it_and_auto_takes_the_next_engine
         return ["FP32", "INT8"] if asked[-1] == "OPTIMIZATION_CAPABILITIES" else truth(core, *asked)
 
     monkeypatch.setattr(openvino.Core, "get_property", get_property)
-    with pytest.raises(EngineRefusedError, match="no bf16 kernels"):
-        CpuBackend().load(Brightness(), DEVICE, "openvino", "bf16", (1,))
+    executable, report = CpuBackend().load(Brightness(), DEVICE, "openvino", "bf16", (1,))
+    assert (report.engine, report.precision) == ("openvino", "fp32")
+    assert "no bf16 kernels" in report.refusals["openvino"]
+    executable.close()
     executable, report = CpuBackend().load(Brightness(), DEVICE, "auto", "bf16", (1,))
     assert (report.engine, report.precision) != ("openvino", "bf16")
     assert "no bf16 kernels" in report.refusals["openvino"]

@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from app.http.api_description import ADDRESS, ADMIN_ADDRESS
@@ -14,7 +15,8 @@ from models.sample import IMAGES
 from tests.support.service_process import running
 
 ROOT = Path(__file__).parents[2]
-_UNLOADING, _LOADING = "/unload", "/load"
+_CHANGES = ("/traffic", "/unload", "/load")
+"""Of models, in an order in which each can be made."""
 NULL = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
 
 
@@ -27,8 +29,8 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def description(service):
-    with service.client() as client:
-        return client.get("/openapi.json").json()
+    """All of it, as the administration's port has it."""
+    return httpx.get(f"{service.admin_url}/openapi.json").json()
 
 
 def examples(description):
@@ -56,18 +58,17 @@ def failures(service, listed, folder):
 
 
 def test_every_example_works_as_it_is_printed(service, description, tmp_path):
-    listed = [each for each in examples(description) if not each[1].endswith((_LOADING, _UNLOADING))]
+    listed = [each for each in examples(description) if not each[1].endswith(_CHANGES)]
     assert len(listed) > 20
     assert failures(service, listed, tmp_path) == {}
 
 
 def test_examples_that_change_models_work_one_after_the_other(description, tmp_path):
-    listed = [each for each in examples(description) if each[1].endswith((_UNLOADING, _LOADING))]
-    listed.sort(key=lambda each: each[1].endswith(_LOADING) and not each[1].endswith(_UNLOADING))
-    assert len(listed) == 2
-    with running(tmp_path, "--models", "resnet50,yolov8n", *NULL) as service:
+    changes = {path.rpartition("/")[2]: each for each in examples(description) if (path := each[1]).endswith(_CHANGES)}
+    listed = [changes.pop(change[1:]) for change in _CHANGES]
+    assert not changes
+    with running(tmp_path, "--models", "resnet50,yolov8n,yolov8n@2=yolov8n", *NULL) as service:
         (tmp_path / "clone").mkdir()
-        assert [path.rpartition("/")[2] for _, path, _ in listed] == ["unload", "load"]
         assert failures(service, listed, tmp_path / "clone") == {}
 
 

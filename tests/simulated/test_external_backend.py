@@ -59,6 +59,7 @@ def test_without_its_software_it_says_what_to_install(installed: Path) -> None:
         "ok": False,
         "detail": "torch_acme is not installed: install the wheel for your version of torch from Acme.",
         "vendor": "Acme",
+        "here": False,
     }
 
 

@@ -309,7 +309,7 @@ def test_other_devices_engines_precisions_and_sizes_are_refused_by_name() -> Non
     ("spec", "shapes"),
     [
         ("resnet18:random", [((1000,), np.float32)]),
-        ("yolov8n:random", [((8400, 4), np.float32), ((8400,), np.float32), ((8400,), np.int32)]),
+        ("yolov8n:random", [((2048, 4), np.float32), ((2048,), np.float32), ((2048,), np.int32), ((2048,), np.int32)]),
     ],
 )
 def test_models_get_answers_of_the_right_shape(

@@ -94,6 +94,8 @@ def written(folder: Path, task: str) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(network_of(task), (torch.rand(1, 3, SIDE, SIDE),), str(path), dynamo=False)
-    sidecar = {"task": task, "labels": ["nothing", "thing"]} | ({} if task in OF_IMAGES else {"layout": "yolov8"})
+    sidecar = {"task": task, "labels": ["nothing", "thing"]} | (
+        {} if task in ("classify", *OF_IMAGES) else {"layout": "yolov8"}
+    )
     path.with_suffix(".json").write_text(json.dumps(sidecar | ({"keypoints": [3, 3]} if task == "pose" else {})))
     return path
