@@ -95,7 +95,8 @@ class DetectionNetwork(PixelNetwork):
         distances: float32 [n, k, 4], left, top, right, bottom in strides; scores: float32 [n, k] in 0..1; classes and
         anchors: int32 [n, k].
         """
-        height, width, _ = self.input_shape  # Of the tensor they would be traced, and not be numbers.
+        # While it is traced the tensor's own size is no number, and the input's is the one that is served.
+        height, width = self.input_shape[:2] if torch._C._get_tracing_state() else tuple(normalised.shape[2:])
         count = sum((height // stride) * (width // stride) for stride in STRIDES)
         distances, logits, classes, anchors = self.core.best(normalised, min(MOST_ANCHORS, count))
         return distances, logits.sigmoid(), classes.to(torch.int32), anchors.to(torch.int32)

@@ -316,6 +316,7 @@ class Judged:
     """A model whose outputs have this error."""
 
     may_be_infinite = False
+    has_reference = True
     name = "best"
 
     def __init__(self, error: float, weights: str = "best.onnx") -> None:
