@@ -69,6 +69,8 @@ FAULTS = {
     "clients set deadlines that nobody can meet": "storm",
     "the disk of the cache is full": "decoding",
 }
+NO_STORY = {"AnychipModelsDoNotFit"}
+"""Without a service that lives it: the test of the rules (deploy/prometheus/alerts_test.yml) has it fire alone."""
 ALLOWED = {
     "killed": {"AnychipTailLatency", "AnychipQueueNearLimit"},
     "leak": {"AnychipTailLatency"},
@@ -283,7 +285,8 @@ def story(tmp_path_factory):
 
 
 def test_every_alert_has_a_story():
-    assert set().union(*EXPECTED.values()) | (set() if SMALL_DISKS else {"AnychipCacheDiskFull"}) == set(alerts())
+    found = set().union(*EXPECTED.values()) | NO_STORY | (set() if SMALL_DISKS else {"AnychipCacheDiskFull"})
+    assert found == set(alerts())
 
 
 @pytest.mark.parametrize("alert", [*alerts()])
