@@ -202,7 +202,7 @@ def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
         return backend._held_bytes(device)
     except DeviceLostError:
         raise
-    except BackendError as error:
+    except Exception as error:  # Vendors raise every kind, and a figure that is not known ends no start.
         log.warning("what a model takes of %s cannot be measured: %s", device, error)
         return 0
 
