@@ -24,6 +24,10 @@ SIZE = (500, 375)
 """Width and height of the image."""
 
 
+_HEADS = {"class_labels_classifier": 3.0, "classifier": 12.0, "head": 6.0, "fc": 6.0}
+"""How much larger layers of classes are drawn, by the ends of their names."""
+
+
 def photograph() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Coloured blocks with soft edges, uint8 [h, w, 3]."""
     blocks = np.random.default_rng(0).integers(0, 256, (12, 16, 3)).astype(np.uint8)
@@ -31,7 +35,7 @@ def photograph() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def enliven(network: nn.Module, seed: int = 0) -> Any:
-    """Draw all weights again; heads of classes three times as large, norms and biases apart from 1 and 0."""
+    """Draw all weights again; heads of classes larger, norms and biases apart from 1 and 0."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: torch.Tensor, std: float, mean: float = 0.0) -> None:
@@ -41,8 +45,8 @@ def enliven(network: nn.Module, seed: int = 0) -> Any:
         for name, module in network.named_modules():
             weight, bias = (getattr(module, key, None) for key in ("weight", "bias"))
             if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d) and weight is not None:
-                is_head = name.rpartition(".")[2] in ("classifier", "class_labels_classifier", "head", "fc")
-                drawn(weight, (3 if is_head else 1.5) / sqrt(max(1, weight[0].numel())))
+                gain = _HEADS.get(name.rpartition(".")[2], 1.5)
+                drawn(weight, gain / sqrt(max(1, weight[0].numel())))
             elif isinstance(module, nn.Embedding):
                 drawn(module.weight, 3.0)
             elif weight is not None and weight.ndim == 1:
