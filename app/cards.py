@@ -35,19 +35,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app import logs
-from app.access.rules import OF_ALL_CARDS
+from app.access.rules import HEADERS_FOR_CARDS, OF_ALL_CARDS
 from app.config import Settings
+from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
+from app.errors import ERRORS, Code
 from app.fleet.breaker import Breaker
+from app.ingress.interrupt import ended_before
 from app.processes import affinity
 
 log = logging.getLogger("anychip.cards")
 
-LOOPBACK = "127.0.0.1"
 _POLL_S = 0.5
 _POLL_TIMEOUT_S = 5.0
 _SILENT_POLLS = 6
 """So many questions without an answer in a row: the service of a card has hung, and is killed."""
-_PASSED_ON = ("authorization", "x-api-key", "accept", "content-type")
 _EVENTS_S = 0.5
 _LEAST_DECODERS = 2
 _LEAST_GRACE_S = 1.0
@@ -85,9 +86,8 @@ class CardService:
             self.first_ready.set()
             if self._ending:
                 return
-            pause_s = self._breaker.died(
-                time.monotonic(), answered=was_ready, served_s=time.monotonic() - began_s if was_ready else 0.0
-            )
+            now_s = time.monotonic()
+            pause_s = self._breaker.died(now_s, answered=was_ready, served_s=now_s - began_s if was_ready else 0.0)
             self.restarts += 1
             log.error("the service of %s ended (exit code %d); the next in %g s", self.card.device, code, pause_s)
             await asyncio.sleep(pause_s)
@@ -195,11 +195,11 @@ class Cards:
             return JSONResponse({"ready": True})
         missing = ", ".join(each.card.device for each in self._services if not each.ready)
         reason = "the service is shutting down" if self.draining else f"these cards are not ready: {missing}"
-        return _error(503, "DRAINING" if self.draining else "NOT_READY", reason)
+        return _error("DRAINING" if self.draining else "NOT_READY", reason)
 
     async def _asked(self, service: CardService, request: Request, body: bytes = b"") -> httpx.Response | None:
         """The answer of one service; None where it gives none."""
-        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        headers = {name: request.headers[name] for name in HEADERS_FOR_CARDS if name in request.headers}
         url = f"{service.url}{request.url.path}"
         try:
             return await self._client.request(
@@ -216,7 +216,7 @@ class Cards:
         if good:
             return good, None
         refusal = next(iter(given.values()), None)
-        return {}, _error(503, "NOT_READY", "no card's service answers") if refusal is None else _relayed(refusal)
+        return {}, _error("NOT_READY", "no card's service answers") if refusal is None else _relayed(refusal)
 
     async def _metrics(self, request: Request) -> Response:
         texts, refusal = await self._all(request)
@@ -273,7 +273,7 @@ class Cards:
         answer = None if found is None else await self._asked(found, request)
         if answer is None:
             there_is = ", ".join(each.card.device for each in self._services)
-            return _error(404, "NOT_FOUND", f"no service of a card {device!r} answers; there is {there_is}")
+            return _error("NOT_FOUND", f"no service of a card {device!r} answers; there is {there_is}")
         return _relayed(answer)
 
     async def _one_after_the_other(self, request: Request) -> Response:
@@ -282,15 +282,15 @@ class Cards:
         for each in self._services:
             answer = await self._asked(each, request, body)
             if answer is None:
-                return _error(503, "NOT_READY", f"the service of {each.card.device} does not answer; try again")
+                return _error("NOT_READY", f"the service of {each.card.device} does not answer; try again")
             if answer.status_code != 200:
                 break
         assert answer is not None
         return _relayed(answer)
 
 
-def _error(status: int, code: str, message: str) -> Response:
-    return JSONResponse({"error": message, "code": code}, status)
+def _error(code: Code, message: str) -> Response:
+    return JSONResponse({"error": message, "code": code}, ERRORS[code].status)
 
 
 def _relayed(answer: httpx.Response) -> Response:
@@ -421,7 +421,7 @@ def serve_cards(settings: Settings, announce: Callable[[str], None]) -> int:
 
 async def _serve(settings: Settings, cards: Sequence[Card], announce: Callable[[str], None]) -> None:
     port = settings.port or _free_port()
-    status_port = settings.admin_port or (port + 2 if settings.port else _free_port())
+    status_port = settings.admin_port or (port + ADMIN_PORT_DISTANCE if settings.port else _free_port())
     command = partial(_command, settings, (port, status_port), len(cards))
     services = [CardService(card, command) for card in cards]
     stop = asyncio.Event()
@@ -447,7 +447,7 @@ async def _serve(settings: Settings, cards: Sequence[Card], announce: Callable[[
         keeping = [asyncio.create_task(services[0].keep(client))]
         announcing = asyncio.create_task(_started(services, keeping, client, host_of_cards))
         try:
-            if not await _before(announcing, stop):
+            if not await ended_before(announcing, stop):
                 return
             await announcing
             announce(f"{'https' if settings.tls_cert else 'http'}://{settings.host}:{port}")
@@ -462,7 +462,7 @@ async def _serve(settings: Settings, cards: Sequence[Card], announce: Callable[[
             for each in services:
                 each.end()
             ending = asyncio.gather(*keeping, return_exceptions=True)
-            if not await _before(ending, stop):
+            if not await ended_before(ending, stop):
                 for each in services:
                     each.end(at_once=True)
             await ending
@@ -478,16 +478,6 @@ async def _started(
     keeping += [asyncio.create_task(each.keep(client)) for each in services[1:]]
     while not cards.ready:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
-
-
-async def _before(awaited: asyncio.Future[Any], stop: asyncio.Event) -> bool:
-    """Whether this ends before the signal comes."""
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((awaited, stopping), return_when=asyncio.FIRST_COMPLETED)
-        return awaited.done()
-    finally:
-        stopping.cancel()
 
 
 def _command(settings: Settings, ports: tuple[int, int], count: int, card: Card, admin_port: int) -> list[str]:

@@ -241,7 +241,6 @@ def _run_service(settings: Settings, announce: Callable[[str], None], card_of: s
 
 
 def _serve_opened(settings: Settings, announce: Callable[[str], None], card_of: str) -> int:
-    from app import logs
     from app.main import serve
 
     gc.enable()

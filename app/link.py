@@ -29,7 +29,7 @@ from app.errors import ServiceError
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.recorder import Recorder
 from app.observability.tracing import Tracing
-from app.observability.triton_statistics import ModelStatistics
+from app.observability.triton_statistics import FIRST_VERSION, ModelStatistics
 from models import Model, Options, Placement, TensorOptions
 from models.contract.cascade import Cascade, Region
 from models.tasks.tiles import Tiling
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Encoded = bytes | bytearray | memoryview
-
-FIRST_VERSION = "1"
-"""Of a model whose name has no version: `dogs` is version 1 of dogs, and `dogs@2` version 2."""
 
 INLINE_BYTES = 1 << 20
 """Arrays up to this size are copied in the event loop: a hop to a thread would cost more."""

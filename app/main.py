@@ -28,6 +28,7 @@ from app.access.tls import Tls
 from app.application import AdminFront, create_app
 from app.compat import torchserve
 from app.config import Settings
+from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
 from app.fleet.spawn import stop_forking
 from app.http.connection import ConnectionLimits, too_many
 from app.http.hot import protocol
@@ -61,9 +62,6 @@ _NEW_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 4
 older. Python's 700 are but a few requests under way: a collection then finds nothing, again and again, and that took a
 twentieth of what a request takes. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
 _TOLD_EVERY_S = 0.5
-LOOPBACK = "127.0.0.1"
-ADMIN_PORT_DISTANCE = 2
-"""Ports between a public one and the administration's, where that is not named: 8002 beside 8000, 8003 beside 8001."""
 
 
 class Server(uvicorn.Server):

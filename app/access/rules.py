@@ -89,6 +89,8 @@ OF_ALL_CARDS = {
     "/v2/repository/models/{model}/traffic": "POST",
 }
 """What is asked of all cards of a host, where each has a service of its own (app.cards): by path, with the method."""
+HEADERS_FOR_CARDS = ("authorization", "x-api-key", "accept", "content-type")
+"""Of such a request: these are passed on, to app.cards and to each card."""
 
 _INFERENCE = "/inference.GRPCInferenceService/"
 RPCS: dict[str, Need] = {

@@ -8,6 +8,10 @@ from pydantic import BaseModel, Field
 
 from app.config.values import Clients, CommaSeparated, split
 
+LOOPBACK = "127.0.0.1"
+ADMIN_PORT_DISTANCE = 2
+"""Ports between a public one and the administration's, where that is not named: 8002 beside 8000, 8003 beside 8001."""
+
 
 class NetworkSettings(BaseModel):
     """Addresses, and what is offered there."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import Settings
-from app.fleet.profiles import path_of, surroundings
+from app.fleet.profiles import path_of, surroundings, write
 from app.worker.messages import Loaded
 from backends import Choice
 from models import Model
@@ -53,10 +53,7 @@ def store(found: Footprint, settings: Settings, choice: Choice, model: Model) ->
     path = path_of(settings, _FOLDER, _valid_for(settings, choice, model))
     before = _read(path)
     kept = Footprint(**{**asdict(found), "first_load_s": before.first_load_s if before else found.load_s})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(kept), indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    write(path, asdict(kept))
     return kept
 
 

@@ -74,11 +74,7 @@ def store(profile: Profile, settings: Settings, choice: Choice, model: Model) ->
 
 def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str], model: Model) -> Path:
     path = _path(settings, valid_for)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    document = {"valid_for": valid_for, "made_by": _maker(model), **asdict(profile)}
-    part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write(path, {"valid_for": valid_for, "made_by": _maker(model), **asdict(profile)})
     return path
 
 
@@ -172,3 +168,11 @@ def path_of(settings: Settings, folder: str, valid_for: Mapping[str, str]) -> Pa
     """The file in a folder of the cache that is valid for this."""
     key = hashlib.sha256(json.dumps(valid_for, sort_keys=True).encode()).hexdigest()[:24]
     return settings.cache_dir.expanduser() / folder / f"{key}.json"
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Put a document in a file of the cache: who reads it meanwhile finds the old one or the new one. OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)

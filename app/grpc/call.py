@@ -22,7 +22,7 @@ from app.ingress.inference import run
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import interrupted_at
 from app.link import Link, ServedModel, Terms
-from app.observability.triton_statistics import VERSION
+from app.observability.triton_statistics import FIRST_VERSION
 from app.protocols import open_inference, wire
 from app.protocols.options import CLASSIFICATION, X_PRIORITY
 from app.protocols.parameters import deadline_s, read, read_header
@@ -121,7 +121,7 @@ def _parameters(given: Mapping[str, Message]) -> dict[str, Any]:
 def serialized_response(request: Message, answered: InferenceResponse) -> bytes:
     """The ModelInferResponse to a request, serialised. May run in a thread: joining lets other threads run."""
     response = message("ModelInferResponse")(
-        model_name=request.model_name, model_version=request.model_version or VERSION, id=request.id
+        model_name=request.model_name, model_version=request.model_version or FIRST_VERSION, id=request.id
     )
     for name, value in answered.made_by.items():
         setattr(response.parameters[name], "bool_param" if isinstance(value, bool) else "string_param", value)

@@ -40,7 +40,7 @@ _SOON_S = 1.0
 class Connection(asyncio.Protocol):
     """A client's. `address`: where it comes from, without the port; `client`: what that is counted as."""
 
-    on_lost: Callable[[], None]
+    on_lost: Callable[[Any], None]
     address = client = ""
 
     def __init__(self, relay: Relay) -> None:
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._sending.end()
         self.core.abort()
         self._relay.lost(self)
-        self.on_lost()
+        self.on_lost(self)
 
     def data_received(self, data: bytes) -> None:
         """The client sends."""

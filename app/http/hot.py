@@ -153,7 +153,7 @@ class HotRequest(HttpRequest):
                 self._leave = None
 
 
-def _nothing() -> None:
+def _nothing(_: Any) -> None:
     pass
 
 
@@ -168,8 +168,8 @@ class HotProtocol(asyncio.BufferedProtocol):
     bind: Bind
     cors: Cors
     routes: Sequence[HotRoute]
-    on_lost: Callable[[], None]
-    """Called when the connection has ended; the listener that counts it sets it."""
+    on_lost: Callable[[Any], None]
+    """Called with this when the connection has ended; the listener that counts it sets it."""
 
     def __init__(
         self,
@@ -194,8 +194,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End a connection, and what is done for it."""
         self._general.connection_lost(error)
-        self.on_lost()
-        self.on_lost = _nothing  # It knows this connection: a circle, which only a collection of garbage would end.
+        self.on_lost(self)
         if self._request is not None:
             self._request.leave()
 

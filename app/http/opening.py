@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -20,12 +21,12 @@ class OpeningProtocol(LimitedProtocol):
     """A connection that app.ingress.listener counts."""
 
     limits = ConnectionLimits()
-    on_lost: Callable[[], None]
+    on_lost: Callable[[Any], None]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
         super().connection_lost(exc)
-        self.on_lost()
+        self.on_lost(self)
 
 
 class OpeningApp:

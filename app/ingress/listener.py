@@ -42,7 +42,7 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         refusal: bytes = b"",
     ) -> None:
-        """`connection`: makes a protocol, which calls `on_lost` at its end; `connections`: counts them.
+        """`connection`: makes a protocol, which calls `on_lost` with itself at its end; `connections`: counts them.
 
         `refusal`: what a refused client is told where there is no TLS.
         """
@@ -116,7 +116,7 @@ class Listener:
     def _begin(self, accepted: socket.socket, client: str) -> None:
         made = self._connection()
         self._clients[made] = client
-        made.on_lost = lambda: self._lost(made)
+        made.on_lost = self._lost  # A function that knew `made` were a circle, left to the collection of garbage.
 
         def begun(task: asyncio.Task[Any]) -> None:
             self._beginning.discard(task)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-VERSION = "1"
-"""Models have one version: what is loaded. Loading again replaces it."""
+FIRST_VERSION = "1"
+"""Of a model whose name has no version: `dogs` is version 1 of dogs, and `dogs@2` version 2."""
 
 _NS = 1e9
 STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
@@ -97,7 +97,7 @@ class ModelStatistics:
         good = self.success.count  # Every stage of a request counts once, however many images it has (infer_stats.cc).
         return {
             "name": name,
-            "version": VERSION,
+            "version": FIRST_VERSION,
             "last_inference": self.last_ms,
             "inference_count": self.images,
             "execution_count": self.executions,

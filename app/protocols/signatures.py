@@ -13,7 +13,7 @@ from app.config import split
 from app.errors import ServiceError
 from app.link import Link, ServedModel
 from app.observability.metrics import version
-from app.observability.triton_statistics import VERSION
+from app.observability.triton_statistics import FIRST_VERSION
 from app.protocols import ultralytics
 from app.protocols.tensors import IMAGE, INPUT, PIXELS, PREDICTIONS
 from app.protocols.wire import BYTES
@@ -104,7 +104,7 @@ def _shown(link: Link, name: str, version: str) -> Signature:
 def find(link: Link, name: str, version: str = "") -> ServedModel:
     """The model, in a version that exists. Raises MODEL_NOT_FOUND."""
     served = link.find(name)
-    if version in ("", VERSION):
+    if version in ("", FIRST_VERSION):
         return served
     if f"{name}@{version}" not in link.models:
         known = ", ".join(link.versions(name))

@@ -15,7 +15,8 @@ from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
 from app.fleet.served_model import ModelPool
-from app.link import FIRST_VERSION, DecodedBy, Devices, DeviceStatus, ModelState, ServedOn, ShadowReport
+from app.link import DecodedBy, Devices, DeviceStatus, ModelState, ServedOn, ShadowReport
+from app.observability.triton_statistics import FIRST_VERSION
 from app.serving.repository import Repository
 from app.serving.shadow import Shadow
 from backends import Choice

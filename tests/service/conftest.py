@@ -15,12 +15,18 @@ import pytest
 from tests.support.null_service import serve
 from tests.support.service_process import ServiceProcess, free_port, running
 
-__all__ = ["client", "grpc_port", "serve", "service"]
+__all__ = ["client", "grpc_port", "port", "serve", "service"]
 
 
 @pytest.fixture(scope="session")
 def grpc_port() -> int:
     """The shared service's."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """For gRPC, of the service of one file's own."""
     return free_port()
 
 

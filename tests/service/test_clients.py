@@ -14,7 +14,7 @@ import pytest
 
 from models.sample import IMAGES
 from tests.support.clients_page import assert_on_the_page
-from tests.support.service_process import free_port, running
+from tests.support.service_process import running
 from tests.support.task_files import written
 
 pytestmark = [pytest.mark.slow, pytest.mark.interop]
@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.interop]
 ROOT = Path(__file__).parents[2]
 IMAGE = IMAGES / "detect_1.jpg"
 TASKS = ("classify", "pose", "obb", "segment", "detect")
-
-
-@pytest.fixture(scope="module")
-def port():
-    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ import pytest
 from tests.support.constants import HEADER_TIMEOUT_S, LEAST_UPLOAD_BYTES_PER_S, MAX_TIMEOUT_S
 from tests.support.images import GREY
 from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
-from tests.support.service_process import free_port
 from tests.support.stall import answering
 
 pytestmark = pytest.mark.paired
@@ -32,16 +31,11 @@ WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def rpc_port():
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory, rpc_port):
+def service(tmp_path_factory, port):
     constants = {MAX_TIMEOUT_S: 5, HEADER_TIMEOUT_S: 2, LEAST_UPLOAD_BYTES_PER_S: 100_000}
     # Outputs as the model has them: with 2 MB each, 64 images at once would have answers of 128 MB.
     null = DEVICES[AS_REAL_ONES].replace("output_mb=2,", "")
-    with serving(tmp_path_factory.mktemp("limits"), null, "--grpc-port", str(rpc_port), constants=constants) as found:
+    with serving(tmp_path_factory.mktemp("limits"), null, "--grpc-port", str(port), constants=constants) as found:
         httpx.post(found.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S)
         yield found
 
@@ -164,10 +158,10 @@ def test_a_deadline_is_at_most_what_is_configured(service):
 
 
 @pytest.fixture
-def channel(service, rpc_port):
+def channel(service, port):
     grpc = pytest.importorskip("grpc")
     options = [("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}", options) as found:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as found:
         yield found
 
 

@@ -17,14 +17,9 @@ from tests.support.answers import assert_error, binary
 from tests.support.exported_files import INPUTS, OUTPUTS, example, exported, question_answering
 from tests.support.grpc_client import arrays_of, infer
 from tests.support.images import GREY
-from tests.support.service_process import free_port, running
+from tests.support.service_process import running
 
 INFER = "/v2/models/qa/infer"
-
-
-@pytest.fixture(scope="module")
-def port():
-    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -47,11 +47,6 @@ def serve(folder, *options, models, port):
 
 
 @pytest.fixture(scope="module")
-def port():
-    return free_port()
-
-
-@pytest.fixture(scope="module")
 def service(tmp_path_factory, port):
     """A classifier, a detector, and a network of tensors."""
     folder = tmp_path_factory.mktemp("files")

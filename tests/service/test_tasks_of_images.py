@@ -13,7 +13,7 @@ from app.http.schemas import PredictAnswer
 from models.sample import IMAGES
 from tests.support.answers import infer_images, outputs_of
 from tests.support.grpc_client import arrays_of, image_request, infer, texts_of
-from tests.support.service_process import free_port, running
+from tests.support.service_process import running
 from tests.support.task_files import OF_IMAGES, SIDE, answers, written
 
 IMAGE = IMAGES / "detect_1.jpg"  # 640 x 480.
@@ -27,13 +27,8 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def rpc_port():
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def service(files, rpc_port, tmp_path_factory):
-    options = ("--models", ",".join(map(str, files)), "--grpc-port", str(rpc_port), *OPTIONS)
+def service(files, port, tmp_path_factory):
+    options = ("--models", ",".join(map(str, files)), "--grpc-port", str(port), *OPTIONS)
     with running(tmp_path_factory.mktemp("service"), *options) as service:
         yield service
 
@@ -45,8 +40,8 @@ def client(service):
 
 
 @pytest.fixture(scope="module")
-def channel(service, rpc_port):
-    with grpc.insecure_channel(f"127.0.0.1:{rpc_port}") as channel:
+def channel(service, port):
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
 
 

@@ -14,7 +14,7 @@ import torch
 from models import open_model, parse_spec
 from tests.support.clients_page import assert_on_the_page
 from tests.support.photographs import FILES
-from tests.support.service_process import free_port, running
+from tests.support.service_process import running
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
@@ -41,11 +41,6 @@ def given():
         logits = network(torch.from_numpy(pixels))[0].numpy()
         normalised = network.normalise(torch.from_numpy(pixels)).contiguous().numpy()
     return pixels, normalised, logits
-
-
-@pytest.fixture(scope="module")
-def port():
-    return free_port()
 
 
 @pytest.fixture(scope="module")

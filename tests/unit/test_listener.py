@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import socket
+import weakref
 
 import pytest
 import uvloop
@@ -24,7 +26,7 @@ class Echo(asyncio.Protocol):
     """Sends back what comes."""
 
     def __init__(self):
-        self.on_lost = lambda: None
+        self.on_lost = lambda _: None
 
     def connection_made(self, transport):
         self.transport = transport
@@ -33,13 +35,13 @@ class Echo(asyncio.Protocol):
         self.transport.write(data)
 
     def connection_lost(self, error):
-        self.on_lost()
+        self.on_lost(self)
 
 
 @contextlib.asynccontextmanager
-async def listening(connections):
+async def listening(connections, protocol=Echo):
     """The port of a listener; when it is closed nothing is counted any more."""
-    served = Listener(Echo, connections, refusal=too_many())
+    served = Listener(protocol, connections, refusal=too_many())
     await served.listen("127.0.0.1", 0)
     try:
         yield served.sockets[0].getsockname()[1], served
@@ -76,6 +78,25 @@ async def test_an_address_has_its_share_and_hears_why_it_has_no_more():
             writer.close()
         await until(lambda: not connections.held)
         assert await asked(port) == b"hello"
+
+
+async def test_a_connection_that_has_ended_is_not_left_for_the_collector():
+    connections, made = Budget(8, "connections"), weakref.WeakSet()
+
+    class Kept(Echo):
+        def __init__(self):
+            super().__init__()
+            made.add(self)
+
+    async with listening(connections, Kept) as (port, _):
+        gc.collect()
+        gc.disable()
+        try:
+            assert await asked(port) == b"hello"
+            await until(lambda: not connections.held)
+            assert not made
+        finally:
+            gc.enable()
 
 
 ENDS = {

@@ -15,11 +15,10 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Match
 from starlette.types import Scope
 
-from app.access.rules import OF_ALL_CARDS
+from app.access.rules import HEADERS_FOR_CARDS, OF_ALL_CARDS
 from app.errors import ServiceError
 from app.http.edge import BIND
 
-_PASSED_ON = ("authorization", "x-api-key", "accept", "content-type")
 _PASSED_BACK = ("content-type", "retry-after", "cache-control")
 
 
@@ -38,7 +37,7 @@ def router(all_cards: str) -> APIRouter:
     client = httpx.AsyncClient(base_url=all_cards, timeout=None, trust_env=False)
 
     async def hand_on(request: Request) -> Any:
-        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        headers = {name: request.headers[name] for name in HEADERS_FOR_CARDS if name in request.headers}
         asked = client.build_request(
             request.method,
             request.url.path,

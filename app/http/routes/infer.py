@@ -26,7 +26,7 @@ from app.ingress.converter import OUTPUTS, TENSORS
 from app.ingress.inference import run
 from app.ingress.ingress import Ingress, Run
 from app.link import INLINE_BYTES, ServedModel, Terms
-from app.observability.triton_statistics import VERSION
+from app.observability.triton_statistics import FIRST_VERSION
 from app.protocols import documents, open_inference, wire
 from app.protocols.documents import name_of, parameters_of
 from app.protocols.options import CLASSIFICATION, OPTIONS, PRIORITY, TIMEOUT_US
@@ -123,7 +123,7 @@ class _Parsed:
     id: str | None
     binary: Mapping[str, bool]
     binary_default: bool
-    version: str = VERSION
+    version: str = FIRST_VERSION
 
 
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
@@ -138,7 +138,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     call = RestInferCall(request, model, version)
     response = await ingress.answer(call)
     call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
-    parsed = replace(call.parsed, version=call.version or VERSION)
+    parsed = replace(call.parsed, version=call.version or FIRST_VERSION)
     content, headers = await _encoded(ingress, model, parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
     if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in WINDOW if k in accepted), "")):
