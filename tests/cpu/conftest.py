@@ -32,6 +32,7 @@ def cann(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cann]:
     for cache in (card, detect.found):
         cache.cache_clear()
     yield Cann(acl, AscendBackend())
+    acl.forget()
     acl.knobs.update(before)
     for cache in (card, detect.found):
         cache.cache_clear()

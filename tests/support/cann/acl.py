@@ -564,6 +564,14 @@ for _name in _PICTURE:
     setattr(media, f"dvpp_set_pic_desc_{_name}", _setter(_name))
 
 
+def forget() -> None:
+    """Lets go of what is kept for as long as the process: decoders' streams and descriptions of channels."""
+    for thing in _things.values():
+        if isinstance(thing, _Stream):
+            thing.tasks.put(None)
+    _things.clear()
+
+
 def leftovers() -> dict[str, int]:
     """What is still held: a test's own question."""
     kinds = [type(thing).__name__ for thing in _things.values()]
