@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from app.config import Settings
 from app.config.values import memory_of
@@ -124,7 +124,7 @@ class Fleet:
             broken=self._replica_broken,
         )
         models = [pool.model for pool in self.models.values()]
-        await asyncio.to_thread(self._say_what_fits)
+        await asyncio.to_thread(footprints.say_what_fits, self._settings, self._choice, models)
         for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
@@ -150,30 +150,6 @@ class Fleet:
     def _residents_changed(self, worker: WorkerProcess) -> None:
         self._membership_changed()
         self.dispatcher.dispatch_soon()
-
-    def _say_what_fits(self) -> None:
-        """Before anything is loaded. Not for the loop."""
-        first = self._choice.device(self._choice.devices[0])
-        models = [pool.model for pool in self.models.values()]
-        known = footprints.stored(self._settings, self._choice, models)
-        fits, text = footprints.said(known, self._settings, models, first.memory_bytes)
-        if known:
-            log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.id, text)
-
-    def _keep_footprints(self, worker: WorkerProcess, indices: Iterable[int]) -> None:
-        """What a worker has measured of models, for the next start and `anychip devices`. Not for the loop."""
-        assert worker.ready is not None
-        device = self._choice.device(worker.device)
-        if device.name != self._choice.device(self._choice.devices[0]).name:
-            return  # As profiles, of the first device.
-        try:
-            for index in indices:
-                model, loaded = worker.plan.load.models[index], worker.ready.loaded[index]
-                if model is not None and loaded is not None:
-                    found = footprints.of(model, loaded, f"{self._choice.vendor} {device.name}")
-                    footprints.store(found, self._settings, self._choice, model)
-        except OSError as error:
-            log.warning("what models take of %s cannot be kept: %s", worker.device, error)
 
     def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
         """Batch sizes that a worker has found, by the number of the model, for the next start. Not for the loop."""
@@ -258,7 +234,7 @@ class Fleet:
             self._handovers.compile(worker)
 
     def _keep_in_background(self, worker: WorkerProcess, *indices: int) -> None:
-        asyncio.get_running_loop().run_in_executor(None, self._keep_footprints, worker, indices)
+        asyncio.get_running_loop().run_in_executor(None, footprints.keep, worker, indices, self._settings, self._choice)
 
     def _membership_changed(self) -> None:
         self._served_states.show(self._workers.values())

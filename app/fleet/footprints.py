@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import Settings
+from app.fleet.process import WorkerProcess
 from app.fleet.profiles import path_of, surroundings, write
 from app.worker.messages import Loaded
 from backends import Choice
@@ -55,6 +56,29 @@ def store(found: Footprint, settings: Settings, choice: Choice, model: Model) ->
     kept = Footprint(**{**asdict(found), "first_load_s": before.first_load_s if before else found.load_s})
     write(path, asdict(kept))
     return kept
+
+
+def keep(worker: WorkerProcess, indices: Iterable[int], settings: Settings, choice: Choice) -> None:
+    """What a worker has measured of models, for the next start and `anychip devices`. Not for the loop."""
+    assert worker.ready is not None
+    device = choice.device(worker.device)
+    if device.name != choice.device(choice.devices[0]).name:
+        return  # As profiles, of the first device.
+    try:
+        for index in indices:
+            model, loaded = worker.plan.load.models[index], worker.ready.loaded[index]
+            if model is not None and loaded is not None:
+                store(of(model, loaded, f"{choice.vendor} {device.name}"), settings, choice, model)
+    except OSError as error:
+        log.warning("what models take of %s cannot be kept: %s", worker.device, error)
+
+
+def say_what_fits(settings: Settings, choice: Choice, models: Sequence[Model]) -> None:
+    """In the log, before anything is loaded. Not for the loop."""
+    first, known = choice.device(choice.devices[0]), stored(settings, choice, models)
+    fits, text = said(known, settings, models, first.memory_bytes)
+    if known:
+        log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.id, text)
 
 
 def stored(settings: Settings, choice: Choice, models: Iterable[Model]) -> dict[str, Footprint]:

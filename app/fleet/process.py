@@ -212,8 +212,9 @@ class WorkerProcess:
             self._sent.append((message, self._clock.now_s()))
         self._write(to_worker(message))
 
-    def kill(self, reason: str) -> None:
-        """End the process now."""
+    def kill(self, reason: str, *, end: str = "") -> None:
+        """End the process now; `end`: what kind of end that is, where it is not as it was."""
+        self.end = end or self.end
         if self._spawned is not None:
             self._killed = True
             self._spawned.child.kill()
@@ -307,13 +308,9 @@ class WorkerProcess:
             if self._sent:
                 running_s = now_s - max(self._sent[0][1], self._answered_s)
                 if running_s > self.plan.batch_timeout_s:
-                    self._hung(f"a batch was not done after {running_s:.1f} s")
+                    self.kill(f"it hung: a batch was not done after {running_s:.1f} s", end="hung")
             if now_s - self._heard_s > self.plan.heartbeat_timeout_s:
-                self._hung(f"nothing was heard of it for {now_s - self._heard_s:.1f} s")
-
-    def _hung(self, reason: str) -> None:
-        self.end = "hung"
-        self.kill(f"it hung: {reason}")
+                self.kill(f"it hung: nothing was heard of it for {now_s - self._heard_s:.1f} s", end="hung")
 
     def _process_exited(self, _: asyncio.Future[int | None]) -> None:
         self._read_all()  # Its last words.
@@ -330,7 +327,7 @@ class WorkerProcess:
         except OSError as error:
             log.debug("%s: cannot send: %s", self.id, error)
         except ChannelError as error:
-            self._hung(f"{error}")
+            self.kill(f"it hung: {error}", end="hung")
         self._wait_for_room()
 
     def _wait_for_room(self) -> None:

@@ -184,7 +184,7 @@ class Residents:
             else:
                 form = next(form for form in pool.forms if form.index == index)
                 worker.hold(index, message.loaded)
-                self._scheduler.add_model(worker.id, form.model.name, message.loaded.latency_s, message.loaded.depth)
+                self._scheduler.serve_model(worker.id, form.model.name, message.loaded.latency_s, message.loaded.depth)
         self._settle()
         self._changed(worker)
         self._stirred.set()
@@ -207,7 +207,7 @@ class Residents:
         for worker in self.workers():
             for form in self._pools[name].forms:
                 if worker.ready is not None and worker.ready.loaded[form.index] is not None:
-                    self._scheduler.remove_model(worker.id, form.model.name)
+                    self._scheduler.serve_model(worker.id, form.model.name, None)
                     worker.hold(form.index, None)
                     self._leaving.setdefault(worker, set()).add(form.index)
                     worker.send(UnloadModel(form.index))

@@ -156,19 +156,14 @@ class Scheduler(Generic[T]):
         self._membership_changed()
         self._credits_changed(worker)
 
-    def add_model(self, name: str, model: str, latency_s: Mapping[int, float], depth: int) -> None:
-        """A worker serves one more model, or the same one anew."""
+    def serve_model(self, name: str, model: str, latency_s: Mapping[int, float] | None, depth: int = 1) -> None:
+        """A worker serves one more model, or the same one anew; or no longer (None), of which it has no batch."""
         worker = self._workers[name]
         # Replaced, as the scrape of another thread may be reading them.
-        worker.latencies = {**worker.latencies, model: BatchLatencies(latency_s)}
+        others = {other: each for other, each in worker.latencies.items() if other != model}
+        worker.latencies = others if latency_s is None else {**others, model: BatchLatencies(latency_s)}
         worker.depths = {**worker.depths, model: depth}
         worker.served_s[model] = worker.clock_s
-        self._membership_changed()
-
-    def remove_model(self, name: str, model: str) -> None:
-        """A worker serves a model no longer, of which it has no batch."""
-        worker = self._workers[name]
-        worker.latencies = {other: each for other, each in worker.latencies.items() if other != model}
         self._membership_changed()
 
     def retire_worker(self, name: str) -> None:
@@ -285,7 +280,9 @@ class Scheduler(Generic[T]):
                     return None
                 if self._max_wait_s and now < queue.oldest_s() + self._max_wait_s:
                     continue
-            items = self._take(model, worker, now, dropped)
+            most = latencies.short_size(RATE_KEPT, now) if self._clients.at(now) else queue.depth
+            items, hopeless = _taken(queue, model, worker, self._serving[model], most=most, now=now)
+            dropped += hopeless
             if not items:
                 continue
             queue.usual += _USUAL_RATE * (len(items) - queue.usual)
@@ -301,34 +298,35 @@ class Scheduler(Generic[T]):
             return batch
         return None
 
-    def _take(self, model: str, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> list[Item[T]]:
-        """Take the items of a batch out of the queue; those that are hopeless go to `dropped`."""
-        queue, latencies = self.queues[model], worker.latencies[model]
-        most = latencies.short_size(RATE_KEPT, now) if self._clients.at(now) else queue.depth
-        items: list[Item[T]] = []
-        hopeless: list[Item[T]] = []
-        wanted = latencies.best_size(min(queue.depth, most), now)
-        best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
-        while queue.depth and len(items) < wanted:
-            item = queue.first()
-            if item.alone and items:
-                break
-            if item.deadline_s < here_s:
-                others = [(other, each) for other, each in self._serving[model] if other is not worker]
-                elsewhere_s = (now + other.wait_s(now) + each.of(each.sizes[0]) for other, each in others)
-                best_s = min([here_s, *elsewhere_s])
-                if best_s <= item.deadline_s < now + latencies.least_s:
-                    break  # This worker was never fast enough for it, another is: left to that one.
-            queue.discard(item)
-            # One that is only expected to be late is dropped if others can use its place, and given a try if not.
-            if item.deadline_s <= now or (item.deadline_s < best_s and queue.depth >= wanted - len(items)):
-                hopeless.append(item)
-                continue
-            item.dispatched_s = now
-            items.append(item)
-            if item.alone:
-                break
-        if hopeless:
-            queue.late(hopeless, max(now, best_s))
-            dropped += hopeless
-        return items
+
+def _taken(
+    queue: Queue[T], model: str, worker: WorkerState[T], serving: Serving[T], *, most: int, now: float
+) -> tuple[list[Item[T]], list[Item[T]]]:
+    """Take the items of a batch of at most `most` out of the queue; returns them, and those that are hopeless."""
+    latencies = worker.latencies[model]
+    items: list[Item[T]] = []
+    hopeless: list[Item[T]] = []
+    wanted = latencies.best_size(min(queue.depth, most), now)
+    best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
+    while queue.depth and len(items) < wanted:
+        item = queue.first()
+        if item.alone and items:
+            break
+        if item.deadline_s < here_s:
+            others = [(other, each) for other, each in serving if other is not worker]
+            elsewhere_s = (now + other.wait_s(now) + each.of(each.sizes[0]) for other, each in others)
+            best_s = min([here_s, *elsewhere_s])
+            if best_s <= item.deadline_s < now + latencies.least_s:
+                break  # This worker was never fast enough for it, another is: left to that one.
+        queue.discard(item)
+        # One that is only expected to be late is dropped if others can use its place, and given a try if not.
+        if item.deadline_s <= now or (item.deadline_s < best_s and queue.depth >= wanted - len(items)):
+            hopeless.append(item)
+            continue
+        item.dispatched_s = now
+        items.append(item)
+        if item.alone:
+            break
+    if hopeless:
+        queue.late(hopeless, max(now, best_s))
+    return items, hopeless

@@ -90,7 +90,7 @@ class TorchBackend(Backend):
                 self._auto_precision,
                 {key: str(one[key]) for key in ("uuid", "pci") if one.get(key)},
             )
-            for index, one in enumerate(self._found().devices)
+            for index, one in enumerate(self._found.devices)
             if not one.get("error")
         ]
 
@@ -212,6 +212,7 @@ class TorchBackend(Backend):
         # A CPU without fp16 units takes seconds for an image in it.
         return "fp32" if simulates(self.facts.device_type) else self.facts.precisions[0]
 
+    @property
     def _found(self) -> detect.Found:
         return detect.found(self._package, self.facts.device_type)
 
@@ -261,7 +262,7 @@ class TorchBackend(Backend):
         # A preloaded library may stand in for a driver; a package of the vendor's may say more than a missing file.
         if not here and not self._package and not os.environ.get("LD_PRELOAD"):
             return _sentence(missing)
-        answer = self._found()
+        answer = self._found
         if answer.error:
             what = self._package or "torch"
             return _sentence(
@@ -279,7 +280,7 @@ class TorchBackend(Backend):
         return ""
 
     def _sick(self) -> dict[str, str]:
-        found = self._found().devices if self._taken is None else ()
+        found = self._found.devices if self._taken is None else ()
         return {f"{self.name}:{index}": str(one["error"]) for index, one in enumerate(found) if one.get("error")}
 
     def _torch_id(self, device: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -193,3 +195,30 @@ def test_a_name_belongs_to_one_public_class() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
+_CALLBACKS = {name for name in dir(asyncio.Protocol) if not name.startswith("_")} | {
+    "send_400_response",  # uvicorn's, as `on_…` are.
+    "on_response_complete",
+    "timeout_keep_alive_handler",
+    "shutdown",
+}
+
+
+def own_methods(made: ast.ClassDef) -> list[str]:
+    """Those that a class brings itself: no properties, no dunders, and nothing that a protocol's caller calls."""
+    methods = [each for each in made.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [
+        each.name
+        for each in methods
+        if not any("property" in ast.unparse(one) or "setter" in ast.unparse(one) for one in each.decorator_list)
+        and not re.match(r"__|on_", each.name)
+        and each.name not in _CALLBACKS
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_class_has_at_most_twenty_methods(path: Path) -> None:
+    """One that has more is two: it is cut at the seam."""
+    classes = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.ClassDef)]
+    assert {each.name: len(own_methods(each)) for each in classes if len(own_methods(each)) > 20} == {}
