@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deploy.install import make_venv  # noqa: E402
+from tests.environments.packages import unpacked  # noqa: E402
 
 CLIENTS = (
     "tritonclient[http,grpc]==2.73.0",
@@ -52,37 +53,11 @@ def add_perf_analyzer(python: Path, folder: Path) -> None:
     start = str(program)
     _, found = platform.libc_ver()
     if tuple(int(part) for part in found.split(".")) < GLIBC:
-        libraries = _later_libraries(place)
+        libraries = unpacked(place, _LATER, _LIBRARIES) / "usr/lib/x86_64-linux-gnu"
         start = f"{libraries}/ld-linux-x86-64.so.2 --library-path {libraries} {program}"
     script = folder / "bin" / "perf_analyzer"
     script.write_text(f'#!/bin/sh\nexec {start} "$@"\n')
     script.chmod(0o755)
-
-
-def _later_libraries(place: Path) -> Path:
-    """The folder of a later Debian's C library, from the mirror that this machine has packages from."""
-    targets = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"]
-    listed = subprocess.run(targets, capture_output=True, text=True, check=True).stdout.split("\n")
-    address = next(line.split()[1] for line in listed if "debian" in line and "-" not in line.split()[0])
-    (place / "state/lists/partial").mkdir(parents=True)
-    (place / "cache/archives/partial").mkdir(parents=True)
-    sources = place / "sources.list"
-    sources.write_text(f"deb {address} {_LATER} main\n")
-    options = {
-        "Dir::Etc::sourcelist": sources,
-        "Dir::Etc::sourceparts": "/dev/null",
-        "Dir::State": place / "state",
-        "Dir::State::status": "/dev/null",
-        "Dir::Cache": place / "cache",
-    }
-    apt = ["apt-get", "-qq", *(part for name, value in options.items() for part in ("-o", f"{name}={value}"))]
-    subprocess.run([*apt, "update"], check=True)
-    subprocess.run([*apt, "download", *_LIBRARIES], check=True, cwd=place)
-    for package in place.glob("*.deb"):
-        subprocess.run(["dpkg-deb", "-x", str(package), str(place / "root")], check=True)
-    for unused in ("state", "cache"):
-        shutil.rmtree(place / unused)
-    return place / "root/usr/lib/x86_64-linux-gnu"
 
 
 def main() -> None:
