@@ -11,14 +11,15 @@ DEPLOY_VENV := .venv-deploy
 OCR_VENV := .venv-ocr
 AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
-SETUP := pyproject.toml constraints.txt deploy/install.py
+SETUP := pyproject.toml plugins/tools/pyproject.toml constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 # One process more than there are processors: in turn, each waits for a service to start.
 SHARED := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup --no-loadscope-reorder
 PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
 NO_TESTS := 5
-PATHS = $(filter tests/%,$(ARGS))
+UNIT := tests/unit plugins/tools/tests
+PATHS = $(filter tests/% plugins/%,$(ARGS))
 # Tests start hundreds of processes: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Where tests keep screenshots of the page.
@@ -40,7 +41,7 @@ serve: $(VENV)/.installed  ## start the service, e.g. make serve ARGS="--models 
 install: $(VENV)/.installed  ## make .venv with the torch build for the accelerator that is here
 
 check: lint  ## lint, types and every test that starts no process: three minutes
-	$(PYTEST) $(PARALLEL) tests/unit $(ARGS)
+	$(PYTEST) $(PARALLEL) $(UNIT) $(ARGS)
 
 # A choice (ARGS) may leave any phase of tests empty.
 PHASES = status=$(NO_TESTS); \
@@ -56,10 +57,10 @@ ELSEWHERE := not soak and not deploy and not interop
 # machine to itself.
 test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
 	@$(PHASES) \
-	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" tests/unit $(ARGS) &&) \
-	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
-	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS) && \
-	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,--ignore=tests/unit) $(ARGS); \
+	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" $(UNIT) $(ARGS) &&) \
+	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,$(UNIT:%=--ignore=%)) $(ARGS) && \
+	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,$(UNIT:%=--ignore=%)) $(ARGS) && \
+	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,$(UNIT:%=--ignore=%)) $(ARGS); \
 	exit $$status
 
 test-interop: $(VENV)/.developer  ## with vendors' packages, other people's exporters, clients, compilers, a browser, Prometheus

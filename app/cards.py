@@ -389,7 +389,7 @@ def _ranges(cores: Sequence[int]) -> str:
 
 def _chosen(settings: Settings) -> list[tuple[str, str]]:
     """In a process of its own, as it imports torch: the devices that are meant, with their PCI addresses."""
-    from app.tools.subjects import open_device
+    from app.tools.device import open_device
 
     choice, _ = open_device(settings)
     return [(each, choice.pci_address(each)) for each in choice.devices]

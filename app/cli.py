@@ -14,28 +14,26 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from app import logs
 from app.config import SECTIONS, Settings
-from app.tools import bench, doctor, ops, predict, profile, report, top, tune, validate
+from app.tools import doctor, predict, report, top
 from app.tools.arguments import CommandError, add_settings, read_settings
-from app.tools.verify import command as verify
 
+COMMAND_GROUP = "anychip.commands"
+"""Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
+TOOLS = ("ops", "validate", "bench", "tune", "profile", "verify")
+"""The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo --open",
-    "ops": "anychip ops yolov8n --device npu",
     "predict": "anychip predict yolov8n images/ --output found.jsonl --save drawn/",
-    "validate": "anychip validate yolov8n --precisions fp32,bf16 --plot error.svg",
-    "bench": "anychip bench resnet50 --sizes 1,4,16 --plot bench.svg",
-    "tune": "anychip tune resnet50 --budget 10m --p99-ms 50",
-    "profile": "anychip profile resnet50 --output trace.json",
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
-    "verify": "anychip verify --device npu --out report/",
     "promote": "anychip promote dogs 2",
     "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
@@ -51,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, 0 only on success."""
     # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    parsed = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    parsed = _parser(given[0] if given else "").parse_args(given)
     try:
         return int(parsed.command(parsed) or 0)
     except ValidationError as error:
@@ -94,14 +93,18 @@ def _complain(message: str) -> int:
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(first: str) -> argparse.ArgumentParser:
+    """Of all commands; outside ones are looked for where `first`, the first argument, is none of ours."""
     parser = argparse.ArgumentParser(
         prog="anychip", description="Classifies and detects in images, on any accelerator PyTorch reaches."
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[argparse.Namespace], int | None], text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[name]}")
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int | None], text: str, example: str = ""
+    ) -> argparse.ArgumentParser:
+        epilog = f"example: {example or _EXAMPLES[name]}"
+        added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=epilog)
         added.set_defaults(command=command)
         return added
 
@@ -117,22 +120,6 @@ def _parser() -> argparse.ArgumentParser:
         add("predict", predict.run, "Answer for images: some in the terminal, or a hundred thousand.")
     )
 
-    ops.add_arguments(add("ops", ops.run, "Which operators of a network a device has, and what to do about others."))
-
-    validate.add_arguments(
-        add(
-            "validate",
-            validate.run,
-            "Whether a device computes what the network says, and from which layer on not.",
-        )
-    )
-
-    bench.add_arguments(add("bench", bench.run, "How fast a network is on a device, or a service under load."))
-
-    tune.add_arguments(add("tune", tune.run, "Find the best settings for a model here, and remember them for serve."))
-
-    profile.add_arguments(add("profile", profile.run, "A timeline of some batches, and where the time goes."))
-
     devices = add(
         "devices",
         _devices,
@@ -145,9 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_arguments(
         add("doctor", doctor.run, "Check the environment, one thing after the other; says what to do about failures.")
     )
-
-    verify_device = add("verify", verify.run, "Check and measure a device in ten minutes; writes a report to publish.")
-    verify.add_arguments(verify_device)
 
     top.add_arguments(add("top", top.run, "Devices, queues and rates of a running service, live."))
 
@@ -185,6 +169,12 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--half", action="store_true", help="in half precision")
     for action in (listing, fetch, check):
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
+    if first not in commands.choices:
+        for entry in entry_points(group=COMMAND_GROUP):
+            outside = entry.load()
+            outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
+        if first in TOOLS and first not in commands.choices:
+            parser.exit(1, f"anychip: {first} is a command of the tools: pip install 'anychip[tools]'\n")
     return parser
 
 

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from anychip_tools.benchmark.load import drive
 
 from app.decoder.decoder import decode_into
 from app.images.header import read_header
-from app.tools.benchmark.load import drive
 from backends.host import core_count
 from benchmarks import servers, wrk
 from benchmarks.overhead import IMAGE_BYTES, LOOKS, noise_jpeg
@@ -98,7 +98,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "cores": core_count(),
         "image_bytes": len(image),
-        "generator": "wrk" if wrk.installed() else "app.tools.benchmark.load",
+        "generator": "wrk" if wrk.installed() else "anychip_tools.benchmark.load",
         "seconds": given.seconds,
         "rounds": given.rounds,
         "only_decoding": medians(limits),

@@ -22,7 +22,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.tools.benchmark.load import OpenLoad, allow_many_connections, drive, drive_open, percentile, poisson_arrivals
+from anychip_tools.benchmark.load import (
+    OpenLoad,
+    allow_many_connections,
+    drive,
+    drive_open,
+    percentile,
+    poisson_arrivals,
+)
+
 from backends.host import core_count
 from benchmarks import servers
 from models import open_model, parse_spec

@@ -20,13 +20,13 @@ from queue import Queue
 from typing import Any
 
 import torch
+from anychip_tools.benchmark.load import ClosedLoad, drive
 
 from app.config import Settings
 from app.decoder.decoder import decode_into
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
-from app.tools.benchmark.load import ClosedLoad, drive
 from backends import choose
 from backends.host import core_count
 from benchmarks import servers

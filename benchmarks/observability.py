@@ -25,8 +25,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from anychip_tools.benchmark.load import drive
+
 from app.access import keys
-from app.tools.benchmark.load import drive
 from backends.host import core_count
 from benchmarks import servers
 from benchmarks.overhead import IMAGE_BYTES, measure_once, medians, noise_jpeg

@@ -21,9 +21,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import backends.operators.tables
+import anychip_tools.operator_tables
 
-_FOLDER = Path(backends.operators.tables.__file__).parent
+_FOLDER = Path(anychip_tools.operator_tables.__file__).parent
 _KEPT = ("aten::", "torchvision::")
 _FUNCTION = re.compile(r"^\s*-\s*func:\s*([\w.]+)", re.MULTILINE)
 _CONVERTER = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)(?:\.(\w+))?")

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from anychip_tools.benchmark.load import drive
 from PIL import Image
 
 from app.decoder.decoder import decode_into
 from app.images.header import read_header
-from app.tools.benchmark.load import drive
 from backends.host import core_count
 from benchmarks import servers
 from models import PixelModel, open_model, parse_spec

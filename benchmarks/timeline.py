@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.tools.benchmark.load import drive
+from anychip_tools.benchmark.load import drive
+
 from benchmarks import servers
 
 Span = tuple[float, float]

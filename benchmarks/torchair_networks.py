@@ -100,7 +100,8 @@ def operators_of(architecture: str) -> list[str]:
 
     Classifiers are made of tensors that have shapes and no values, so that nothing is computed.
     """
-    from backends.operators.record import names_of
+    from anychip_tools.record import names_of
+
     from models import PixelModel, classifiers, open_model, parse_spec
 
     model = open_model(parse_spec(f"{architecture}:random"), Path())

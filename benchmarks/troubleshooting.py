@@ -3,7 +3,7 @@
     python -m benchmarks.troubleshooting
 
 Owns: their form; the rest of the page is written by hand. Must not have a remedy of its own: those are in
-app.tools.remedies, app.tools.compatibility and the vendors' rows.
+anychip_tools.remedies, app.tools.compatibility and the vendors' rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.tools import compatibility, remedies
+from anychip_tools import remedies
+
+from app.tools import compatibility
 from app.tools.facts import rows
 from app.tools.report import markdown_table
 
@@ -28,7 +30,7 @@ def page(path: Path = PAGES[0]) -> str:
 
 
 def _imports() -> str:
-    rows = [(f"`{sign}`", remedy) for sign, remedy in remedies.IMPORT_REMEDIES.items()]
+    rows = [(f"`{sign}`", remedy) for sign, remedy in compatibility.IMPORT_REMEDIES.items()]
     return "## A package cannot be imported\n\n" + markdown_table(("the message has", "what to do"), rows)
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from anychip_tools.benchmark.load import drive
 
 from app.precision.gate import compile_options
-from app.tools.benchmark.load import drive
 from backends.vendors.cpu import CpuBackend
 from benchmarks import servers
 from models import Model, Options, PixelModel, open_model, parse_spec

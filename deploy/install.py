@@ -401,7 +401,8 @@ def install(
         # An image says itself which extras it has: what a kind of torch has beside it on a host is not added.
         run_pip([*pip, *requirements(read_project(), named)])
         return
-    run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT)])
+    # Together, as pip would look for anychip elsewhere.
+    run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT), *link, str(ROOT / "plugins" / "tools")])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.
         run_pip([*pip, "--force-reinstall", "--no-deps", "opencv-python-headless"])

@@ -13,6 +13,15 @@ from typing import Literal
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
 
+# Part of what a failed import says (lower case) -> what to do.
+IMPORT_REMEDIES: Mapping[str, str] = {
+    "galaxyhip": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
+    "hyhal": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
+    "libascend": "source CANN's set_env.sh first, and mount /usr/local/Ascend/driver into a container",
+    "libgl": "install OpenCV without a desktop: pip install --force-reinstall opencv-python-headless",
+    "numpy": "torch was built for another major version of numpy: install the one its vendor names",
+    "nms": "install the torchvision that belongs to this torch",
+}
 # torch_npu -> CANN. Ascend/pytorch COMPATIBILITY.en.md at 9e73e708; newer wheels were not in it yet.
 CANN_OF_TORCH_NPU: Mapping[str, str] = {
     "2.12.0": "9.1.0",

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Iterator
 from app.config import Settings, split
 from app.tools import container, doctor_vendor, report
 from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.compatibility import IMPORT_REMEDIES
 from app.tools.doctor_vendor import Check
-from app.tools.remedies import IMPORT_REMEDIES
 
 _TORCH_TIME_LIMIT_S = 120.0
 _LEAST_FREE_BYTES = 2 << 30

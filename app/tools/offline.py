@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from app.config import Settings
 from app.precision.probes import probes
+from app.tools.device import load_options, open_device
 from app.tools.image_sources import ImageSource
 from app.tools.offline_decoding import Decode, DecodedFile, DecodingProcesses, DecodingThreads
 from app.tools.outcomes import FileOutcome
-from app.tools.subjects import load_options, open_device
 from backends import Executable, Started, Unbuilt, host
 from models import Options, PixelModel
 

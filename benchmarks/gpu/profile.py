@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from anychip_tools.benchmark.device_sweep import throughput
 
 from app.processes.arena import Arena
-from app.tools.benchmark.device_sweep import throughput
 from backends import Executable
 from backends.engines.streamed import host_memory
 from benchmarks.gpu.asked import LEAST_RUNS, Asked

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from anychip_tools.validation import whole
+from anychip_tools.validation.whole import Validation
 from torch import Tensor, nn
 
 from app.cli import main
-from app.tools.validation import whole
-from app.tools.validation.whole import Validation
 from backends import CompileOptions, Executable, LoadedNetwork
 from backends.engines import EagerEngine, Engine, compile_first
 from backends.engines.onnxruntime import OnnxRuntimeEngine

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 
 import pytest
+from anychip_tools.benchmark.endpoints import address_of, predict_request
+from anychip_tools.benchmark.service import LoadedService, Target
 
 from app.cli import main
-from app.tools.benchmark.endpoints import address_of, predict_request
-from app.tools.benchmark.service import LoadedService, Target
 from models.sample import IMAGES
 from tests.support.null_service import serving
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-_PARTS = ("app", "models", "backends", "tests", "benchmarks", "deploy", "docs", "pyproject.toml", "Makefile")
+_PARTS = ("app", "models", "backends", "plugins", "tests", "benchmarks", "deploy", "docs", "pyproject.toml", "Makefile")
 _LIMIT_S = 600
 
 

@@ -124,7 +124,7 @@ class WarmScript(_Forked):
 
 
 class WarmCommand(WarmScript):
-    """`python -m module …` in a session of its own: a child of app/tools/verify/command.py."""
+    """`python -m module …` in a session of its own: a child of plugins/tools/anychip_tools/verify/command.py."""
 
     def __init__(self, command: Sequence[str], **_: object) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
@@ -172,7 +172,8 @@ def _warm_children(words: Sequence[str]) -> None:
     """Processes that this one starts to look at files and devices are forked from the warm one, too, and so is a
     worker that would be a fresh interpreter. Not one of the null device: that has one where its import is to be slow.
     """
-    from app.tools.verify import command
+    from anychip_tools.verify import command
+
     from app.worker import main
     from backends import detect
     from models.exports import exported

@@ -14,7 +14,7 @@ for name in (
     "app.decoder.decoder",
     "app.decoding.process",
     "app.fleet.spawn",
-    "app.tools.verify.command",
+    "anychip_tools.verify.command",
 ):
     importlib.import_module(name)
 gc.enable()

@@ -1,9 +1,12 @@
 """The command: exit codes, one-sentence errors, JSON that programs can read."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from app import cli
 from app.access import keys
 from app.cli import main
 from tests.support.photographs import FILES
@@ -80,3 +83,17 @@ def test_help_shows_an_example(capsys, command):
     assert "anychip" in text
     if command:
         assert "example: anychip" in text
+
+
+@pytest.mark.parametrize("command", cli.TOOLS)
+def test_a_command_of_a_package_that_is_not_here_names_it(command, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    with pytest.raises(SystemExit) as ended:
+        main([command])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"anychip: {command} is a command of the tools: pip install 'anychip[tools]'\n"
+
+
+def test_the_tools_are_the_commands_that_their_package_brings():
+    text = (Path(__file__).parents[2] / "plugins" / "tools" / "pyproject.toml").read_text(encoding="utf-8")
+    assert sorted(re.findall(r'^(\w+) = "anychip_tools', text, re.MULTILINE)) == sorted(cli.TOOLS)

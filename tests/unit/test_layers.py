@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(path for room in ("app", "models", "backends") for path in (ROOT / room).rglob("*.py"))
+TOOLS = ROOT / "plugins" / "tools"
+ROOMS = [ROOT / "app", ROOT / "models", ROOT / "backends", TOOLS / "anychip_tools"]
+SOURCES = sorted(path for room in ROOMS for path in room.rglob("*.py"))
+_SERVICE = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
 FORBIDDEN = {
-    "app": {"ultralytics"},
-    "models": {"ultralytics", "app", "backends", "fastapi", "starlette", "uvicorn", "prometheus_client"},
-    "backends": {"ultralytics", "app", "models", "fastapi", "starlette", "uvicorn", "prometheus_client", "PIL"},
+    "app": {"ultralytics", "anychip_tools"},
+    "models": {"ultralytics", "anychip_tools", "app", "backends", *_SERVICE},
+    "backends": {"ultralytics", "anychip_tools", "app", "models", "PIL", *_SERVICE},
+    "anychip_tools": {"ultralytics"},
 }
 ORDER = (
     "errors",
@@ -53,7 +57,7 @@ ORDER = (
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+    return str(path.relative_to(TOOLS if path.is_relative_to(TOOLS) else ROOT))
 
 
 def part_of(module: str) -> str:
@@ -180,7 +184,7 @@ def modules_imported(tree: ast.Module, known: Mapping[str, Path]) -> set[str]:
 
 def test_no_two_files_import_each_other_in_a_circle() -> None:
     """Inside packages as well, and for types alone as well."""
-    known = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
+    known = {name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in SOURCES}
     left = {name: modules_imported(ast.parse(path.read_text(encoding="utf-8")), known) for name, path in known.items()}
     while free := {name for name, wanted in left.items() if not wanted & left.keys() - {name}}:
         for name in free:

@@ -10,10 +10,10 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from anychip_tools import bench, ops, profile, tune, validate
+from anychip_tools.bench import show as show_bench
 
 from app.cli import main
-from app.tools import bench, ops, profile, tune, validate
-from app.tools.bench import show as show_bench
 from app.tools.doctor import CHECKS
 from app.tools.doctor_vendor import Check
 from benchmarks.troubleshooting import PAGES, page
@@ -32,7 +32,7 @@ def test_the_page_of_troubles_is_the_one_that_the_tables_make(path: Path) -> Non
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_a_command_is_in_the_page(command: str) -> None:
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"app.tools.{command}").add_arguments(parser)
+    importlib.import_module(f"anychip_tools.{command}").add_arguments(parser)
     section = re.split(r"^## ", TOOLS, flags=re.MULTILINE)
     [text] = [part for part in section if part.startswith(f"anychip {command}")]
     own = [action for action in parser._actions if not (action.dest or "").startswith("setting_")]

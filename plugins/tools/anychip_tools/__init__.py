@@ -1,0 +1,5 @@
+"""Commands for those who measure and port: bench, ops, profile, tune, validate and verify.
+
+Each is found through an entry point of the group `anychip.commands` and has TEXT, EXAMPLE, add_arguments and run. Must
+not be imported by anychip.
+"""

@@ -1,0 +1,291 @@
+"""`anychip bench`: how fast a network is on a device, a service under load, or decoding; and two results compared.
+
+Owns: the options, and how results are shown. Must not import torch at its head: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anychip_tools.charts import Chart, page
+from app.config import Settings, split
+from app.tools import report
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
+
+if TYPE_CHECKING:
+    from anychip_tools.benchmark.endpoints import Protocol
+
+TEXT = "How fast a network is on a device, or a service under load."
+EXAMPLE = "anychip bench resnet50 --sizes 1,4,16 --plot bench.svg"
+_DEVICE = (
+    "engine",
+    "precision",
+    "batch_size",
+    "p50_ms",
+    "p90_ms",
+    "p99_ms",
+    "images_per_s",
+    "allocated_mib",
+    "reserved_mib",
+    "resident_mib",
+    "joules_per_image",
+)
+_SERVICE = (
+    "protocol",
+    "mode",
+    "connections",
+    "rate",
+    "batch",
+    "images_per_s",
+    "goodput_per_s",
+    "p50_ms",
+    "p90_ms",
+    "p99_ms",
+    "errors",
+)
+_DECODING = ("threads", "images_per_s", "p50_ms", "p99_ms")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a name or a file; with --url the service's name of the model"
+    )
+    parser.add_argument("--sizes", default="1,2,4,8", help="batch sizes on the device (default: %(default)s)")
+    parser.add_argument("--engines", default="auto", help="engines, by commas, or all (default: %(default)s)")
+    parser.add_argument("--precisions", default="auto", help="precisions, by commas, or all (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement (default: %(default)g)")
+    parser.add_argument(
+        "--url", default="", help="load a service instead, e.g. http://127.0.0.1:8000, or grpc://host:8001"
+    )
+    parser.add_argument(
+        "--protocol", choices=("predict", "v2", "grpc"), help="anychip's route, Open Inference over HTTP or over gRPC"
+    )
+    parser.add_argument("--connections", default="1,8,32", help="closed loop, by commas (default: %(default)s)")
+    parser.add_argument("--rates", default="", help="open loop: requests a second, by commas")
+    parser.add_argument("--timeout-ms", type=float, default=1000, help="what is in time in open loop (default: 1000)")
+    parser.add_argument("--batch", type=int, default=1, help="items in a request of tensors (default: 1)")
+    parser.add_argument("--json-tensors", action="store_true", help="send tensors as JSON and not as bytes")
+    parser.add_argument("--key", default=os.environ.get("ANYCHIP_KEY", ""), help="API key (default: $ANYCHIP_KEY)")
+    parser.add_argument("--image", type=Path, help="the JPEG that is sent or decoded (default: one of anychip's)")
+    parser.add_argument("--decode", action="store_true", help="measure decoding alone, over numbers of threads")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="two files of --output side by side")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="what counts as slower (default: %(default)g)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results there as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as SVG")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, DEVICE_SETTINGS)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Exit code 1 where requests failed, every engine refused, or a comparison is slower. Raises CommandError."""
+    if parsed.compare:
+        return _compared(parsed)
+    if not parsed.model:
+        raise CommandError("name a MODEL, or two files: --compare BEFORE AFTER")
+    if parsed.seconds <= 0 or parsed.batch < 1:
+        raise CommandError("--seconds must be more than 0, and --batch 1 or more")
+    settings = read_settings(parsed)
+    columns: Sequence[str]
+    if parsed.url:
+        document, columns = _of_service(parsed), _SERVICE
+    elif parsed.decode:
+        document, columns = _of_decoding(parsed, settings), _DECODING
+    else:
+        document, columns = _of_device(parsed, settings), _DEVICE
+    if parsed.output:
+        report.write_json(document, parsed.output)
+    if parsed.plot:
+        parsed.plot.write_text(page(charts(document)), encoding="utf-8")
+    report.show_or_print(document, partial(show, columns=columns), as_json=parsed.json)
+    return 1 if not document["results"] or any(row.get("errors") for row in document["results"]) else 0
+
+
+def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    from anychip_tools.benchmark.device_sweep import sweep
+    from anychip_tools.subjects import open_named
+    from app.precision.probes import probes
+    from app.tools.device import load_options, open_device
+    from backends import EngineRefusedError, OutOfDeviceMemoryError
+
+    model = open_named(parsed.model, settings)
+    choice, device = open_device(settings)
+    facts = choice.backend.facts
+    named = choice.device(device)
+    engines = [*facts.engines, *facts.by_name] if parsed.engines == "all" else list(split(parsed.engines))
+    precisions = list(facts.precisions) if parsed.precisions == "all" else list(split(parsed.precisions))
+    sizes = model.batch_sizes(sorted(set(numbers(parsed.sizes, "--sizes", int))))
+    items = probes(model)
+    results: list[dict[str, Any]] = []
+    refusals: dict[str, str] = {}
+    pairs = [(engine, precision) for engine in engines for precision in precisions]
+    with report.progress(quiet=parsed.json) as bars:
+        task = bars.add_task("measuring", total=len(pairs) * len(sizes))
+        for number, (engine, precision) in enumerate(pairs):
+            bars.update(task, description=f"{engine} {precision}", completed=number * len(sizes))
+            options = load_options(model, settings, choice, precision, items)
+            try:
+                measured = sweep(
+                    choice.backend,
+                    device,
+                    model.network,
+                    items,
+                    engine=engine,
+                    precision=precision,
+                    sizes=sizes,
+                    seconds=parsed.seconds,
+                    options=options,
+                    done=partial(bars.advance, task),
+                )
+            except (EngineRefusedError, OutOfDeviceMemoryError) as error:
+                refusals[f"{engine} {precision}"] = str(error)
+                continue
+            results += [_in_mib(asdict(each)) for each in measured]
+    return {
+        "kind": "device",
+        "model": model.name,
+        "simulated": choice.simulated,
+        "results": results,
+        "refusals": refusals,
+        "environment": report.environment(device, named.name),
+    }
+
+
+def _of_service(parsed: argparse.Namespace) -> dict[str, Any]:
+    from anychip_tools.benchmark.service import Target, measure
+
+    protocol: Protocol = parsed.protocol or ("grpc" if parsed.url.startswith("grpc://") else "predict")
+    connections = numbers(parsed.connections, "--connections", int) if parsed.connections else []
+    rates = numbers(parsed.rates, "--rates", float) if parsed.rates else []
+    target = Target(
+        parsed.url.rstrip("/"),
+        parsed.model,
+        protocol,
+        _image(parsed),
+        batch=parsed.batch,
+        binary=not parsed.json_tensors,
+        key=parsed.key,
+    )
+    with report.progress(quiet=parsed.json) as bars:
+        task = bars.add_task(f"{protocol} at {parsed.url}", total=len(connections) + len(rates))
+        rows = measure(
+            target,
+            connections,
+            rates,
+            seconds=parsed.seconds,
+            timeout_s=parsed.timeout_ms / 1e3,
+            done=partial(bars.advance, task),
+        )
+    return {
+        "kind": "service",
+        "model": parsed.model,
+        "url": parsed.url,
+        "simulated": False,
+        "results": rows,
+        "refusals": {},
+        "environment": report.environment(),
+    }
+
+
+def _of_decoding(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    from anychip_tools.benchmark.device_sweep import decoding
+    from anychip_tools.subjects import open_named
+    from backends import host
+    from models import PixelModel
+
+    model = open_named(parsed.model, settings)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors, so there is nothing to decode")
+    threads = sorted({1, *(2**power for power in range(8) if 2**power <= host.core_count()), host.core_count()})
+    return {
+        "kind": "decoding",
+        "model": model.name,
+        "simulated": False,
+        "results": decoding(model, _image(parsed), threads, parsed.seconds),
+        "refusals": {},
+        "environment": report.environment(),
+    }
+
+
+def _image(parsed: argparse.Namespace) -> bytes:
+    from models.sample import IMAGES
+
+    file: Path = parsed.image or min(IMAGES.glob("*.jpg"))
+    return file.read_bytes()
+
+
+def _in_mib(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, **{f"{kind}_mib": row[f"{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved", "resident")}}
+
+
+def _compared(parsed: argparse.Namespace) -> int:
+    from anychip_tools.benchmark.comparison import compare
+
+    changes, differing = compare(*parsed.compare)
+    slower = [each for each in changes if each.better < 1 - parsed.tolerance]
+    if parsed.json:
+        rows = [{**asdict(each), "slower": each in slower} for each in changes]
+        report.print_json({"changes": rows, "environments_differ_in": differing})
+        return 1 if slower else 0
+    console = report.console()
+    for line in differing:
+        console.print(f"not the same: {line}", soft_wrap=True)
+    rows_shown = [
+        (each.row, each.figure, each.before, each.after, f"{each.better - 1:+.1%}", "slower" if each in slower else "")
+        for each in changes
+    ]
+    console.print(report.table("", ("row", "figure", "before", "after", "better by", ""), rows_shown))
+    return 1 if slower else 0
+
+
+def show(document: Mapping[str, Any], columns: Sequence[str]) -> None:
+    """Results in the terminal."""
+    console = report.console()
+    environment = document["environment"]
+    where = document.get("url") or f"{environment['device']} {environment['device_name']}".strip()
+    simulated = " (simulated: the times are the CPU's)" if document["simulated"] else ""
+    console.print(f"{document['model']}: {document['kind']} {where}{simulated}", soft_wrap=True)
+    rows = document["results"]
+    used = [name for name in columns if any(report.text_of(row.get(name)) for row in rows)]
+    shown = [[row.get(name) for name in used] for row in rows]
+    if rows:
+        console.print(report.table("", [name.replace("_", " ") for name in used], shown))
+    for name, reason in document["refusals"].items():
+        console.print(f"{name}: {reason}", soft_wrap=True)
+    versions = ", ".join(f"{name} {value}" for name, value in environment.items() if value and name != "device_name")
+    console.print(versions, soft_wrap=True)
+
+
+def charts(document: Mapping[str, Any]) -> list[Chart]:
+    """Throughput and latency over the batch size, or over the load."""
+    rows, model = document["results"], document["model"]
+    names: tuple[str, ...]
+    if document["kind"] == "device":
+        x_label, key, names = "batch size", "batch_size", ("engine", "precision")
+    elif document["kind"] == "decoding":
+        x_label, key, names = "threads", "threads", ()
+    else:
+        open_rows = [row for row in rows if row["mode"] == "open"]
+        rows = open_rows or rows
+        x_label, key = ("requests a second", "rate") if open_rows else ("connections", "connections")
+        names = ("protocol",)
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(" ".join(str(row[name]) for name in names) or model, []).append(row)
+
+    def drawn(figure: str) -> dict[str, list[tuple[float, float]]]:
+        return {name: [(float(row[key]), row[figure]) for row in each] for name, each in lines.items()}
+
+    latency = {
+        f"{name}, {figure[:3]}": points for figure in ("p50_ms", "p99_ms") for name, points in drawn(figure).items()
+    }
+    return [
+        Chart(f"{model}: throughput", x_label, "images a second", drawn("images_per_s")),
+        Chart(f"{model}: latency", x_label, "milliseconds", latency),
+    ]

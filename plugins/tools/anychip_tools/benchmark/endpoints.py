@@ -1,0 +1,123 @@
+"""Requests that a server understands: anychip's own form, and the Open Inference Protocol of any server.
+
+Owns: asking the server what a model takes, and a request of it, over HTTP or gRPC. Must not send load.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+
+from anychip_tools.benchmark.wire import Address, request_bytes
+from app.tools.arguments import CommandError
+
+Protocol = Literal["predict", "v2", "grpc"]
+_DTYPES = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "u2",
+    "UINT32": "u4",
+    "UINT64": "u8",
+    "INT8": "i1",
+    "INT16": "i2",
+    "INT32": "i4",
+    "INT64": "i8",
+    "FP16": "f2",
+    "FP32": "f4",
+    "FP64": "f8",
+}
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input of a request: bytes as the protocol sends them."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+def address_of(url: str) -> Address:
+    """Where a URL leads. Raises CommandError."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+        raise CommandError(f"{url!r} is no address like http://127.0.0.1:8000")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    return Address(parts.hostname, parts.port or (443 if tls else 80), tls)
+
+
+def predict_request(model: str, image: bytes, host: str, key: str = "") -> bytes:
+    """An image as the body of anychip's own route."""
+    return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", _headers(key), host)
+
+
+def infer_request(model: str, tensors: list[Tensor], host: str, key: str = "", *, binary: bool = True) -> bytes:
+    """Tensors as the Open Inference Protocol has them: bytes behind the JSON, or numbers in it."""
+    inputs: list[dict[str, Any]] = []
+    for each in tensors:
+        form: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
+        if binary:
+            form["parameters"] = {"binary_data_size": len(each.content)}
+        else:
+            form["data"] = np.frombuffer(each.content, _DTYPES[each.datatype]).tolist()
+        inputs.append(form)
+    head = json.dumps({"inputs": inputs}).encode()
+    path = f"/v2/models/{model}/infer"
+    if not binary:
+        return request_bytes(path, head, "application/json", _headers(key), host)
+    headers = {"Inference-Header-Content-Length": str(len(head)), **_headers(key)}
+    body = head + b"".join(each.content for each in tensors)
+    return request_bytes(path, body, "application/octet-stream", headers, host)
+
+
+def described(url: str, model: str, key: str = "") -> list[Mapping[str, Any]]:
+    """What the server says of a model's inputs over HTTP. Raises CommandError."""
+    try:
+        answer = httpx.get(f"{url}/v2/models/{model}", headers=_headers(key), timeout=_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        inputs: list[Mapping[str, Any]] = answer.json()["inputs"]
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise CommandError(f"{url} does not say what {model} takes (/v2/models/{model}): {error}") from None
+    return inputs
+
+
+def tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> list[Tensor]:
+    """Something of every input's type and shape: an image where bytes are wanted, else random numbers.
+
+    Of open lengths the first is the batch, others are 1. A model that takes either an image or pixels gets the image.
+    Raises CommandError.
+    """
+    source = np.random.default_rng(0)
+    bytes_only = [each for each in inputs if each["datatype"] == "BYTES"]
+    made = []
+    for each in bytes_only[:1] or inputs:
+        lengths = [int(length) for length in each["shape"]]
+        shape = tuple(
+            (batch if place == 0 else 1) if length < 0 else length for place, length in enumerate(lengths)
+        ) or (batch,)
+        if each["datatype"] == "BYTES":
+            element = len(image).to_bytes(4, "little") + image
+            made.append(Tensor(each["name"], "BYTES", shape, element * int(np.prod(shape))))
+            continue
+        if each["datatype"] not in _DTYPES:
+            raise CommandError(f"{each['name']} is of type {each['datatype']}, which is not sent here")
+        dtype = np.dtype(_DTYPES[each["datatype"]])
+        if dtype.kind == "f":
+            numbers = source.standard_normal(shape).astype(dtype)
+        else:
+            numbers = source.integers(0, 256 if dtype.itemsize == 1 and dtype.kind == "u" else 2, shape).astype(dtype)
+        made.append(Tensor(each["name"], each["datatype"], shape, numbers.tobytes()))
+    return made
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}

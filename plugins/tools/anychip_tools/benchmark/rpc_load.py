@@ -1,0 +1,119 @@
+"""Load over gRPC, by the Open Inference Protocol: closed and open loop as benchmark.load has them for HTTP.
+
+Owns: the calls and their times. Needs anychip[grpc].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anychip_tools.benchmark.endpoints import Tensor
+from anychip_tools.benchmark.load import Accepted, ClosedLoad, OpenLoad
+from app.tools.arguments import CommandError
+
+_OPTIONS = [("grpc.max_send_message_length", 1 << 30), ("grpc.max_receive_message_length", 1 << 30)]
+
+
+class RpcTarget:
+    """One model of a server. Raises CommandError where the packages are missing."""
+
+    def __init__(self, address: str, model: str, key: str = "") -> None:
+        try:
+            import grpc.aio
+
+            from app.grpc import messages
+        except ImportError as error:
+            raise CommandError(f"gRPC needs anychip[grpc]: {error}") from None
+        self._grpc, self._messages = grpc, messages
+        self._address, self._model = address, model
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+
+    def described(self) -> list[Mapping[str, Any]]:
+        """What the server says of the model's inputs. Raises CommandError."""
+        with self._grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
+            ask = self._method(channel, "ModelMetadata")
+            request = self._messages.message("ModelMetadataRequest")(name=self._model)
+            try:
+                answer = ask(request, timeout=30, metadata=self._metadata)
+            except self._grpc.RpcError as error:
+                raise CommandError(
+                    f"{self._address} does not say what {self._model} takes: {error.details()}"
+                ) from None
+        return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in answer.inputs]
+
+    async def closed_loop(self, tensors: Sequence[Tensor], calls: int, seconds: float) -> ClosedLoad:
+        """`calls` at a time, each begun when the last is answered."""
+        load, request = ClosedLoad(), self._request(tensors)
+        async with self._grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+            infer = self._method(channel, "ModelInfer")
+            started_s = time.perf_counter()
+
+            async def one() -> None:
+                while (begun_s := time.perf_counter()) < started_s + seconds:
+                    status = await self._status(infer, request)
+                    if status:
+                        load.errors[status] = load.errors.get(status, 0) + 1
+                    else:
+                        load.latencies_s.append(time.perf_counter() - begun_s)
+
+            await asyncio.gather(*(one() for _ in range(calls)))
+            load.seconds = time.perf_counter() - started_s
+        return load
+
+    async def open_loop(
+        self, tensors: Sequence[Tensor], due_s: Sequence[float], *, seconds: float, timeout_s: float
+    ) -> OpenLoad:
+        """A call at each of `due_s`, whatever became of those before."""
+        load, request = OpenLoad(timeout_s, seconds), self._request(tensors)
+        async with self._grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+            infer = self._method(channel, "ModelInfer")
+            started_s = time.perf_counter()
+
+            async def one(due: float) -> None:
+                load.lateness_s.append(time.perf_counter() - started_s - due)
+                status = await self._status(infer, request)
+                now_s = time.perf_counter() - started_s
+                if status:
+                    load.refused[status] += 1
+                else:
+                    load.accepted.append(Accepted(now_s, now_s - due))
+
+            tasks = []
+            for due in due_s:
+                await asyncio.sleep(max(0.0, started_s + due - time.perf_counter()))
+                load.sent += 1
+                tasks.append(asyncio.create_task(one(due)))
+            if tasks:
+                _, left = await asyncio.wait(tasks, timeout=timeout_s)
+                for task in left:
+                    task.cancel()
+                load.unanswered = len(left)
+                await asyncio.gather(*left, return_exceptions=True)
+        return load
+
+    def _method(self, channel: Any, name: str) -> Any:
+        messages = self._messages
+        descriptor = messages.METHODS[name]
+        return channel.unary_unary(
+            f"/{messages.SERVICE}/{name}",
+            request_serializer=messages.message_of(descriptor.input_type).SerializeToString,
+            response_deserializer=messages.message_of(descriptor.output_type).FromString,
+        )
+
+    def _request(self, tensors: Sequence[Tensor]) -> Any:
+        request = self._messages.message("ModelInferRequest")(model_name=self._model)
+        for each in tensors:
+            request.inputs.add(name=each.name, datatype=each.datatype, shape=list(each.shape))
+            request.raw_input_contents.append(each.content)
+        return request
+
+    async def _status(self, infer: Any, request: Any) -> str:
+        """Empty where it was answered."""
+        try:
+            await infer(request, metadata=self._metadata)
+        except self._grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        return ""

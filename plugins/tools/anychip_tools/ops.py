@@ -1,0 +1,214 @@
+"""`anychip ops`: which operators of a network a device has, what runs in place of the others, and what to do.
+
+Owns: the options, the table, and what counts as a problem. Must not import torch at its head: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anychip_tools.remedies import STEPS, of_operator
+from app.tools import report
+from app.tools.arguments import CommandError, add_settings, read_settings
+
+if TYPE_CHECKING:
+    from anychip_tools.record import OperatorRecord, Recording
+    from anychip_tools.subjects import NamedNetwork
+    from app.config import Settings
+
+TEXT = "Which operators of a network a device has, and what to do about others."
+EXAMPLE = "anychip ops yolov8n --device npu"
+_WORDS = {
+    "native": "native",
+    "replaced": "replaced",
+    "vendor-cpu": "CPU, by the vendor",
+    "cpu": "CPU",
+    "refused": "refuses the type",
+    "failed": "failed",
+    "composite": "made of others",
+    "converted": "converted",
+    "unconverted": "not converted",
+    "missing": "missing",
+}
+_GOOD = ("native", "replaced", "composite", "converted")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name, name=architecture:weights, a file (.onnx, .pt2, .ts), module:callable"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="TABLE",
+        help="predict from a vendor's list of operators, without the device: npu, mlu, musa, cuda, tensorrt, torchair",
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SHAPE",
+        help="shape of an input of module:callable, e.g. 1x3x224x224 or 1x77:int64; once for each input",
+    )
+    parser.add_argument("--batch-size", type=int, default=1, help="items in the batch (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs after the first (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="list every operator, and not only the ten slowest")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, ("device", "precision", "weights", "cache_dir", "simulate", "plugins"))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Exit code 0 where every operator runs on the device; 1 where one does not. Raises CommandError, BackendError."""
+    from anychip_tools.record import speak_of_fallbacks
+
+    if parsed.batch_size < 1 or parsed.runs < 1:
+        raise CommandError("--batch-size and --runs must be 1 or more")
+    speak_of_fallbacks(os.environ)
+    settings = read_settings(parsed)
+    from anychip_tools.subjects import open_subject
+
+    subject = open_subject(parsed.model, settings, parsed.input)
+    found = predicted(subject, parsed) if parsed.against else recorded(subject, settings, parsed)
+    report.show_or_print(found, partial(show, every=parsed.all), as_json=parsed.json)
+    return 1 if any(row["problem"] for row in found["operators"]) else 0
+
+
+def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
+    """What a run on the device showed."""
+    from anychip_tools.record import record
+    from app.tools.device import open_device
+
+    choice, device = open_device(settings)
+    if not choice.backend.facts.computes:
+        raise CommandError(f"{device} computes nothing, so there are no operators to see")
+    named = choice.device(device)
+    precision = named.auto_precision if settings.precision == "auto" else settings.precision
+    if precision == "int8":
+        raise CommandError("operators are recorded in fp32, fp16 or bf16; int8 is the business of single engines")
+    recording = record(
+        choice.backend, subject.build(), device, precision, subject.inputs(parsed.batch_size), runs=parsed.runs
+    )
+    total_s = sum(each.seconds for each in recording.operators) or 1.0
+    device_type = choice.backend.facts.device_type
+    rows = [
+        _row(each, device_type, each.how, each.reason, share=each.seconds / total_s) for each in recording.operators
+    ]
+    return {
+        **_document(subject, rows),
+        "device": device,
+        "device_name": named.name,
+        "simulated": choice.simulated,
+        "precision": precision,
+        "rewritten": list(recording.rewritten),
+        "prediction": False,
+        "source": "",
+    }
+
+
+def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, Any]:
+    """What a vendor's own list lets expect."""
+    from anychip_tools.operator_tables import table
+    from anychip_tools.record import is_composite, names_of
+    from backends.operators.replacements import REPLACEMENTS
+
+    try:
+        expected = table(parsed.against)
+    except KeyError as error:
+        raise CommandError(str(error.args[0])) from None
+    recording: Recording = names_of(
+        subject.build(), subject.inputs(parsed.batch_size), as_traced=expected.kind == "converters"
+    )
+    rows = []
+    for each in recording.operators:
+        how, reason = "missing", f"it is not in the list of {expected.name}"
+        if expected.has(each.name):
+            how, reason = ("native" if expected.kind == "kernels" else "converted"), ""
+        elif expected.kind == "converters":
+            how, reason = "unconverted", f"{expected.name} cuts the network here, and PyTorch computes it"
+        elif is_composite(each.name):
+            how, reason = "composite", ""
+        elif each.name.partition(".")[0].removesuffix("_") in REPLACEMENTS:
+            how = "replaced"
+        rows.append(_row(each, expected.name, how, reason))
+    return {
+        **_document(subject, rows),
+        "device": parsed.against,
+        "device_name": "",
+        "simulated": False,
+        "precision": "",
+        "rewritten": [],
+        "prediction": True,
+        "source": expected.source,
+    }
+
+
+def _row(
+    operator: OperatorRecord, device_type: str, how: str, reason: str, *, share: float | None = None
+) -> dict[str, Any]:
+    """One operator of the report; `share` of the time of a run, None where it was not measured."""
+    from backends.operators.replacements import REPLACEMENTS
+
+    base = operator.name.partition(".")[0].removesuffix("_")
+    wanted = how not in ("native", "composite", "converted")
+    return {
+        "operator": operator.name,
+        "how": how,
+        "calls": operator.calls,
+        "share": share,
+        "reason": reason,
+        "remedies": [
+            {"step": each.step, "text": each.text}
+            for each in (of_operator(operator.name, device_type, how, base in REPLACEMENTS) if wanted else ())
+        ],
+        "problem": how not in _GOOD,
+    }
+
+
+def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    calls = sum(row["calls"] for row in rows)
+    good = [row for row in rows if not row["problem"]]
+    return {
+        "model": subject.name,
+        "support_by_kind": len(good) / max(1, len(rows)),
+        "support_by_calls": sum(row["calls"] for row in good) / max(1, calls),
+        "calls": calls,
+        "operators": rows,
+    }
+
+
+def show(found: Mapping[str, Any], *, every: bool) -> None:
+    """The report in the terminal."""
+    console = report.console()
+    rows = found["operators"]
+    if found["prediction"]:
+        head = f"{found['model']} against the list of {found['device']}: a prediction, nothing ran there"
+        console.print(f"{head}\n  list: {found['source']}")
+    else:
+        simulated = " (simulated: the times are the CPU's)" if found["simulated"] else ""
+        console.print(f"{found['model']} on {found['device']} in {found['precision']}{simulated}")
+    problems = [row for row in rows if row["problem"] or row["how"] == "replaced"]
+    listed = rows if every else [*problems, *(row for row in rows if row not in problems)][: max(10, len(problems))]
+    shown = [
+        (row["operator"], _WORDS[row["how"]], row["calls"], "" if row["share"] is None else f"{row['share']:.1%}")
+        for row in listed
+    ]
+    columns = ("operator", "runs", "calls", "share of time")[: 3 if found["prediction"] else 4]
+    console.print(report.table("", columns, [row[: len(columns)] for row in shown]))
+    if len(listed) < len(rows):
+        console.print(f"… and {len(rows) - len(listed)} more that run on the device (--all)")
+    kinds, calls = found["support_by_kind"], found["support_by_calls"]
+    bad = sum(row["problem"] for row in rows)
+    console.print(
+        f"{len(rows) - bad} of {len(rows)} operators are supported ({kinds:.1%}), {calls:.1%} of {found['calls']} calls"
+    )
+    for name in found["rewritten"]:
+        console.print(f"rewritten by anychip: {name}, adaptive pooling to pooling of a fixed window")
+    for row in problems:
+        reason = f": {row['reason']}" if row["reason"] else ""
+        console.print(f"\n{row['operator']}: {_WORDS[row['how']]}{reason}", soft_wrap=True)
+        for number, remedy in enumerate(row["remedies"], 1):
+            console.print(f"  {number}. {STEPS[remedy['step']]}: {remedy['text']}", soft_wrap=True)

@@ -1,0 +1,189 @@
+"""`anychip profile`: a timeline of some batches, as a trace for Perfetto or Chrome, and where the time goes.
+
+Owns: the stages that are marked, the trace file, the tables. Must not import torch at its head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from app.tools import report
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
+
+TEXT = "A timeline of some batches, and where the time goes."
+EXAMPLE = "anychip profile resnet50 --output trace.json"
+_STAGES = ("decode", "infer", "reduce", "postprocess")
+_OPERATORS = 12
+_WARM_UP_BATCHES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
+    parser.add_argument("--batches", type=int, default=10, help="batches in the timeline (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="items in a batch (default: %(default)s)")
+    parser.add_argument("--image", type=Path, help="the JPEG that is decoded (default: one of anychip's)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("anychip-trace.json"),
+        metavar="FILE",
+        help="the trace (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, (*DEVICE_SETTINGS, "engine", "precision"))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Write the trace and print the tables. Raises CommandError, ModelError, BackendError, OSError."""
+    if parsed.batches < 1 or parsed.batch_size < 1:
+        raise CommandError("--batches and --batch-size must be 1 or more")
+    document = profile(parsed)
+    report.show_or_print(document, show, as_json=parsed.json)
+    return 0
+
+
+def profile(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Load, warm up, run some batches under PyTorch's profiler."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # It would say that it starts and stops.
+    import torch
+
+    from anychip_tools.subjects import open_named
+    from app.precision.probes import probes
+    from app.tools.device import load_options, open_device
+
+    settings = read_settings(parsed)
+    model = open_named(parsed.model, settings)
+    choice, device = open_device(settings)
+    named = choice.device(device)
+    items = probes(model)
+    options = load_options(model, settings, choice, settings.precision, items)
+    [size] = model.batch_sizes((parsed.batch_size,))
+    executable, loaded = choice.backend.load(
+        model.network(), device, settings.engine, settings.precision, (size,), options=options
+    )
+    seconds = dict.fromkeys(_STAGES, 0.0)
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        began_s = time.perf_counter()
+        with torch.profiler.record_function(f"anychip: {name}"):
+            yield
+        seconds[name] += time.perf_counter() - began_s
+
+    batch = _batches(model, items, size, parsed.image, stage)
+    for _ in range(_WARM_UP_BATCHES):
+        batch(executable)
+    seconds.update(dict.fromkeys(_STAGES, 0.0))
+    supported: Any = torch.profiler.supported_activities  # Which has no types.
+    activities = [each for each in supported() if each.name in _activities(choice)]
+    with torch.profiler.profile(activities=activities) as profiler:
+        began_s = time.perf_counter()
+        for _ in range(parsed.batches):
+            batch(executable)
+        whole_s = time.perf_counter() - began_s
+    executable.close()
+    profiler.export_chrome_trace(str(parsed.output))
+    images = parsed.batches * size
+    return {
+        "model": model.name,
+        "engine": loaded.engine,
+        "precision": loaded.precision,
+        "batch_size": size,
+        "batches": parsed.batches,
+        "simulated": choice.simulated,
+        "images_per_s": images / whole_s,
+        "stages": [
+            {"stage": name, "ms_per_image": spent_s / images * 1e3, "share": spent_s / whole_s}
+            for name, spent_s in {**seconds, "other": max(0.0, whole_s - sum(seconds.values()))}.items()
+        ],
+        "operators": _operators(profiler),
+        "trace": str(parsed.output),
+        "environment": report.environment(device, named.name),
+    }
+
+
+def _activities(choice: Any) -> set[str]:
+    kind = choice.backend.facts.device_type
+    return {"CPU", "PrivateUse1" if kind not in ("cuda", "xpu", "cpu", "null") else kind.upper()}
+
+
+def _batches(
+    model: Any, items: Any, size: int, image: Path | None, stage: Callable[[str], Any]
+) -> Callable[[Any], None]:
+    """What computes one batch on an executable, stage by stage; models of tensors have nothing to decode."""
+    import numpy as np
+    import torch
+
+    from app.decoder.decoder import decode_into
+    from app.images.header import read_header
+    from models import Options, PixelModel, TensorOptions
+    from models.sample import IMAGES
+
+    pixels = torch.from_numpy(np.resize(items, (size, *items.shape[1:])).copy())
+    encoded = (image or min(IMAGES.glob("*.jpg"))).read_bytes()
+    header = read_header(encoded)
+    if not isinstance(model, PixelModel):
+        wanted = TensorOptions(tuple(range(len(model.outputs))))
+
+        def tensors(executable: Any) -> None:
+            with stage("infer"):
+                outputs = executable.run(pixels.numpy())
+            with stage("reduce"):
+                for row in range(size):
+                    model.reduce(outputs, row, wanted)
+
+        return tensors
+
+    options = Options()
+
+    def images(executable: Any) -> None:
+        with stage("decode"):
+            placements = [decode_into(model, encoded, header, row) for row in pixels]
+        with stage("infer"):
+            outputs = executable.run(pixels.numpy())
+        with stage("reduce"):
+            reduced = [model.reduce(outputs, row, options) for row in range(size)]
+        with stage("postprocess"):
+            for arrays, placement in zip(reduced, placements, strict=True):
+                model.postprocess(arrays, placement, options)
+
+    return images
+
+
+def _operators(profiler: Any) -> list[dict[str, Any]]:
+    """The slowest operators that PyTorch has seen, by their own time; compiled engines show few."""
+    averages = [each for each in profiler.key_averages() if not each.key.startswith(("anychip: ", "ProfilerStep"))]
+    rows = [
+        {
+            "operator": each.key,
+            "calls": int(each.count),
+            "cpu_ms": each.self_cpu_time_total / 1e3,
+            "device_ms": getattr(each, "self_device_time_total", 0.0) / 1e3,
+        }
+        for each in averages
+    ]
+    return sorted(rows, key=lambda row: -(row["device_ms"] or row["cpu_ms"]))[:_OPERATORS]
+
+
+def show(document: dict[str, Any]) -> None:
+    """The tables in the terminal."""
+    console = report.console()
+    simulated = " (simulated: the times are the CPU's)" if document["simulated"] else ""
+    console.print(
+        f"{document['model']} on {document['environment']['device']}{simulated}, {document['engine']} "
+        f"{document['precision']}, {document['batches']} batches of {document['batch_size']}: "
+        f"{document['images_per_s']:.1f} images/s, one after the other"
+    )
+    stages = [(each["stage"], each["ms_per_image"], f"{each['share']:.1%}") for each in document["stages"]]
+    console.print(report.table("", ("stage", "ms an image", "share"), stages))
+    operators = [(each["operator"], each["calls"], each["cpu_ms"], each["device_ms"]) for each in document["operators"]]
+    if operators:
+        console.print(report.table("\noperators of PyTorch", ("operator", "calls", "CPU ms", "device ms"), operators))
+    console.print(f"\ntrace: {document['trace']}; open it at https://ui.perfetto.dev or chrome://tracing")

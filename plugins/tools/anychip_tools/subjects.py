@@ -1,0 +1,172 @@
+"""The network that a command is about.
+
+    resnet50, dogs=resnet50:dogs.safetensors ─┐
+    best.onnx, net.pt2, net.ts               ─┼─► NamedNetwork: a network in float32 on the CPU, and inputs for it
+    package.module:callable                  ─┘
+
+Owns: what a person may write for a network. Must not run anything on a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from app.config import Settings
+from app.precision.probes import probes
+from app.serving.finished import learn_finished_files
+from app.tools.arguments import CommandError
+from models import ARCHITECTURES, Model, PixelModel, open_model, parse_spec
+from models.exports.networks import GraphNetwork
+
+_CALLABLE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+_SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
+DEFAULT_INPUT = "1x3x224x224"
+
+
+@dataclass(frozen=True)
+class NamedNetwork:
+    """A network with what it is run on.
+
+    `build`: a new network in float32 on the CPU, a module with `cast`. `inputs`: what it takes, on the CPU, `n` items
+    at a time. `model`: where it is one that anychip serves.
+    """
+
+    name: str
+    build: Callable[[], Any]
+    inputs: Callable[[int], tuple[Tensor, ...]]
+    model: Model | None = None
+    items: npt.NDArray[np.uint8] | None = field(default=None, compare=False)
+
+
+class _Called(nn.Module):
+    """A module of the operator's, with the `cast` that devices ask for: inputs of floating point follow the weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._dtype = torch.float32
+
+    def cast(self, dtype: torch.dtype) -> _Called:
+        self.module.to(dtype)
+        self._dtype = dtype
+        return self
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.module(*(each.to(self._dtype) if each.is_floating_point() else each for each in inputs))
+
+
+def open_subject(text: str, settings: Settings, shapes: Sequence[str] = ()) -> NamedNetwork:
+    """What a person calls a network. `shapes`: of the inputs of a callable's. Raises ModelError, CommandError."""
+    named = _CALLABLE.fullmatch(text)
+    if named and named[1] not in ARCHITECTURES and "=" not in text:
+        return _of_callable(named[1], named[2], shapes or (DEFAULT_INPUT,))
+    if shapes:
+        raise CommandError("--input is for module:callable; other networks say themselves what they take")
+    model = open_named(text, settings)
+    items = probes(model)
+
+    def inputs(count: int) -> tuple[Tensor, ...]:
+        return (torch.from_numpy(np.resize(items, (count, *items.shape[1:])).copy()),)
+
+    return NamedNetwork(model.name, lambda: _in_pytorch(model), inputs, model, items)
+
+
+def open_named(text: str, settings: Settings) -> Model:
+    """A model of the catalogue, or out of a file. Raises ModelError."""
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    learn_finished_files()
+    spec = parse_spec(text, settings.weights)
+    return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
+
+
+def sample_model(name: str) -> PixelModel:
+    """A model with the weights that come with anychip."""
+    model = open_model(parse_spec(f"{name}:sample"), Path(), allow_download=False)
+    assert isinstance(model, PixelModel)
+    return model
+
+
+def _in_pytorch(model: Model) -> Any:
+    """The network; an ONNX file of tensors as PyTorch computes it, where ONNX Runtime is its reference otherwise."""
+    network = model.network()
+    if getattr(network, "form", "pixels") == "onnx":
+        from models.exports.networks import Graph
+        from models.onnx.graph import load_onnx
+
+        class _Computed(Graph):
+            def __init__(self, graph: nn.Module, signature: Any) -> None:
+                super().__init__()
+                self.graph, self.signature = graph, signature
+
+            def cast(self, dtype: torch.dtype) -> None:
+                self.graph.core.to(dtype)
+
+            def to(self, *args: Any, **kwargs: Any) -> Any:
+                return nn.Module.to(self, *args, **kwargs)
+
+            def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+                found: tuple[Tensor, ...] = self.graph(*tensors)
+                return found
+
+        assert isinstance(network, GraphNetwork)
+        graph, _ = load_onnx(Path(network.file))
+        network.core = _Computed(graph, network.core.signature)
+    return network
+
+
+def _of_callable(module_name: str, attribute: str, shapes: Sequence[str]) -> NamedNetwork:
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        made = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # It is the operator's own code.
+        raise CommandError(f"{module_name}:{attribute} cannot be called: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(made, nn.Module):
+        raise CommandError(f"{module_name}:{attribute} returns {type(made).__name__}, and not a torch.nn.Module")
+    network = made.eval().requires_grad_(False)
+
+    def build() -> Any:
+        import copy
+
+        return _Called(copy.deepcopy(network))
+
+    parsed = [_parsed_shape(text) for text in shapes]
+
+    def inputs(count: int) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        made: list[Tensor] = []
+        for shape, dtype in parsed:
+            whole = (count, *shape[1:])
+            if dtype.is_floating_point:
+                made.append(torch.randn(whole, generator=generator).to(dtype))
+            else:
+                made.append(torch.randint(0, 2, whole, generator=generator).to(dtype))
+        return tuple(made)
+
+    return NamedNetwork(f"{module_name}:{attribute}", build, inputs)
+
+
+def _parsed_shape(text: str) -> tuple[tuple[int, ...], torch.dtype]:
+    found = _SHAPE.fullmatch(text)
+    dtype = getattr(torch, found[2] or "float32", None) if found else None
+    if not found or not isinstance(dtype, torch.dtype):
+        raise CommandError(f"--input {text!r} is not like 1x3x224x224 or 1x77:int64")
+    return tuple(int(length) for length in found[1].split("x")), dtype

@@ -1,0 +1,281 @@
+"""`anychip tune`: finds engine, precision, batch sizes, workers and decoders by trial, and remembers them for `serve`.
+
+Owns: the options, what is tried, and how it is shown. Must not import torch at its head: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.config import Settings, sizes_of, split
+from app.tools import report
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from anychip_tools.tuning.search import Candidate, Compared, Space, TuningOutcome
+    from backends import Choice
+    from models import Model
+
+TEXT = "Find the best settings for a model here, and remember them for serve."
+EXAMPLE = "anychip tune resnet50 --budget 10m --p99-ms 50"
+_PASSED_ON = (*DEVICE_SETTINGS, "weights_mirror")
+_LADDERS = ((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1, 8), (1,), (1, 2, 4, 8, 16, 32, 64))
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
+    parser.add_argument("--budget", default="10m", help="time for all trials, e.g. 90s, 10m, 1h (default: %(default)s)")
+    parser.add_argument("--p99-ms", type=float, default=inf, help="latency that 99 of 100 answers must keep")
+    parser.add_argument("--goal", choices=("throughput", "energy"), default="throughput", help="what is to be best")
+    parser.add_argument("--engines", default="", help="engines to try, by commas (default: all of the device)")
+    parser.add_argument("--precisions", default="", help="precisions to try (default: all of the device)")
+    parser.add_argument("--ladders", default="", help="batch sizes to try, lists by semicolons, e.g. '1,2,4;1,8,16'")
+    parser.add_argument("--workers", default="", help="numbers of workers a device to try, e.g. 1,2")
+    parser.add_argument("--decoder-counts", default="", help="numbers of decoders to try, e.g. 2,4")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (default: %(default)g)")
+    parser.add_argument("--image", type=Path, help="the JPEG that is sent (default: one of anychip's)")
+    parser.add_argument("--dry-run", action="store_true", help="do not store the profile")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, _PASSED_ON)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Exit code 1 where nothing serves, or nothing keeps --p99-ms. Raises CommandError, ModelError, BackendError."""
+    from anychip_tools.subjects import open_named
+    from anychip_tools.tuning.search import Candidate, Search
+    from anychip_tools.tuning.trials import Trials
+    from app.fleet import profiles
+    from app.tools.device import open_device
+    from models import PixelModel
+    from models.sample import IMAGES
+
+    budget_s = seconds_of(parsed.budget)
+    settings = read_settings(parsed)
+    model = open_named(parsed.model, settings)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors: tune is for models of images")
+    choice, _ = open_device(settings)
+    default = Candidate(
+        settings.engine, settings.precision, settings.ladder, settings.workers_per_device, settings.decoders
+    )
+    earlier = profiles.stored(settings, choice, model)
+    starts = [_candidate(earlier)] if earlier else []
+    options = ["--models", parsed.model, "--profiles", "false"]
+    for name in _PASSED_ON:
+        if value := getattr(parsed, f"setting_{name}"):
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    image: Path = parsed.image or min(IMAGES.glob("*.jpg"))
+    trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices))
+    with _ended_in_order(), report.progress(quiet=parsed.json) as bars:
+        task = bars.add_task("the defaults", total=budget_s)
+        began_s = time.monotonic()
+
+        def evaluate(candidate: Candidate) -> Any:
+            bars.update(task, description=_words(candidate), completed=min(budget_s, time.monotonic() - began_s))
+            return trials.evaluate(candidate)
+
+        space = _space(model, choice, settings, parsed)
+        search = Search(
+            space, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms, goal=parsed.goal
+        )
+        outcome = search.run(default, starts)
+    if outcome.best.refusal:
+        raise CommandError(f"nothing serves {model.name} here: {outcome.best.refusal}")
+    path = None if parsed.dry_run else _stored(outcome, settings, choice, model)
+    document = _document(outcome, model.name, earlier is not None, path, parsed)
+    report.show_or_print(document, show, as_json=parsed.json)
+    return 0 if outcome.best.p99_ms <= parsed.p99_ms else 1
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the command as an exception does: the service of the moment, in a session of its own, ends, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `10m`, `1h` or a number of seconds. Raises CommandError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not found or not float(found[1]):
+        raise CommandError(f"--budget {text!r} is not like 90s, 10m or 1h")
+    return float(found[1]) * _UNITS.get(found[2], 1)
+
+
+def _space(model: Model, choice: Choice, settings: Settings, parsed: argparse.Namespace) -> Space:
+    from anychip_tools.tuning.search import Space
+    from backends import host
+
+    def counts(text: str, option: str) -> list[int]:
+        return sorted(set(numbers(text, option, int))) if text.strip() else []
+
+    facts = choice.backend.facts
+    engines = split(parsed.engines) or (*facts.engines, *facts.by_name)
+    calibrated = bool(settings.calibrate) or model.weights == "sample"
+    precisions = split(parsed.precisions) or tuple(each for each in facts.precisions if each != "int8" or calibrated)
+    cores = host.core_count()
+    given = [counts(text, "--ladders") for text in parsed.ladders.split(";") if text.strip()]
+    ladders = [model.batch_sizes(ladder) for ladder in given or _LADDERS]
+    return Space(
+        [(engine, precision) for engine in engines for precision in precisions],
+        list(dict.fromkeys(ladders)),
+        counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)],
+        counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores}),
+    )
+
+
+def _candidate(profile: Any) -> Candidate:
+    from anychip_tools.tuning.search import Candidate
+
+    ladder = sizes_of(profile.batch_sizes)
+    return Candidate(profile.engine, profile.precision, ladder, profile.workers_per_device, profile.decoders)
+
+
+def _stored(outcome: TuningOutcome, settings: Settings, choice: Choice, model: Model) -> Path:
+    from app.fleet import profiles
+
+    best = outcome.best
+    engine, precision = best.served
+    name = f"{model.name} on {choice.device(choice.devices[0]).name}, {time.strftime('%Y-%m-%d')}"
+    profile = profiles.Profile(
+        name,
+        engine,
+        precision,
+        ",".join(map(str, best.candidate.batch_sizes)),
+        best.candidate.decoders,
+        best.candidate.workers,
+        best.images_per_s,
+        best.p99_ms,
+        outcome.lead,
+    )
+    return profiles.store(profile, settings, choice, model)
+
+
+def _document(
+    outcome: TuningOutcome, model: str, had_profile: bool, path: Path | None, parsed: argparse.Namespace
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "goal": parsed.goal,
+        "p99_ms": parsed.p99_ms,
+        "started_from_profile": had_profile,
+        "complete": outcome.complete,
+        "lead": outcome.lead,
+        "lead_over_second": outcome.lead_over_second,
+        "best": asdict(outcome.best),
+        "default": asdict(outcome.default),
+        "trials": [asdict(each) for each in outcome.trials],
+        "comparison": [_compared(each, parsed.goal) for each in outcome.comparison],
+        "profile": None if path is None else str(path),
+        "environment": report.environment(),
+    }
+
+
+def _words(candidate: Candidate) -> str:
+    ladder = ",".join(map(str, candidate.batch_sizes))
+    return f"{candidate.engine} {candidate.precision}, {ladder}, {candidate.workers} workers"
+
+
+def _compared(compared: Compared, goal: str) -> dict[str, Any]:
+    """Medians, and the figures of each round."""
+    rounds = {"images_per_s": compared.images_per_s, "p99_ms": compared.p99_ms}
+    if goal == "energy":
+        rounds["joules_per_image"] = compared.joules_per_image
+    return {**asdict(compared.median), "lead": compared.lead, "rounds": rounds}
+
+
+_SETTINGS = ("engine", "precision", "batch sizes", "workers", "decoders")
+
+
+def _settings(trial: dict[str, Any]) -> tuple[report.Cell, ...]:
+    candidate, (engine, precision) = trial["candidate"], trial["served"]
+    return (
+        engine or candidate["engine"],
+        precision or candidate["precision"],
+        ",".join(map(str, candidate["batch_sizes"])),
+        candidate["workers"],
+        str(candidate["decoders"] or "one a core"),
+    )
+
+
+def _row(trial: dict[str, Any], note: str) -> Sequence[report.Cell]:
+    refused = trial["refusal"]
+    figures = (None,) * 3 if refused else (trial["images_per_s"], trial["p99_ms"], trial["joules_per_image"])
+    return (*_settings(trial), *figures, note or (f"refused: {refused}"[:100] if refused else ""))
+
+
+def _compared_row(compared: dict[str, Any], note: str) -> Sequence[report.Cell]:
+    rounds = compared["rounds"]["images_per_s"]
+    spread = " to ".join(report.text_of(bound) for bound in (min(rounds), max(rounds)))
+    figures = (compared["images_per_s"], spread, compared["p99_ms"], compared["joules_per_image"])
+    return (*_settings(compared), *figures, compared["lead"], note)
+
+
+def show(document: dict[str, Any]) -> None:
+    """The trials, the best first; the last comparison; what became of them."""
+    console = report.console()
+    default, best = document["default"]["candidate"], document["best"]["candidate"]
+
+    def note(trial: dict[str, Any]) -> str:
+        return ", ".join(word for word, each in (("best", best), ("defaults", default)) if trial["candidate"] == each)
+
+    trials = sorted(document["trials"], key=lambda trial: (bool(trial["refusal"]), -trial["images_per_s"]))
+    columns = (*_SETTINGS, "images/s", "p99 ms", "J/image", "")
+    title = f"{document['model']}: {len(trials)} trials"
+    console.print(_filled(title, columns, [_row(trial, note(trial)) for trial in trials]))
+    if not document["complete"]:
+        console.print("the budget was over before everything was tried: a longer --budget may find more")
+    if document["comparison"]:
+        _show_comparison(document, note)
+    else:
+        console.print("nothing else serves, or was tried: there is nothing to compare the best with")
+    if document["best"]["p99_ms"] > document["p99_ms"]:
+        console.print(f"nothing keeps {document['p99_ms']:g} ms; the best is the quickest that was tried")
+    if document["profile"]:
+        console.print(f"stored: {document['profile']}; anychip serve takes it up by itself", soft_wrap=True)
+
+
+def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], str]) -> None:
+    """Whom the best leads, and by how much."""
+    compared = document["comparison"]
+    rows = [_compared_row(each, note(each)) for each in compared]
+    console, count = report.console(), len(compared[0]["rounds"]["images_per_s"])
+    columns = (*_SETTINGS, "images/s", "of all rounds", "p99 ms", "J/image", "lead of the best", "")
+    console.print(_filled(f"turn and turn about, rounds: {count}", columns, rows))
+    over = f"{document['lead_over_second']:.2f} times as good as the second best"
+    if compared[0]["candidate"] == document["default"]["candidate"]:
+        console.print(f"the defaults are best: {over}")
+    elif document["default"]["refusal"]:
+        console.print(f"the best is {over}; the defaults do not serve")
+    else:
+        console.print(f"the best is {document['lead']:.2f} times as good as the defaults, and {over}")
+
+
+def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[report.Cell]]) -> Table:
+    """A table without the columns that hold nothing."""
+    used = [place for place in range(len(columns)) if any(report.text_of(row[place]) for row in rows)]
+    return report.table(title, [columns[each] for each in used], [[row[place] for place in used] for row in rows])

@@ -1,0 +1,291 @@
+"""`anychip validate`: whether a device's answers are the network's, and from which layer on they are not.
+
+Owns: the options, and how it is shown. Must not import torch at its head: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anychip_tools.charts import Chart, page
+from app.config import Settings, split
+from app.tools import report
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
+
+if TYPE_CHECKING:
+    from anychip_tools.validation.labels import Labelled
+    from anychip_tools.validation.whole import Comparison, Depth
+    from backends import Executable
+    from models import Model
+
+TEXT = "Whether a device computes what the network says, and from which layer on not."
+EXAMPLE = "anychip validate yolov8n --precisions fp32,bf16 --plot error.svg"
+_COLUMNS = ("engine", "precision", "verdict", "max", "mean", "relative", "cosine", "within", "agreement")
+_WORST = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name, name=architecture:weights, or a file (.onnx, .pt2, .ts)"
+    )
+    parser.add_argument("--images", type=Path, metavar="DIR", help="images to compare on (default: those of anychip)")
+    parser.add_argument("--limit", type=int, default=16, help="at most so many of them (default: %(default)s)")
+    parser.add_argument("--reference", default="", metavar="MODEL", help="who is right, in place of MODEL in float32")
+    parser.add_argument("--engines", default="", help="engines to compare, by commas (default: the device's, in order)")
+    parser.add_argument("--precisions", default="", help="precisions to compare (default: the device's)")
+    parser.add_argument("--labels", type=Path, metavar="DIR", help="labelled images, a folder for each class")
+    parser.add_argument("--coco", type=Path, metavar="FILE", help="labels in COCO's JSON, of the images in --images")
+    parser.add_argument("--no-layers", action="store_true", help="leave out the comparison layer by layer")
+    parser.add_argument("--no-cut", action="store_true", help="do not look for the layer of an engine that differs")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the error by depth there, as SVG")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_settings(parser, DEVICE_SETTINGS)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Exit code 0 where everything that was not refused agrees. Raises CommandError, ModelError, BackendError."""
+    settings = read_settings(parsed)
+    if parsed.coco and not parsed.images:
+        raise CommandError("--coco needs --images: the folder of the files that it names")
+    document, depths = validate(parsed, settings)
+    text = markdown(document)
+    if parsed.markdown:
+        parsed.markdown.write_text(text, encoding="utf-8")
+    if parsed.plot:
+        parsed.plot.write_text(page(charts(document["model"], depths)), encoding="utf-8")
+    report.show_or_print(document, show, as_json=parsed.json)
+    return 1 if document["problems"] else 0
+
+
+def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], list[Depth]]:
+    """Everything that was compared, and the depths for the plot."""
+    from anychip_tools.subjects import open_named
+    from anychip_tools.validation.whole import Validation
+    from app.tools.device import open_device
+
+    model = open_named(parsed.model, settings)
+    reference = open_named(parsed.reference, settings) if parsed.reference else None
+    if reference is not None and reference.input_shape != model.input_shape:
+        raise CommandError(f"{parsed.reference} takes other inputs than {parsed.model}: they cannot be compared")
+    choice, device = open_device(settings)
+    facts = choice.backend.facts
+    if not facts.computes:
+        raise CommandError(f"{device} computes nothing, so there is nothing to compare")
+    named = choice.device(device)
+    default = [each for each in facts.precisions if each != "int8" or settings.calibrate or model.weights == "sample"]
+    # What is simulated is the host's side: halves on a CPU without their units take minutes.
+    precisions = split(parsed.precisions) or ((named.auto_precision,) if choice.simulated else tuple(reversed(default)))
+    engines = split(parsed.engines) or (("eager",) if choice.simulated else facts.engines)
+    items = _items(model, parsed)
+    pairs = [(engine, precision) for precision in precisions for engine in dict.fromkeys(engines)]
+    comparisons: list[Comparison] = []
+    depths: list[Depth] = []
+    accuracy = _accuracy(model, parsed)
+    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, report.progress(quiet=parsed.json) as bars:
+        task = bars.add_task("comparing", total=len(pairs))
+        validation = Validation(
+            model,
+            choice.backend,
+            device,
+            items,
+            folder=Path(folder),
+            calibration=_calibration(model, settings, precisions),
+            reference=reference,
+        )
+        seen: set[tuple[str, str]] = set()
+        for engine, precision in pairs:
+            bars.update(task, description=f"{engine} {precision}")
+            found = validation.compared(engine, precision, accuracy=accuracy, cut=not parsed.no_cut)
+            if (found.engine, precision) not in seen:
+                seen.add((found.engine, precision))
+                comparisons.append(found)
+            bars.advance(task)
+        floats = [each for each in precisions if each != "int8"]
+        for precision in () if parsed.no_layers else floats:
+            bars.update(task, description=f"layers in {precision}")
+            depths.append(validation.depth(precision))
+    document = {
+        "model": model.name,
+        "task": model.task,
+        "device": device,
+        "simulated": choice.simulated,
+        **_findings_of(comparisons, depths),
+        "environment": report.environment(device, named.name),
+    }
+    return document, depths
+
+
+def _items(model: Model, parsed: argparse.Namespace) -> Any:
+    import numpy as np
+    import torch
+
+    from anychip_tools.validation.labels import images_in
+    from app.decoder.decoder import decode_into
+    from app.images.header import read_header
+    from app.precision.probes import probes
+    from models import PixelModel
+
+    if not parsed.images:
+        return probes(model)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors and no images; put items into a .probes.npz beside it")
+    files = images_in(parsed.images)
+    files = (
+        [files[row * len(files) // parsed.limit] for row in range(parsed.limit)] if len(files) > parsed.limit else files
+    )
+    pixels = torch.zeros((len(files), *model.input_shape), dtype=torch.uint8)
+    for path, row in zip(files, pixels, strict=True):
+        encoded = path.read_bytes()
+        decode_into(model, encoded, read_header(encoded), row)
+    return np.ascontiguousarray(pixels.numpy())
+
+
+def _accuracy(model: Model, parsed: argparse.Namespace) -> Callable[[Executable], dict[str, float]] | None:
+    from anychip_tools.validation import labels
+    from models import PixelModel
+
+    if not parsed.labels and not parsed.coco:
+        return None
+    if not isinstance(model, PixelModel) or model.finds != ("classes" if parsed.labels else "objects"):
+        raise CommandError("--labels are for image classifiers, --coco for detectors")
+    found: Sequence[Labelled]
+    if parsed.labels:
+        found = labels.by_folder(parsed.labels, model.labels)
+    else:
+        found = labels.of_coco(parsed.coco, parsed.images, model.labels)
+    return lambda executable: labels.measured_accuracy(model, executable, found, lambda _: None)
+
+
+def _calibration(model: Model, settings: Settings, precisions: Sequence[str]) -> Any:
+    from app.precision.probes import Calibration
+    from models import PixelModel
+
+    return Calibration(model, settings.calibrate) if "int8" in precisions and isinstance(model, PixelModel) else None
+
+
+def _findings_of(comparisons: Sequence[Comparison], depths: Sequence[Depth]) -> dict[str, Any]:
+    problems = [
+        f"{each.engine} {each.precision}: {each.reason}" for each in comparisons if each.verdict == "differs"
+    ] + [f"{each.first.layer.title} in {each.precision} differs by itself" for each in depths if each.first]
+    if comparisons and all(each.verdict == "refused" for each in comparisons):
+        problems.append("every engine refuses the network")
+    return {
+        "problems": problems,
+        "comparisons": [
+            {**asdict(each), "culprit": None if each.culprit is None else each.culprit.title} for each in comparisons
+        ],
+        "layers": [
+            {
+                "precision": each.precision,
+                "limit": each.limit,
+                "note": each.note,
+                "count": len(each.layers),
+                "first_divergent": None if each.first is None else each.first.layer.title,
+                "worst": [
+                    {"layer": one.layer.title, "alone": one.alone.relative, "sum": one.sum.relative}
+                    for one in sorted(each.layers, key=lambda one: -one.alone.relative)[:_WORST]
+                    if one.alone.relative
+                ],
+            }
+            for each in depths
+        ],
+    }
+
+
+def _rows(document: dict[str, Any]) -> list[list[report.Cell]]:
+    rows: list[list[report.Cell]] = []
+    for each in document["comparisons"]:
+        whole = each["whole"] or {}
+        numbers = [whole.get(name) for name in ("max_abs", "mean_abs", "relative", "cosine")]
+        within = whole.get("within")
+        agreement = ", ".join(f"{name} {value:.3g}" for name, value in each["agreement"].items())
+        cells = [each["engine"], each["precision"], each["verdict"], *numbers]
+        cells += [None if within is None else f"{within:.2%}", agreement]
+        if _has_accuracy(document):  # Of every precision in one column, so that they stand side by side.
+            cells.append(", ".join(f"{key} {value:.4g}" for key, value in each["accuracy"].items()))
+        rows.append(cells)
+    return rows
+
+
+def _has_accuracy(document: dict[str, Any]) -> bool:
+    return any(each["accuracy"] for each in document["comparisons"])
+
+
+def _columns(document: dict[str, Any]) -> tuple[str, ...]:
+    return (*_COLUMNS, "accuracy") if _has_accuracy(document) else _COLUMNS
+
+
+def _findings(document: dict[str, Any]) -> list[str]:
+    lines = []
+    for each in document["comparisons"]:
+        name = f"{each['engine']} in {each['precision']}"
+        if each["verdict"] != "agrees":
+            lines.append(f"{name} {'differs' if each['verdict'] == 'differs' else 'refuses'}: {each['reason']}")
+        if each["culprit"]:
+            lines.append(f"{name} is wrong from {each['culprit']} on")
+        if each["cut_note"]:
+            lines.append(f"{name}: {each['cut_note'].strip()}")
+    for each in document["layers"]:
+        if each["first_divergent"]:
+            lines.append(f"first layer that diverges in {each['precision']}: {each['first_divergent']}")
+        elif each["count"]:
+            lines.append(
+                f"layer by layer in {each['precision']}: all {each['count']} within {each['limit']:g} by themselves"
+            )
+        if each["note"]:
+            lines.append(f"{each['precision']}: {each['note']}")
+    return lines
+
+
+def _worst_rows(document: dict[str, Any]) -> list[list[report.Cell]]:
+    return [
+        [each["precision"], one["layer"], one["alone"], one["sum"]]
+        for each in document["layers"]
+        for one in each["worst"]
+    ]
+
+
+def show(document: dict[str, Any]) -> None:
+    """The report in the terminal."""
+    console = report.console()
+    simulated = " (simulated)" if document["simulated"] else ""
+    console.print(f"{document['model']} on {document['device']}{simulated} against float32 on the CPU")
+    console.print(report.table("", _columns(document), _rows(document)))
+    for line in _findings(document):
+        console.print(line, soft_wrap=True)
+    if worst := _worst_rows(document):
+        console.print(report.table("\nlayers with the largest error", ("precision", "layer", "alone", "sum"), worst))
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    head = f"# {document['model']} on {document['device']} against float32 on the CPU\n\n"
+    environment = "".join(f"- {name}: {value}\n" for name, value in document["environment"].items() if value != "")
+    findings = "".join(f"- {line}\n" for line in _findings(document))
+    layers = report.markdown_table(("precision", "layer", "alone", "sum"), _worst_rows(document))
+    parts = [head + environment, report.markdown_table(_columns(document), _rows(document)), findings]
+    return "\n".join([*parts, "## Layers with the largest error\n", layers] if document["layers"] else parts)
+
+
+def charts(model: str, depths: Sequence[Depth]) -> list[Chart]:
+    """Error over depth: each layer alone, and all of them up to it."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for each in depths:
+        if each.layers:
+            alone = [(float(number), one.alone.relative) for number, one in enumerate(each.layers)]
+            total = [(float(number), one.sum.relative) for number, one in enumerate(each.layers)]
+            series |= {f"{each.precision}, layer alone": alone, f"{each.precision}, sum": total}
+    marks = {
+        f"{each.precision}: {each.first.layer.title}": float(each.layers.index(each.first))
+        for each in depths
+        if each.first
+    }
+    title = f"{model}: relative error by depth"
+    return [Chart(title, "layer", "relative error", series, log_y=True, marks=marks)]

@@ -1,0 +1,281 @@
+"""The command: chooses the device, runs each part in a process of its own, and writes the report after each.
+
+Owns: the order, the time limits and the exit status. Must not touch the device itself beyond detection: a driver may
+end the process that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
+from app.config import split
+from app.tools.arguments import CommandError, add_settings, read_settings
+from app.tools.report import versions
+
+if TYPE_CHECKING:
+    from anychip_tools.verify.engines import Sweep
+
+TEXT = "Check and measure a device in ten minutes; writes a report to publish."
+EXAMPLE = "anychip verify --device npu --out report/"
+NOTHING_TO_VERIFY = 2
+SAMPLED = ("resnet50", "yolov8n")
+"""Networks whose weights come with anychip, so that there is an answer to compare with."""
+_DETAILS = ("driver", "driver_version", "runtime", "cuda", "cann", "hip", "arch", "capability", "compute_capability")
+_LEAST_S = 5.0
+_TOOK_TOO_LONG = 124
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `anychip verify`."""
+    add_settings(parser, ("device", "simulate"))
+    parser.add_argument("--models", default="resnet50,yolov8n", help="of the sample weights (default: %(default)s)")
+    parser.add_argument("--sizes", default="1,8,64", help="batch sizes of the sweep (default: %(default)s)")
+    parser.add_argument("--engines", default="", help="default: all of the backend")
+    parser.add_argument("--precisions", default="", help="default: all of the backend")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement (default: %(default)g)")
+    parser.add_argument("--budget-s", type=float, default=600.0, help="what is not done by then is left out")
+    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder of the report (default: here)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--part", nargs=2, default=None, metavar=("DEVICE", "WHAT"), help=argparse.SUPPRESS)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """0: all passed. 1: something failed. 2: there is no such device. Raises CommandError, OSError."""
+    # Else what has been started would go on by itself: it is in a session of its own.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    settings = read_settings(parsed)
+    if settings.simulate:
+        from backends import simulated
+
+        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    if parsed.part:
+        return _part(parsed)
+    if parsed.seconds <= 0 or parsed.budget_s <= 0:
+        raise CommandError("--seconds and --budget-s must be more than 0")
+    parts = split(parsed.parts)
+    strangers = [name for name in split(parsed.models) if name not in SAMPLED]
+    if strangers:
+        raise CommandError(f"there are no sample weights of {strangers[0]!r}; there are of {' and '.join(SAMPLED)}")
+    unknown = [name for name in parts if name not in PARTS]
+    if unknown:
+        raise CommandError(f"there is no part {unknown[0]!r}; there is {', '.join(PARTS)}")
+    try:
+        report = _about(settings.device, parsed.seconds)
+    except _NoDeviceError as error:
+        print(f"anychip: there is nothing to verify: {error}", file=sys.stderr)
+        return NOTHING_TO_VERIFY
+    end_s = time.monotonic() + parsed.budget_s
+    for name in parts:
+        part = Part(name)
+        report.parts.append(part)
+        began_s = time.monotonic()
+        for finding in PARTS[name](parsed, report.device, end_s):
+            part.findings.append(finding)
+            part.seconds = round(time.monotonic() - began_s, 1)
+            if not parsed.json:
+                _print(part.name, finding)
+            report.write(parsed.out)
+    print(report.json() if parsed.json else _verdict(report, parsed.out), end="", flush=True)
+    return 0 if report.passed else 1
+
+
+class _NoDeviceError(Exception):
+    """There is no such device here; the message says why."""
+
+
+def _about(wanted: str, seconds: float) -> VerifyReport:
+    """A report without parts, on the first of the devices that were chosen."""
+    from backends import BackendUnavailableError, choose
+
+    try:
+        choice = choose(wanted)
+    except BackendUnavailableError as error:
+        raise _NoDeviceError(str(error)) from error
+    device = next(each for each in choice.backend.devices() if each.id == choice.devices[0])
+    about = {"python": platform.python_version(), "machine": platform.machine(), **versions("anychip", "numpy")}
+    about |= {name: device.details[name] for name in _DETAILS if name in device.details}
+    about["memory"] = f"{device.memory_bytes / 2**30:.0f} GiB"
+    about["measurement"] = f"{seconds:g} s"
+    return VerifyReport(device.id, device.name, time.strftime("%Y-%m-%d"), about)
+
+
+def _doctor(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
+    del device
+    # A simulated device needs none of the vendor's software, which that check looks for.
+    skipped = "port,weights,compatibility" if parsed.setting_simulate else "port,weights"
+    command = ["doctor", "--json", "--skip", skipped, *_shared(parsed)]
+    code, printed = _run(command, end_s)
+    try:
+        checks = json.loads(printed)
+    except ValueError:
+        late = code == _TOOK_TOO_LONG
+        yield Finding("doctor", "SKIP" if late else "FAIL", _ended(code, printed))
+        return
+    for check in checks:
+        # A device with a warning serves.
+        status: Status = {"FAIL": "FAIL", "SKIP": "SKIP"}.get(check["status"], "PASS")  # type: ignore[assignment]
+        yield Finding(check["name"], status, " ".join((check["detail"], check["remedy"])).strip())
+
+
+def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
+    from anychip_tools.verify.engines import cases
+    from backends import choose
+
+    backend = choose(device).backend
+    engines = split(parsed.engines)
+    for case in cases(backend, _sweep(parsed, device, Path()), engines):
+        if engines and case.engine not in engines:
+            continue
+        if parsed.precisions and case.engine != AUTO and case.precision not in split(parsed.precisions):
+            continue
+        if not backend.facts.computes:
+            yield Finding(case.name, "SKIP", "this device computes nothing")
+        elif end_s - time.monotonic() < _LEAST_S:
+            yield Finding(case.name, "SKIP", "no time was left for it (--budget-s)")
+        else:
+            yield from _in_child(parsed, device, end_s, what=case.name)
+
+
+def _service(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
+    # What is left of the time, but not nothing: whether requests are lost is what people want to know.
+    yield from _in_child(parsed, device, max(end_s, time.monotonic() + parsed.budget_s / 2), what="service")
+
+
+def _in_child(parsed: argparse.Namespace, device: str, end_s: float, *, what: str) -> Iterator[Finding]:
+    """The findings that a child prints, a line each; and one more where it does not end well."""
+    command = ["verify", "--part", device, what, "--models", parsed.models, "--sizes", parsed.sizes]
+    command += ["--seconds", str(parsed.seconds), *_shared(parsed)]
+    given_s = end_s - time.monotonic()
+    code, printed = _run(command, end_s)
+    for line in printed.splitlines():
+        if line.startswith(_MARK):
+            yield Finding(**json.loads(line.removeprefix(_MARK)))
+    if code == _TOOK_TOO_LONG:  # Whether the device hangs or the machine is busy, a limit cannot tell.
+        yield Finding(what, "SKIP", f"the {given_s:.0f} s that were left did not suffice for it (--budget-s)")
+    elif code:
+        yield Finding(what, "FAIL", _ended(code, printed))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, str, float], Iterator[Finding]]] = {
+    "doctor": _doctor,
+    "contract": partial(_in_child, what="contract"),
+    "decoding": partial(_in_child, what="decoding"),
+    "service": _service,
+    "engines": _engines,
+}
+"""The service before the engines, which take all the time there is."""
+
+
+_MARK = "anychip-finding "
+
+
+def _part(parsed: argparse.Namespace) -> int:
+    """What a child does: print findings as they come."""
+    device, what = parsed.part
+    for finding in _findings(parsed, device, what):
+        print(_MARK + json.dumps(asdict(finding)), flush=True)
+    return 0
+
+
+def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Finding]:
+    from backends import choose
+
+    models = split(parsed.models)
+    choice = choose(device)
+    if what == "contract":
+        from anychip_tools.verify.contract import Subject, run_checks
+
+        yield from run_checks(Subject(choice.backend, device, exact=choice.simulated), models)
+    elif what == "decoding":
+        from anychip_tools.verify.decoding import run_decoding
+
+        yield from run_decoding(choice.backend, device, models, parsed.seconds)
+    elif what == "service":
+        from anychip_tools.verify.service import run_service
+
+        yield from run_service(["--device", device, *_simulation(parsed)], models, 3 * parsed.seconds)
+    else:
+        from anychip_tools.verify.engines import cases, run_case
+
+        # Compiled anew: what a cache of an earlier run holds is not what is verified.
+        with tempfile.TemporaryDirectory() as folder:
+            everything = cases(choice.backend, _sweep(parsed, device, Path(folder)), choice.backend.facts.by_name)
+            yield run_case(next(case for case in everything if case.name == what))
+
+
+def _sweep(parsed: argparse.Namespace, device: str, cache_dir: Path) -> Sweep:
+    from anychip_tools.verify.engines import Sweep
+
+    sizes = tuple(int(size) for size in parsed.sizes.split(","))
+    return Sweep(device, split(parsed.models), sizes, parsed.seconds, cache_dir)
+
+
+def _shared(parsed: argparse.Namespace) -> list[str]:
+    return ["--device", parsed.setting_device or "auto", *_simulation(parsed)]
+
+
+def _simulation(parsed: argparse.Namespace) -> list[str]:
+    return ["--simulate", parsed.setting_simulate] if parsed.setting_simulate else []
+
+
+def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
+    """Exit status and output of an `anychip` command; after `end_s` _TOOK_TOO_LONG: all that it started has ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # A group of its own, which ends with all that it has started.
+    )
+    try:
+        printed, _ = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
+        return process.returncode, printed
+    except BaseException as error:  # Interrupted or terminated, too, it leaves nothing behind.
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return _TOOK_TOO_LONG, printed
+
+
+def _ended(code: int, printed: str) -> str:
+    lines = [line.strip() for line in printed.splitlines() if line.strip() and not line.startswith(_MARK)]
+    how = {_TOOK_TOO_LONG: "it took longer than there was time"}.get(code, f"it ended with {code}")
+    if code < 0:
+        how = f"it was ended by {signal.Signals(-code).name}"
+    return f"{how}: {lines[-1][:300]}" if lines else how
+
+
+def _print(part: str, finding: Finding) -> None:
+    figures: dict[str, Any] = dict(finding.figures)
+    measured = ", ".join(f"{name} {value}" for name, value in figures.items())
+    says = "; ".join(text for text in (measured, finding.detail) if text)
+    print(f"{finding.status}  {part:9} {finding.name:34} {says[:200]}", flush=True)
+
+
+def _verdict(report: VerifyReport, folder: Path) -> str:
+    failed = [finding.name for part in report.parts for finding in part.findings if finding.status == "FAIL"]
+    where = folder / "anychip-report.md"
+    if report.passed:
+        return f"{report.device} passed; see {where}\n"
+    if failed:
+        return f"{report.device} FAILED: {', '.join(failed)}; see {where}\n"
+    return (
+        f"{report.device} not passed: not all was seen ({report.unseen or 'a part has found nothing'}); see {where}\n"
+    )

@@ -1,0 +1,262 @@
+"""What every backend promises of its devices, checked on the device itself; the tests run the same checks.
+
+Owns: the checks that need nothing but a device. Must not need a test framework: they are part of the package, as the
+machine with the card has no repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import isnan
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anychip_tools.subjects import sample_model
+from anychip_tools.verify.report import Finding
+from backends import Backend, BackendError, BackendUnavailableError
+from backends.contract.backend import Array, Network, Pixels
+
+MB = 2**20
+_BATCHES = 10
+_SPARE_BYTES = 60 * MB
+
+
+class BrokenPromiseError(Exception):
+    """A device does not do what its backend promises; the message says what it did."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The device under test. `exact`: its kernels are the CPU's, so that answers are equal bit by bit."""
+
+    backend: Backend
+    device: str
+    exact: bool = False
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether PyTorch computes on it, in memory of PyTorch's allocator; else only compiled files do."""
+        return "eager" in self.backend.facts.engines
+
+    @property
+    def how(self) -> tuple[str, str]:
+        """The plainest engine and precision: the CPU's own, where there is no other the device's."""
+        return ("eager", "fp32") if self.is_eager else ("auto", "auto")
+
+    def same(self, ours: Any, theirs: Any) -> bool:
+        """Whether answers are equal, to the rounding of that precision."""
+        return same(ours, theirs, exact=self.exact and self.is_eager, tolerance=1e-5 if self.is_eager else 1e-2)
+
+
+class SmallNetwork(nn.Module):
+    """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. It wants `extra` bytes to run."""
+
+    input_shape = (8, 6, 3)
+
+    def __init__(self, extra: int = 0) -> None:
+        """Weights from a fixed seed: every instance is the same network."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.features, self.classes, self.extra = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), extra
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-0.3, 0.3, generator=generator))
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Cast the weights in place."""
+        self.to(dtype)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """uint8 [n, 8, 6, 3] -> scores float32 [n, 5], classes int64 [n]."""
+        space = torch.empty(self.extra, dtype=torch.uint8, device=pixels.device)
+        features = self.features(pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype)).relu().mean((2, 3))
+        scores = self.classes(features).float().softmax(-1)
+        del space
+        return scores, scores.argmax(-1)
+
+
+def small_images(count: int = 2, seed: int = 0) -> Pixels:
+    """Noise, uint8 [count, 8, 6, 3]."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *SmallNetwork.input_shape), dtype=np.uint8)
+
+
+def on_cpu(network: Network, pixels: Pixels) -> list[Array]:
+    """The network's answers in float32, eager, on the CPU."""
+    with torch.inference_mode():
+        return [output.numpy() for output in network(torch.from_numpy(pixels))]
+
+
+def same(ours: Any, theirs: Any, *, exact: bool, tolerance: float = 1e-5) -> bool:
+    """Whether answers are equal: bit by bit, or to a rounding, by default float32's."""
+    tolerance = 0 if exact else tolerance
+    return len(ours) == len(theirs) and all(
+        np.allclose(mine, other, rtol=tolerance, atol=tolerance) for mine, other in zip(ours, theirs, strict=True)
+    )
+
+
+def probe_and_devices(subject: Subject) -> None:
+    """The probe says that it is available, and devices are counted from 0 and have memory."""
+    backend = subject.backend
+    probe, devices = backend.probe(), backend.devices()
+    _hold(probe.available and not probe.reason, f"the probe says: {probe.reason}")
+    names = [device.id for device in devices]
+    _hold(subject.device in names, f"it is not among the devices, {names}")
+    for device in devices:
+        _hold(device.memory_bytes > 0, f"{device.id} has no memory")
+        _hold(device.auto_precision in backend.facts.precisions, f"{device.id} prefers {device.auto_precision}")
+
+
+def unknown_device_is_refused(subject: Subject) -> None:
+    """A device that is not there is refused by name."""
+    name = f"{subject.backend.name}:99"
+    try:
+        subject.backend.load(SmallNetwork(), name, "auto", "fp32", (1,))
+    except BackendUnavailableError as error:
+        _hold(f"There is no device '{name}'" in str(error), f"the refusal does not name it: {error}")
+    else:
+        raise BrokenPromiseError(f"a network was loaded on {name}, which is not there")
+
+
+def small_network_answers(subject: Subject) -> None:
+    """Convolution, matrix product, softmax and arg max answer as on the CPU."""
+    executable, _ = subject.backend.load(SmallNetwork(), subject.device, *subject.how, (1, 2))
+    answers = executable.run(small_images())
+    expected = on_cpu(SmallNetwork(), small_images())
+    _hold(subject.same(answers, expected), "its answers are not those of the CPU")
+    executable.close()
+
+
+def batches_under_way(subject: Subject) -> None:
+    """The next batch is copied while the one before computes; a missing wait shows as an answer to other images."""
+    executable, _ = subject.backend.load(SmallNetwork(), subject.device, *subject.how, (1, 2, 4))
+    buffers = [executable.buffer(4) for _ in range(executable.depth)]
+    under_way: list[Any] = []
+    answers: list[list[Array]] = []
+    expected: list[list[Array]] = []
+    for number in range(_BATCHES):
+        size = (4, 2, 1)[number % 3]
+        pixels = buffers[number % len(buffers)]
+        pixels[:size] = small_images(size, number)
+        expected.append(on_cpu(SmallNetwork(), small_images(size, number)))
+        under_way.append(executable.start(pixels[:size]))
+        if len(under_way) == executable.depth:
+            answers.append([output.copy() for output in under_way.pop(0).outputs()])
+    answers += [[output.copy() for output in started.outputs()] for started in under_way]
+    for number, (ours, theirs) in enumerate(zip(answers, expected, strict=True)):
+        _hold(subject.same(ours, theirs), f"batch {number} got an answer that is not its own")
+    _hold(not any(np.array_equal(one[0][0], other[0][0]) for one, other in pairwise(answers)), "answers are repeated")
+    executable.close()
+
+
+def memory_adds_up(subject: Subject) -> None:
+    """Allocated, reserved, used and total fit each other, and a release gives back what it says."""
+    backend, device = subject.backend, subject.device
+    backend.release_cache(device)
+    executable, _ = backend.load(SmallNetwork(_SPARE_BYTES), device, *subject.how, (2,))
+    before = backend.memory(device)
+    _hold(0 <= before.allocated <= before.reserved <= before.total, f"memory does not add up: {before}")
+    _hold(before.used <= before.total, f"more is used than there is: {before}")
+    released = backend.release_cache(device)
+    after = backend.memory(device)
+    if backend.facts.device_type != "cpu" and subject.is_eager:
+        cached = before.reserved - before.allocated
+        _hold(cached >= _SPARE_BYTES, f"{cached} bytes are cached after a network that took {_SPARE_BYTES} at once")
+        _hold(released >= _SPARE_BYTES, f"a release returned {released} bytes of {cached}")
+        _hold(before.reserved - after.reserved == released, f"a release said {released} bytes: {before}, then {after}")
+        _hold(after.allocated == before.allocated, "a release took memory that is in use")
+    if subject.exact and backend.facts.device_type != "cpu":  # On a real device others take and give, too.
+        _hold(before.used - after.used == released, "what was released is still used")
+    executable.close()
+
+
+def telemetry_is_numbers_or_silence(subject: Subject) -> None:
+    """What the device says of itself is possible, or it says nothing."""
+    said = subject.backend.telemetry(subject.device)
+    _hold(all(isinstance(value, float) for value in vars(said).values()), f"not all are numbers: {said}")
+    _hold(isnan(said.utilization_ratio) or 0 <= said.utilization_ratio <= 1, f"utilization {said.utilization_ratio}")
+    _hold(isnan(said.temperature_celsius) or -40 < said.temperature_celsius < 150, f"{said.temperature_celsius} °C")
+    _hold(isnan(said.power_watts) or said.power_watts >= 0, f"{said.power_watts} W")
+
+
+def error_of_a_batch(subject: Subject) -> None:
+    """What is wrong with one batch is the backend's error, and not a lost device."""
+    network = SmallNetwork()
+    executable, _ = subject.backend.load(network, subject.device, *subject.how, (2,))
+    where = next(network.parameters()).device
+    network.classes = nn.Linear(7, 5).to(where)
+    try:
+        executable.run(small_images())
+    except BackendError as error:
+        _hold(type(error) is BackendError, f"it was taken for {type(error).__name__}: {error}")
+    else:
+        raise BrokenPromiseError("a matrix product of shapes that do not fit was computed")
+    executable.close()
+
+
+CHECKS: dict[str, Callable[[Subject], None]] = {
+    "probe and devices": probe_and_devices,
+    "a device that is not there": unknown_device_is_refused,
+    "small network": small_network_answers,
+    "batches under way": batches_under_way,
+    "memory": memory_adds_up,
+    "telemetry": telemetry_is_numbers_or_silence,
+    "error of a batch": error_of_a_batch,
+}
+NEEDS_COMPUTATION = {"small network", "batches under way", "memory", "error of a batch"}
+"""Checks that a device which computes nothing cannot pass."""
+NEEDS_EAGER = {"error of a batch"}
+"""Those in which a network is changed that has been loaded: what a compiled file computes stays."""
+
+
+def sample_weights_answer(architecture: str, subject: Subject) -> None:
+    """The sample images get the CPU's answers, to the rounding of float32."""
+    from app.precision.probes import probes
+
+    model = sample_model(architecture)
+    pixels = probes(model)
+    executable, _ = subject.backend.load(model.network(), subject.device, *subject.how, (len(pixels),))
+    ours = [output.copy() for output in executable.run(pixels)]
+    executable.close()
+    for mine, theirs in zip(ours, on_cpu(model.network(), pixels), strict=True):
+        if np.issubdtype(theirs.dtype, np.floating):
+            error = float(np.abs(mine - theirs).max() / np.abs(theirs).max())
+            _hold(error <= (1e-3 if subject.is_eager else 1e-2), f"answers differ by {error:.2g} of the largest number")
+        else:
+            equal = float((mine == theirs).mean())
+            _hold(equal > (0.999 if subject.is_eager else 0.99), f"only {equal:.2%} of whole numbers are equal")
+
+
+def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Finding]:
+    """Every check in turn; a check that raises is a finding, and the next one is tried all the same."""
+    checks = dict(CHECKS)
+    for architecture in architectures:
+        checks[f"{architecture}, sample weights"] = partial(sample_weights_answer, architecture)
+    for name, check in checks.items():
+        computes = name in NEEDS_COMPUTATION or name.endswith("weights")
+        if computes and not subject.backend.facts.computes:
+            yield Finding(name, "SKIP", "this device computes nothing")
+            continue
+        if name in NEEDS_EAGER and not subject.is_eager:
+            yield Finding(name, "SKIP", "a network that is compiled stays as it is")
+            continue
+        try:
+            check(subject)
+        except Exception as error:
+            yield Finding(name, "FAIL", f"{type(error).__name__}: {error}"[:500])
+        else:
+            yield Finding(name, "PASS", _promise(check))
+
+
+def _promise(check: Callable[[Subject], None]) -> str:
+    documented = check.func if isinstance(check, partial) else check
+    return (documented.__doc__ or "").partition("\n")[0]
+
+
+def _hold(promise: bool, broken: str) -> None:
+    if not promise:
+        raise BrokenPromiseError(broken)

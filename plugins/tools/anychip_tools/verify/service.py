@@ -1,0 +1,193 @@
+"""The service itself on the device: load, a worker that dies, a hand-over, releases, and telemetry meanwhile.
+
+Owns: the load on the service, and the checks; both processes have ended when `run_service` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+
+from anychip_tools.verify.report import Finding
+from app.tools.child_service import ServiceStartError, serving
+from models.sample import IMAGES
+
+_RECOVERY_LIMIT_S = 240.0
+_CLIENTS = 16
+_REQUEST_TIMEOUT_S = 300.0
+_LOOK_S = 0.1
+
+
+@dataclass
+class Clients:
+    """Clients that post the sample images until they are told to stop. Every answer is counted by its status."""
+
+    url: str
+    model: str
+    statuses: Counter[str] = field(default_factory=Counter)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Counter[str]]:
+        """Clients while the block runs; the answers of that time, complete when it ends."""
+        self.statuses, self._stopped = Counter(), threading.Event()
+        with ThreadPoolExecutor(_CLIENTS) as pool:
+            clients = [pool.submit(self._post, number) for number in range(_CLIENTS)]
+            try:
+                yield self.statuses
+            finally:
+                self._stopped.set()
+        for client in clients:
+            client.result()
+
+    def _post(self, number: int) -> None:
+        files = sorted(IMAGES.glob("*.jpg"))
+        headers = {"Content-Type": "image/jpeg", "X-Timeout-Ms": str(int(_REQUEST_TIMEOUT_S * 1000))}
+        with httpx.Client(base_url=self.url, timeout=_REQUEST_TIMEOUT_S, trust_env=False, headers=headers) as client:
+            encoded = files[number % len(files)].read_bytes()
+            while not self._stopped.is_set():
+                try:
+                    status = str(client.post(f"/v1/models/{self.model}:predict", content=encoded).status_code)
+                except httpx.HTTPError as error:
+                    status = type(error).__name__
+                with self._lock:
+                    self.statuses[status] += 1
+
+
+def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -> Iterator[Finding]:
+    """Start the service with `options`, and every check in turn. Raises ServiceStartError."""
+    settings = ("--host", "127.0.0.1", "--admin", "port", "--models", ",".join(models), "--weights", "sample", *options)
+    began_s = time.perf_counter()
+    with serving(settings, own_session=False) as service:
+        url, process = service.url, service.process
+        client = httpx.Client(base_url=url, timeout=_REQUEST_TIMEOUT_S, trust_env=False)
+        yield Finding("start", "PASS", "", {"start_s": round(time.perf_counter() - began_s, 1)})
+        served = client.get("/v1/models").json()["models"]
+        for model in served:
+            where = model["served_on"][0]
+            yield Finding(f"{model['name']} is served", "PASS", f"{where['engine']} {where['precision']}")
+        for model in models:
+            yield _loaded(Clients(url, model), seconds)
+        yield _killed(client, process, Clients(url, models[0]))
+        yield _handed_over(client, process, Clients(url, models[0]))
+        yield _released(client)
+        yield _telemetry(client)
+        client.close()
+        if process.poll() is not None:
+            raise ServiceStartError("the service ended by itself")
+    code = process.returncode
+    yield Finding("stop", "PASS" if code == 0 else "FAIL", f"ended with {code}")
+
+
+def _loaded(load: Clients, seconds: float) -> Finding:
+    began_s = time.perf_counter()
+    with load.running() as statuses:
+        time.sleep(seconds)
+    rate = statuses["200"] / (time.perf_counter() - began_s)
+    good = set(statuses) == {"200"}
+    figures = {"clients": float(_CLIENTS), "answers_per_s": round(rate, 1)}
+    return Finding(f"{load.model} over HTTP", "PASS" if good else "FAIL", _counted(statuses), figures)
+
+
+def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
+    """The worker that serves is killed under load: no request is lost, and another worker comes and answers.
+
+    The oldest one serves: another that is there may be compiling beside it. So a new process is no sign that the
+    service has recovered; that it has counted a restart is one.
+    """
+    victim = min(_workers(process), key=lambda pid: psutil.Process(pid).create_time())
+    restarts = _restarts(client)
+    with load.running() as statuses:
+        os.kill(victim, signal.SIGKILL)
+        took_s = _until(lambda: _restarts(client) > restarts and _ready(client))
+        _until_answers(statuses)
+    return _finding("a worker is killed", statuses, took_s)
+
+
+def _handed_over(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
+    """The model is loaded again under load: new workers take over, no request is lost."""
+    before = _workers(process)
+    with load.running() as statuses:
+        answer = client.post(f"/v2/repository/models/{load.model}/load")
+        took_s = _until(lambda: _replaced(before, process) and _ready(client))
+        _until_answers(statuses)
+    if answer.status_code != 200:
+        return Finding("a hand-over", "FAIL", f"{answer.status_code} {answer.text[:200]}")
+    return _finding("a hand-over", statuses, took_s)
+
+
+def _finding(name: str, statuses: Counter[str], took_s: float | None) -> Finding:
+    if took_s is None:
+        return Finding(name, "FAIL", f"no new worker after {_RECOVERY_LIMIT_S:.0f} s; {_counted(statuses)}")
+    good = set(statuses) == {"200"}
+    return Finding(name, "PASS" if good else "FAIL", _counted(statuses), {"recovery_s": round(took_s, 1)})
+
+
+def _released(client: httpx.Client) -> Finding:
+    devices = [device["device"] for device in client.get("/v1/devices").json()["devices"]]
+    refused = [device for device in devices if client.post(f"/v1/devices/{device}:release").status_code >= 300]
+    return Finding("release of memory", "FAIL" if refused else "PASS", f"refused: {refused}" if refused else "")
+
+
+def _telemetry(client: httpx.Client) -> Finding:
+    text = client.get("/metrics").text
+    names = sorted(set(re.findall(r"^(anychip_device_\w+)\{", text, re.MULTILINE)))
+    return Finding("telemetry", "PASS" if names else "FAIL", ", ".join(names) or "no metric of the device")
+
+
+def _workers(service: subprocess.Popen[str]) -> set[int]:
+    """Process numbers of the workers, which name themselves."""
+    found = set()
+    for child in psutil.Process(service.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # It has just ended.
+            if child.name() == "anychip-worker":
+                found.add(child.pid)
+    return found
+
+
+def _replaced(before: set[int], process: subprocess.Popen[str]) -> bool:
+    now = _workers(process)
+    return not before & now and bool(now)
+
+
+def _ready(client: httpx.Client) -> bool:
+    return client.get("/v2/health/ready").status_code == 200
+
+
+def _restarts(client: httpx.Client) -> int:
+    """How often a worker was started again, for whatever reason, on all devices."""
+    return sum(sum(device["restarts"].values()) for device in client.get("/v1/stats").json()["devices"])
+
+
+def _until_answers(statuses: Counter[str]) -> None:
+    """Until one more answer has come, whatever it is; without one the finding fails by itself."""
+    before = statuses.total()
+    _until(lambda: statuses.total() > before)
+
+
+def _until(condition: Callable[[], bool]) -> float | None:
+    """Seconds until `condition` holds; None where it does not in time."""
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < _RECOVERY_LIMIT_S:
+        with contextlib.suppress(httpx.HTTPError):
+            if condition():
+                return time.perf_counter() - began_s
+        time.sleep(_LOOK_S)
+    return None
+
+
+def _counted(statuses: Counter[str]) -> str:
+    return ", ".join(f"{count} times {status}" for status, count in sorted(statuses.items())) or "no answer"

@@ -1,0 +1,210 @@
+"""The load generators, against a server that does what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+
+import pytest
+from anychip_tools.benchmark.load import (
+    Accepted,
+    OpenLoad,
+    OpenLoop,
+    closed_loop,
+    open_loop,
+    percentile,
+    poisson_arrivals,
+)
+from anychip_tools.benchmark.wire import AnswerReader, request_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+WAIT_S = 60
+REQUEST = request_bytes("/x", b"body", "text/plain")
+
+
+def reply(status="200 OK", *headers):
+    return "\r\n".join((f"HTTP/1.1 {status}", "Content-Length: 2", *headers, "", "ok")).encode()
+
+
+class Server:
+    """Answers each request with the next of `replies`, the last one for ever; None: never; b"": hangs up."""
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+        self.requests = 0
+        self.connections = 0
+        self.open = 0
+        self._tasks = set()
+        self.changed = asyncio.Condition()
+
+    async def _serve(self, reader, writer):
+        self._tasks.add(asyncio.current_task())
+        self.connections += 1
+        self.open += 1
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                while True:
+                    await reader.readexactly(len(REQUEST))
+                    await self._count("requests", 1)
+                    answer = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+                    if answer == b"":
+                        break
+                    if answer is not None:
+                        writer.write(answer)
+        finally:
+            writer.close()
+            await self._count("open", -1)
+            self._tasks.discard(asyncio.current_task())
+
+    async def _count(self, name, step):
+        async with self.changed:
+            setattr(self, name, getattr(self, name) + step)
+            self.changed.notify_all()
+
+    async def until(self, condition):
+        async with self.changed:
+            await asyncio.wait_for(self.changed.wait_for(condition), WAIT_S)
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def sent(server, loop, requests):
+    for _ in range(requests):
+        loop.send(time.perf_counter())
+    await server.until(lambda: server.requests >= requests)
+
+
+async def test_it_never_waits_for_an_answer_and_leaves_no_connection():
+    async with Server(None) as server:
+        loop = OpenLoop(server.port, REQUEST, timeout_s=1)
+        await sent(server, loop, 20)
+        assert (server.connections, loop.open_connections) == (20, 20)
+        await loop.close()
+        await server.until(lambda: server.open == 0)
+        assert (loop.load.sent, loop.load.unanswered) == (20, 20)
+        assert loop.load.goodput_per_s == 0
+
+
+async def test_an_idle_connection_is_used_again():
+    async with Server(reply()) as server:
+        loop = OpenLoop(server.port, REQUEST, timeout_s=WAIT_S)
+        for _ in range(5):
+            loop.send(time.perf_counter())
+            await loop.settled(WAIT_S)
+        assert server.connections == 1
+        assert loop.load.in_time == 5
+        await loop.close()
+
+
+async def test_outcomes_are_told_apart():
+    replies = (reply(), reply("503 Service Unavailable"), reply("429 Too Many Requests"), b"", reply())
+    async with Server(*replies) as server:
+        loop = OpenLoop(server.port, REQUEST, timeout_s=WAIT_S)
+        for _ in range(4):
+            loop.send(time.perf_counter())
+            await loop.settled(WAIT_S)
+        loop.send(time.perf_counter() - 2 * WAIT_S)  # Due long ago: answered at once, and late.
+        await loop.settled(WAIT_S)
+        await loop.close()
+        load = loop.load
+        assert dict(load.refused) == {"503": 1, "429": 1}
+        assert (load.sent, len(load.accepted), load.in_time, load.connection_errors, load.unanswered) == (5, 2, 1, 1, 0)
+        assert max(load.lateness_s) >= 2 * WAIT_S
+
+
+async def test_a_connection_that_the_server_closes_is_not_used_again():
+    async with Server(reply("200 OK", "Connection: close")) as server:
+        loop = OpenLoop(server.port, REQUEST, timeout_s=WAIT_S)
+        for _ in range(3):
+            loop.send(time.perf_counter())
+            await loop.settled(WAIT_S)
+        assert server.connections == 3
+        assert loop.load.in_time == 3
+        await loop.close()
+
+
+async def test_nobody_there_is_a_connection_error():
+    async with Server(reply()) as server:
+        port = server.port
+    loop = OpenLoop(port, REQUEST, timeout_s=1)
+    loop.send(time.perf_counter())
+    await loop.settled(WAIT_S)
+    await loop.close()
+    assert loop.load.connection_errors == 1
+
+
+async def test_every_request_of_the_schedule_is_sent():
+    async with Server(reply()) as server:
+        due_s = [number / 1000 for number in range(50)]
+        load = await open_loop(server.port, REQUEST, due_s, seconds=0.06, timeout_s=WAIT_S, linger_s=WAIT_S)
+        assert (load.sent, load.in_time, load.unanswered) == (50, 50, 0)
+
+
+async def test_the_closed_loop_sends_the_next_when_the_last_is_answered():
+    async with Server(reply(), reply("500 Oops"), reply()) as server:
+        load = await closed_loop(server.port, REQUEST, 2, 0.2)
+        assert server.connections == 2
+        assert load.errors == {"500": 1}
+        assert len(load.latencies_s) == server.requests - 1
+        assert load.answers_per_s > 0
+        await server.until(lambda: server.open == 0)
+
+
+async def test_the_closed_loop_counts_a_connection_that_breaks():
+    async with Server(b"") as server:
+        load = await closed_loop(server.port, REQUEST, 3, 0.1)
+        assert sum(load.errors.values()) == 3
+        assert not load.latencies_s
+
+
+def test_goodput_leaves_out_what_is_late_and_what_comes_after_the_load():
+    load = OpenLoad(timeout_s=0.25, seconds=2.0)
+    load.accepted = [Accepted(0.5, 0.2), Accepted(1.0, 0.3), Accepted(2.1, 0.1)]
+    assert load.in_time == 2
+    assert load.goodput_per_s == 0.5
+
+
+@given(st.lists(st.sampled_from(["200 OK", "503 Service Unavailable"]), min_size=1, max_size=4), st.data())
+def test_answers_are_found_however_the_bytes_are_cut(statuses, data):
+    reader, found = AnswerReader(), []
+    for status in statuses:  # One request is under way at a time: the next answer begins after the last.
+        rest = reply(status)
+        while rest:
+            size = data.draw(st.integers(1, len(rest)))
+            answer = reader.feed(rest[:size])
+            rest = rest[size:]
+            assert answer is None or not rest
+            if answer:
+                found.append(answer.status)
+    assert found == [status[:3] for status in statuses]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
+def test_a_percentile_is_one_of_the_values(values, percent):
+    assert percentile(values, percent) in values
+    assert percentile(values, 100) == max(values)
+    assert percentile(values, 0) == min(values)
+
+
+def test_nothing_has_no_percentile():
+    assert math.isnan(percentile([], 50))
+
+
+def test_arrivals_come_at_the_rate_and_alike_for_a_seed():
+    arrivals = poisson_arrivals(100, 50, seed=1)
+    assert arrivals == poisson_arrivals(100, 50, seed=1) != poisson_arrivals(100, 50, seed=2)
+    assert arrivals == sorted(arrivals)
+    assert len(arrivals) == pytest.approx(5000, rel=0.06)  # Four standard deviations.
