@@ -128,6 +128,59 @@ def test_it_has_no_name_that_the_vendors_module_lacks(device_type):
     assert ours - public - {"init", "is_initialized", "manual_seed", "manual_seed_all"} == set()  # PyTorch's own wish
 
 
+MEMORY_GIVEN_BACK = """
+import threading
+from pathlib import Path
+
+import torch
+
+from backends import simulated
+
+simulated.configure("npu:1", Path.home() / ".cache" / "anychip")
+from backends.simulated import device
+
+device.install("npu")
+on_device = [torch.full((8,), float(value), device="npu:0") for value in range(4)]
+
+
+def copied():
+    host = torch.empty(8, pin_memory=True)
+    host.copy_(on_device[-1], non_blocking=True)
+    on_device.pop()  # Freed while it is still read: what comes later on its stream may have the memory, nobody else.
+    return host
+
+
+def given_back(empty):
+    # The first copy is there so that somebody waits for the device; the second comes while he waits.
+    begun, hosts = device.count("synchronize"), [copied()]
+    emptying = threading.Thread(target=empty)
+    emptying.start()
+    while device.count("synchronize") == begun:
+        pass
+    hosts.append(copied())
+    emptying.join()
+    torch.npu.synchronize()
+    print([host.unique().tolist() for host in hosts])
+
+
+def too_much():
+    try:
+        torch.empty(1 << 40, device="npu:0")
+    except RuntimeError as error:
+        assert "out of memory" in str(error), error
+
+
+device.set_copy_delay(300)
+given_back(torch.npu.empty_cache)
+given_back(too_much)
+"""
+
+
+def test_memory_that_a_copy_still_reads_is_given_back_once_it_is_done_whichever_thread_asks():
+    done = child(sys.executable, {}, "-c", MEMORY_GIVEN_BACK)
+    assert done.stdout.split("\n") == ["[[3.0], [2.0]]", "[[1.0], [0.0]]", ""], done.stdout + done.stderr
+
+
 def test_a_service_on_simulated_devices_says_so_everywhere(tmp_path):
     with (
         running(tmp_path, *ONE, written(tmp_path), "--simulate", "npu:2", "--device", "npu") as service,

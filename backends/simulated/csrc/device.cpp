@@ -175,7 +175,9 @@ void settle(Pool& p) { // blocks whose other streams have caught up become reusa
     p.cached[{b.stream, b.size}].push_back(std::move(b));
   }
 }
-void release_cached(Pool& p) {
+void release_cached(int d) { // under the lock: what is freed from now on stays cached
+  synchronize(static_cast<DeviceIndex>(d)); // so that no queued work, another thread's neither, touches what goes back
+  auto& p = pool(d);
   settle(p);
   for (auto& [key, blocks] : p.cached)
     for (auto& b : blocks) {
@@ -214,9 +216,7 @@ void* allocate(int d, StreamId stream, size_t n) {
     auto fits = [&] { return d < 0 || p.reserved() + p.other + int64_t(size) <= p.capacity; };
     if (!fits()) { // like the real allocators: give cached blocks back and try once more
       p.stats.num_alloc_retries++;
-      for (auto& w : p.waiting)
-        for (auto& [q, t] : w.uses) q->wait();
-      release_cached(p);
+      release_cached(d);
     }
     if (!fits()) out_of_memory(d, size);
     void* ptr = nullptr;
@@ -265,22 +265,10 @@ template <int... I> c10::DeleterFnPtr pick(int d, std::integer_sequence<int, I..
   return t[d];
 }
 c10::DeleterFnPtr deleter_of(int d) { return pick(d, std::make_integer_sequence<int, kMaxDevices>()); }
-bool idle(DeviceIndex d) {
-  std::lock_guard<std::mutex> g(stream_mx);
-  for (auto& [id, q] : queues(d))
-    if (q->done < q->queued) return false;
-  return true;
-}
 void empty_cache(int d) {
-  synchronize(static_cast<DeviceIndex>(d));
-  std::unique_lock<std::recursive_mutex> g(pool_mx);
-  while (!idle(static_cast<DeviceIndex>(d))) { // so that no queued work, another thread's neither, touches what goes back
-    g.unlock();
-    synchronize(static_cast<DeviceIndex>(d));
-    g.lock();
-  }
+  std::lock_guard<std::recursive_mutex> g(pool_mx);
+  release_cached(d);
   auto& p = pool(d);
-  release_cached(p);
   p.stats.reserved_bytes[0].decrease(p.leaked);
   p.leaked = 0;
 }
@@ -572,7 +560,7 @@ TORCH_LIBRARY(simdev, m) {
   m.def("leak(int device, int bytes, bool forever) -> ()", [](int64_t d, int64_t n, bool forever) {
     std::lock_guard<std::recursive_mutex> g(pool_mx);
     auto& p = pool(check(d));
-    if (p.reserved() + p.other + n > p.capacity) release_cached(p);
+    if (p.reserved() + p.other + n > p.capacity) release_cached(static_cast<int>(d));
     if (p.reserved() + p.other + n > p.capacity) out_of_memory(d, n);
     (forever ? p.lost : p.leaked) += n;
     p.stats.reserved_bytes[0].increase(n);
