@@ -74,23 +74,28 @@ class CardService:
         self.port = 0
         self._breaker = Breaker()
         self._process: asyncio.subprocess.Process | None = None
-        self._ending = False
+        self._ending = asyncio.Event()
+        self._commanded: asyncio.subprocess.Process | None = None  # It was told to end, so that another begins.
         self.first_ready = asyncio.Event()
         """Set when it is ready for the first time, or has ended before that."""
 
     async def keep(self, client: httpx.AsyncClient) -> None:
         """Start the service, watch it, start it again: until `end`."""
-        while not self._ending:
+        while not self._ending.is_set():
             began_s = time.monotonic()
             code, was_ready = await self._run(client)
             self.first_ready.set()
-            if self._ending:
+            if self._ending.is_set():
                 return
+            if self._process is self._commanded:
+                log.info("the service of %s has ended as it was told; the next begins", self.card.device)
+                continue
             now_s = time.monotonic()
             pause_s = self._breaker.died(now_s, answered=was_ready, served_s=now_s - began_s if was_ready else 0.0)
             self.restarts += 1
             log.error("the service of %s ended (exit code %d); the next in %g s", self.card.device, code, pause_s)
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause_s)
 
     async def _run(self, client: httpx.AsyncClient) -> tuple[int, bool]:
         """One process from its start to its end; its exit code, and whether it has been ready."""
@@ -99,6 +104,8 @@ class CardService:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command(self.card, self.port), stdout=asyncio.subprocess.DEVNULL, preexec_fn=place
         )
+        if self._ending.is_set():  # While it was started.
+            self._signal(signal.SIGTERM)
         ended = asyncio.create_task(process.wait())
         was_ready, silent = False, 0
         try:
@@ -111,7 +118,7 @@ class CardService:
                 if self.ready:
                     was_ready = True
                     self.first_ready.set()
-                if silent >= _SILENT_POLLS and not self._ending:
+                if silent >= _SILENT_POLLS and not self._ending.is_set():
                     log.error("the service of %s answers no more: it is killed", self.card.device)
                     process.kill()
                 await asyncio.wait((ended,), timeout=_POLL_S)
@@ -127,12 +134,12 @@ class CardService:
 
     def end(self, *, at_once: bool = False) -> None:
         """Have it drain and end, for good; `at_once`: without the draining."""
-        self._ending = True
+        self._ending.set()
         self._signal(signal.SIGKILL if at_once else signal.SIGTERM)
 
     async def restart(self, timeout_s: float) -> bool:
         """Have it drain, end and start again; whether it is ready again in time."""
-        old = self._process
+        self._commanded = old = self._process
         self._signal(signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._replaced(old), timeout_s)

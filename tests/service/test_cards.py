@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 import signal
+from contextlib import asynccontextmanager
 
 import httpx
 import psutil
 import pytest
 
+from app import cards
+from app.fleet.breaker import Breaker
 from tests.support.images import GREY
 from tests.support.load import Load, until
 from tests.support.null_service import PREDICT, serving
@@ -98,6 +103,7 @@ async def test_a_card_whose_service_dies_or_hangs_costs_its_own_connections_alon
 
 async def test_one_card_after_the_other_is_restarted_without_a_lost_request(service):
     old = {card: process.pid for card, process in services(service).items()}
+    before = by_card(service, "anychip_card_restarts_total")
     async with Load(service.url, PREDICT, GREY, 8) as load:
         await load.answers(50)
         service.process.send_signal(signal.SIGHUP)
@@ -108,4 +114,37 @@ async def test_one_card_after_the_other_is_restarted_without_a_lost_request(serv
 
         await until(restarted)
         await load.answers(50)
+    assert by_card(service, "anychip_card_restarts_total") == before
     assert set(load.outcomes) == {(200, "OK")}
+
+
+@asynccontextmanager
+async def kept(*command):
+    """A card's service that is this program, and whatever asks it hears that it is ready; ended within five seconds."""
+    service = cards.CardService(cards.Card("npu:0"), lambda *_: command)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(lambda _: httpx.Response(200))) as client:
+        keeping = asyncio.create_task(service.keep(client))
+        await asyncio.wait_for(service.first_ready.wait(), 20)
+        yield service
+        service.end()
+        await asyncio.wait_for(keeping, 5)
+
+
+async def test_a_broken_cards_pause_holds_up_no_end(monkeypatch):
+    paused = asyncio.Event()
+
+    def died(*_, **__):
+        paused.set()
+        return 60.0
+
+    monkeypatch.setattr(Breaker, "died", died)
+    async with kept("false"):
+        await paused.wait()
+
+
+async def test_a_restart_by_command_is_no_failure(caplog):
+    async with kept("sleep", "600") as service:
+        with caplog.at_level(logging.INFO, "anychip.cards"):
+            assert await service.restart(20)
+        assert service.restarts == 0
+    assert [record.levelname for record in caplog.records] == ["INFO"]
