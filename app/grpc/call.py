@@ -118,10 +118,13 @@ def _parameters(given: Mapping[str, Message]) -> dict[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "bool_param") for name, value in given.items()}
 
 
-def serialized_response(request: Message, answered: InferenceResponse) -> bytes:
-    """The ModelInferResponse to a request, serialised. May run in a thread: joining lets other threads run."""
+def serialized_response(request: Message, version: str, answered: InferenceResponse) -> bytes:
+    """The ModelInferResponse to a request that this version of its model has answered, serialised.
+
+    May run in a thread: joining lets other threads run.
+    """
     response = message("ModelInferResponse")(
-        model_name=request.model_name, model_version=request.model_version or FIRST_VERSION, id=request.id
+        model_name=request.model_name, model_version=version or FIRST_VERSION, id=request.id
     )
     for name, value in answered.made_by.items():
         setattr(response.parameters[name], "bool_param" if isinstance(value, bool) else "string_param", value)

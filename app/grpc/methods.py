@@ -90,14 +90,15 @@ class Methods:
 
     async def model_infer(self, request: RawRequest, context: RpcContext) -> bytes:
         """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
-        response = await self._ingress.answer(GrpcInferCall(context, request))
+        call = GrpcInferCall(context, request)
+        response = await self._ingress.answer(call)
         trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings.header())]
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
         context.call.set_trailing_metadata(trailing)
         if response.data_bytes <= INLINE_BYTES:
-            return serialized_response(request.message, response)
-        return await self._ingress.offload(serialized_response, request.message, response)
+            return serialized_response(request.message, call.version, response)
+        return await self._ingress.offload(serialized_response, request.message, call.version, response)
 
     async def model_stream_infer(
         self, requests: AsyncIterator[RawRequest | ServiceError], stream: RpcContext

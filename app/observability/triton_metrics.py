@@ -15,7 +15,7 @@ from prometheus_client.core import UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from app.observability.metrics import Metrics
-from app.observability.triton_statistics import FAILURE_REASONS, FIRST_VERSION, failure_reason
+from app.observability.triton_statistics import FAILURE_REASONS, failure_reason, of_version
 
 _DURATIONS = {
     "queue": "nv_inference_queue_duration_us",
@@ -47,6 +47,8 @@ class TritonMetrics(Collector):
 
         def add(name: str, value: float, **labels: str) -> None:
             family = families.setdefault(name, UnknownMetricFamily(name, f"As Triton has it; from {source}"))
+            if "model" in labels:
+                labels["model"], labels["version"] = of_version(labels["model"])
             family.add_sample(name, labels, value)
 
         failures: dict[tuple[str, str], float] = {}
@@ -62,7 +64,7 @@ class TritonMetrics(Collector):
         families_now = (family for each in (*per_model, *per_device) for family in each.collect())
         for sample in (sample for family in families_now for sample in family.samples):
             source, labels, value = sample.name, sample.labels, sample.value
-            model = {"model": labels.get("model", ""), "version": FIRST_VERSION}
+            model = {"model": labels.get("model", "")}
             if source == "anychip_requests_total" and labels["model"]:
                 for reason in FAILURE_REASONS:
                     failures.setdefault((labels["model"], reason), 0)
@@ -87,8 +89,8 @@ class TritonMetrics(Collector):
                 add(_DEVICE[source], value, gpu_uuid=labels["device"])
         source = "anychip_requests_total"
         for (name, reason), value in failures.items():
-            add("nv_inference_request_failure", value, model=name, version=FIRST_VERSION, reason=reason)
+            add("nv_inference_request_failure", value, model=name, reason=reason)
         source = "anychip_batch_size"
         for name, value in batches.items():
-            add("nv_inference_exec_count", value, model=name, version=FIRST_VERSION)
+            add("nv_inference_exec_count", value, model=name)
         yield from families.values()

@@ -32,6 +32,12 @@ _REASONS = {
 }
 
 
+def of_version(name: str) -> tuple[str, str]:
+    """What clients call a model of our name, and which version of it that is."""
+    shown, _, version = name.partition("@")
+    return shown, version or FIRST_VERSION
+
+
 def failure_reason(code: str) -> str:
     """Triton's reason for a request that ended with one of our codes other than "OK"."""
     return _REASONS.get(code, "OTHER")
@@ -94,10 +100,11 @@ class ModelStatistics:
             sum(each.count for each in self.failure.values()), sum(each.seconds for each in self.failure.values())
         )
         nothing = Duration().as_json()
+        shown, version = of_version(name)
         good = self.success.count  # Every stage of a request counts once, however many images it has (infer_stats.cc).
         return {
-            "name": name,
-            "version": FIRST_VERSION,
+            "name": shown,
+            "version": version,
             "last_inference": self.last_ms,
             "inference_count": self.images,
             "execution_count": self.executions,

@@ -12,7 +12,7 @@ import orjson
 
 from app.errors import invalid_request
 from app.link import Link, ModelState
-from app.observability.triton_statistics import FIRST_VERSION
+from app.observability.triton_statistics import of_version
 from app.protocols import ultralytics
 from app.protocols.open_inference import NORMAL_PRIORITY
 from app.protocols.options import PRIORITY
@@ -92,8 +92,8 @@ def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
         state = _STATES[ours]
         reason = "unloaded" if ours is ModelState.UNLOADED else reason
         if state == "READY" or not ready_only:
-            shown, _, version = name.partition("@")
-            models.append({"name": shown, "version": version or FIRST_VERSION, "state": state, "reason": reason})
+            shown, version = of_version(name)
+            models.append({"name": shown, "version": version, "state": state, "reason": reason})
     return models
 
 

@@ -179,16 +179,17 @@ def test_a_version_that_is_none_is_the_clients_mistake(version):
         assert b"anychip_build_info" in content
 
 
-def test_tritons_names_add_up():
+@pytest.mark.parametrize(("name", "version"), [("m", "1"), ("m@2", "2")])
+def test_tritons_names_add_up(name, version):
     metrics = Metrics()
     metrics.registry.register(TritonMetrics(metrics))
-    model = ModelMetrics(metrics, "m")
+    model = ModelMetrics(metrics, name)
     for code in ("OK", "OK", "DEADLINE_EXCEEDED", "CANCELLED", "INFERENCE_FAILED", "INVALID_IMAGE"):
         model.answered(code, 0.5, None)
     model.batch("npu:0")[0].observe(2)
     model.stage_seconds["infer"].observe(0.25)
     DeviceMetrics(metrics, "npu:0", "ascend").report("w", stats(7, watts=90))
-    labels = {"model": "m", "version": "1"}
+    labels = {"model": "m", "version": version}
     assert value(metrics, "nv_inference_request_success", **labels) == 2
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
         assert value(metrics, "nv_inference_request_failure", **labels, reason=reason) == 1
