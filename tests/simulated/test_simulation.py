@@ -155,7 +155,7 @@ def given_back(empty):
     begun, hosts = device.count("synchronize"), [copied()]
     emptying = threading.Thread(target=empty)
     emptying.start()
-    while device.count("synchronize") == begun:
+    while device.count("synchronize") == begun and emptying.is_alive():
         pass
     hosts.append(copied())
     emptying.join()
