@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import uvicorn
@@ -24,6 +25,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app.access.access import check_exposure, check_secrets
+from app.access.rules import Bind
 from app.access.tls import Tls
 from app.application import AdminFront, create_app
 from app.compat import torchserve
@@ -116,26 +118,34 @@ async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: st
     """
     room = _make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     check_exposure(settings)
-    opening = Opening()
+    opening, tls = Opening(), Tls.of(settings)
     counted = connections(min(settings.max_connections, room))
     application = OpeningApp(lambda: opening.said)
     where = LOOPBACK if card_of else settings.host, settings.port
-    async with _listening(application, OpeningProtocol, counted, settings, where, tls=Tls.of(settings)) as server:
+    async with (
+        _listening(application, OpeningProtocol, counted, settings, where, tls=tls) as server,
+        _listening_for_administration(application, settings, server, bool(card_of)) as admin,
+        contextlib.AsyncExitStack() as rpc,
+    ):
+        ports = _Ports(server, admin, rpc, lambda: opening.said)
+        if not card_of:
+            await ports.listen_for_rpc(settings)
         # Signals end the process meanwhile: nothing would be lost, and a thread that reads a file cannot be ended.
-        async with _told(lambda: opening.said):
+        async with _told(ports.said):
             opened = await _in_a_thread(lambda: (opening.models(settings), chosen(settings)))
-        await _serve(settings, *opened, server, on_ready, card_of=card_of)
+        await _serve(settings, *opened, ports, on_ready, card_of=card_of)
 
 
 async def _serve(
     settings: Settings,
     models: Sequence[Model],
     choice: Choice,
-    server: Server,
+    ports: _Ports,
     on_ready: Callable[[str], None],
     *,
     card_of: str,
 ) -> None:
+    server, admin_server = ports.server, ports.admin
     stop, tls = server.hurry, server.tls
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
@@ -149,13 +159,8 @@ async def _serve(
         check_secrets(settings, programs=any(model.is_program for model in models))
         app = create_app(service, card_of=card_of)
         app.state.ingress.connections = server.connections
-        server.become(app, protocol(_LIMITS, app.state.ingress, more=(torchserve.HOT,)))
-        async with (
-            contextlib.AsyncExitStack() as rpc,
-            _listening_for_administration(app, settings, stop, port_of(server), bool(card_of)) as admin_server,
-        ):
-            if not card_of:
-                await rpc.enter_async_context(_listening_for_rpc(app, settings, stop, tls))
+        ports.become(app)
+        async with ports.rpc.pop_all() as rpc:
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
             starting = asyncio.create_task(_started(service, app))
@@ -173,7 +178,9 @@ async def _serve(
                     watchdog.forget()
                     shared = await _sharing(server, settings)
                     if card_of:  # Now that calls can be answered: others share this port, too.
-                        await rpc.enter_async_context(_listening_for_rpc(app, settings, stop, tls, reuse_port=True))
+                        ports.rpc = rpc
+                        await ports.listen_for_rpc(settings, reuse_port=True)
+                        ports.become(app)
                     log.info("ready at %s", address)
                     on_ready(address)
                     await stop.wait()
@@ -358,53 +365,56 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
     return listener
 
 
-@contextlib.asynccontextmanager
-async def _listening_for_rpc(
-    app: FastAPI, settings: Settings, hurry: asyncio.Event, tls: Tls | None, *, reuse_port: bool = False
-) -> AsyncIterator[None]:
-    """gRPC, where it is wanted; `reuse_port`: on a port that others share.
+@dataclass
+class _Ports:
+    """Where this listens. `rpc`: ends what listens for gRPC; `said`: how far the start is."""
 
-    Raises OSError when its packages are missing or its port is taken.
-    """
-    if not settings.grpc_port:
-        yield
-        return
-    try:
-        from app.grpc import methods, server
-    except ImportError as error:
-        raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
-    state = app.state
-    served = methods.Methods(state.ingress)
-    async with contextlib.AsyncExitStack() as stack:
-        address = await stack.enter_async_context(
-            server.listening(
-                served,
-                state.ingress,
-                settings.host,
-                settings.grpc_port,
-                connections=state.ingress.connections,
-                hurry=hurry,
-                tls=tls,
-                reuse_port=reuse_port,
-            )
-        )
-        log.info("gRPC at %s", address)
+    server: Server
+    admin: Server | None
+    rpc: contextlib.AsyncExitStack
+    said: Callable[[], str]
+    _rpc_ports: dict[Bind, Any] = field(default_factory=dict)
+
+    async def listen_for_rpc(self, settings: Settings, *, reuse_port: bool = False) -> None:
+        """gRPC, where it is wanted; `reuse_port`: on a port that others share.
+
+        Raises OSError when its packages are missing or its port is taken.
+        """
+        if not settings.grpc_port:
+            return
+        try:
+            from app.grpc.server import listening
+        except ImportError as error:
+            raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
+        public, hurry = self.server, self.server.hurry
+
+        async def listen(bind: Bind, host: str, port: int, counted: Budget, **of_public: Any) -> None:
+            opening = listening(settings, self.said, host, port, connections=counted, hurry=hurry, **of_public)
+            self._rpc_ports[bind] = opened = await self.rpc.enter_async_context(opening)
+            log.info("%s at %s", "gRPC" if bind == "public" else "administration by gRPC", opened.address)
+
+        at = settings.host, settings.grpc_port
+        await listen("public", *at, public.connections, tls=public.tls, reuse_port=reuse_port)
         if settings.admin == "loopback" and not reuse_port:
-            port = settings.grpc_port + ADMIN_PORT_DISTANCE
+            counted = Budget(_ADMIN_RPC_CONNECTIONS, "connections", least=_ADMIN_RPC_CONNECTIONS)
             try:
-                counted = Budget(_ADMIN_RPC_CONNECTIONS, "connections", least=_ADMIN_RPC_CONNECTIONS)
-                listening = server.listening(
-                    served, state.ingress, LOOPBACK, port, "admin", connections=counted, hurry=hurry
-                )
-                log.info("administration by gRPC at %s", await stack.enter_async_context(listening))
+                await listen("admin", LOOPBACK, settings.grpc_port + ADMIN_PORT_DISTANCE, counted)
             except OSError as error:
                 log.warning("%s; administration by gRPC is off until --grpc-port is below a free one", error)
-        yield
+
+    def become(self, app: FastAPI) -> None:
+        """Answer for a service from now on."""
+        ingress, hot = app.state.ingress, (torchserve.HOT,)
+        self.server.become(app, protocol(_LIMITS, ingress, more=hot))
+        if self.admin is not None:
+            self.admin.become(AdminFront(app), protocol(_LIMITS, ingress, "admin", hot))
+        for bind, port in self._rpc_ports.items():
+            port.become(ingress, bind)
 
 
 @contextlib.asynccontextmanager
 async def _listening_for_administration(
-    app: FastAPI, settings: Settings, hurry: asyncio.Event, public_port: int, of_a_card: bool
+    app: ASGIApp, settings: Settings, public: Server, of_a_card: bool
 ) -> AsyncIterator[Server | None]:
     """On this machine alone, where that is wanted; `of_a_card`: in any case, as app.cards asks there.
 
@@ -413,16 +423,14 @@ async def _listening_for_administration(
     if settings.admin != "loopback" and not of_a_card:
         yield None
         return
-    port = settings.admin_port or (settings.port and public_port + ADMIN_PORT_DISTANCE)
-    kind = protocol(_LIMITS, app.state.ingress, "admin", (torchserve.HOT,))
+    port = settings.admin_port or (settings.port and port_of(public) + ADMIN_PORT_DISTANCE)
     # Its own: whatever the public ports have taken, it can be asked, also whether this lives.
     counted = Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     server = None
     async with contextlib.AsyncExitStack() as stack:
         try:
-            server = await stack.enter_async_context(
-                _listening(AdminFront(app), kind, counted, settings, (LOOPBACK, port), hurry=hurry)
-            )
+            listening = _listening(app, OpeningProtocol, counted, settings, (LOOPBACK, port), hurry=public.hurry)
+            server = await stack.enter_async_context(listening)
         except OSError as error:
             if settings.admin_port:
                 raise

@@ -1,14 +1,15 @@
 """The gRPC server: which methods it has, beside them health and reflection, and when it listens.
 
-Owns: registration, start and stop. Needs `anychip[grpc]`.
+Owns: registration, start and stop, and what a port answers before there is a service. Needs `anychip[grpc]`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -17,9 +18,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from app.access.rules import Bind
 from app.access.tls import Tls
+from app.config import Settings
+from app.errors import ERRORS
 from app.grpc.answering import Method, unknown
+from app.grpc.call import CallContext
 from app.grpc.calls import Calls
-from app.grpc.messages import METHODS, POOL, SERVICE
+from app.grpc.messages import METHODS, POOL, SERVICE, message
 from app.grpc.methods import Methods
 from app.grpc.receiving import OVERHEAD_BYTES, Receiver
 from app.grpc.relay import Relay
@@ -41,23 +45,21 @@ _WATCHES_A_CLIENT = 16
 
 @contextlib.asynccontextmanager
 async def listening(
-    methods: Methods,
-    ingress: Ingress,
+    settings: Settings,
+    said: Callable[[], str],
     host: str,
     port: int,
-    bind: Bind = "public",
     *,
     connections: Budget,
     hurry: asyncio.Event,
     tls: Tls | None = None,
     reuse_port: bool = False,
-) -> AsyncIterator[str]:
-    """A server on a port; yields its address. `bind`: which of the two it is; `connections`: counts them. In a `hurry`
-    it waits for no client. `reuse_port`: others listen there, too.
+) -> AsyncIterator[Port]:
+    """A server on a port. `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no
+    client. `reuse_port`: others listen there, too.
 
     Raises OSError when the port is taken.
     """
-    settings = ingress.link.settings
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
@@ -69,8 +71,9 @@ async def listening(
         ],
     )
     relay = Relay(connections)
-    server.add_generic_rpc_handlers((_Handlers(methods, ingress, bind, Calls(relay, settings.max_connections)),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    opened = Port(address, Calls(relay, settings.max_connections), said)
+    server.add_generic_rpc_handlers((opened,))
     with relay.core() as core:
         if tls is not None:
             server.add_secure_port(core, tls.grpc_credentials())
@@ -82,7 +85,7 @@ async def listening(
             await relay.listen(host, port, reuse_port=reuse_port)
         except OSError:
             raise OSError(f"cannot listen on {address} for gRPC; is another service there?") from None
-        yield address
+        yield opened
     finally:
         relay.close()
         stopping = asyncio.ensure_future(server.stop(_GRACE_S))
@@ -92,10 +95,19 @@ async def listening(
         await relay.wait_closed(_GRACE_S if at_leisure else _HURRY_S)
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """All methods. Requests come as bytes, and those of calls with one message as a stream of one."""
+class Port(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """All methods, once there is a service. Until then: that this lives, that nothing is ready, and why.
 
-    def __init__(self, methods: Methods, ingress: Ingress, bind: Bind, calls: Calls) -> None:
+    Requests come as bytes, and those of calls with one message as a stream of one.
+    """
+
+    def __init__(self, address: str, calls: Calls, said: Callable[[], str]) -> None:
+        self.address, self._calls, self._said = address, calls, said
+        self._handlers: dict[str, Any] = {}
+        self._opened = asyncio.Event()
+
+    def become(self, ingress: Ingress, bind: Bind) -> None:
+        """Answer for a service from now on. `bind`: which of its two ports this is."""
         largest = ingress.link.settings.max_body_bytes + OVERHEAD_BYTES
         # Health and reflection wait for no other request, and take little: room for few messages, each of which could
         # be as large as any, and half of it for addresses that have none.
@@ -113,7 +125,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         )
         for module in (health_pb2, reflection_pb2):
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        checker = Health(ingress.link.administration)
+        methods, checker = Methods(ingress), Health(ingress.link.administration)
         reflecting = Reflection((SERVICE, HEALTH.full_name, reflection.SERVICE_NAME))
         served: list[tuple[Any, Any, Receiver]] = [
             *((descriptor, getattr(methods, _snake(name)), models) for name, descriptor in METHODS.items()),
@@ -121,15 +133,38 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             (HEALTH.methods_by_name["Watch"], checker.watch, watching),
             (reflecting.descriptor, reflecting.info, watching),
         ]
-        self._handlers: dict[str, Any] = {}
         for descriptor, behaviour, receiver in served:
-            method = Method(behaviour, descriptor, receiver, calls, ingress=ingress, bind=bind)
+            method = Method(behaviour, descriptor, receiver, self._calls, ingress=ingress, bind=bind)
             self._handlers[method.path] = method.handler
-        self._calls = calls
+        self._opened.set()
 
     def service(self, details: Any) -> Any:
-        """The handler of a call; the one that refuses where there is no such method."""
-        return self._handlers.get(details.method) or unknown(self._calls, details.method)
+        """The handler of a call; one that refuses where there is no such method, or no service yet."""
+        if self._opened.is_set():
+            return self._handlers.get(details.method) or unknown(self._calls, details.method)
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._opening, details.method))
+
+    async def _opening(self, path: str, _requests: Any, call: CallContext) -> None:
+        self._calls.begin(call)
+        answer = _OPENING.get(path)
+        if answer is None:
+            trailing = (("code", "NOT_READY"), ("retry-after", "1"))
+            await call.abort(grpc.StatusCode[ERRORS["NOT_READY"].grpc], self._said(), trailing)
+        await call.write(answer)
+        if path == _WATCH:  # A stream that ends is begun again at once: then it is answered by the service.
+            await self._opened.wait()
+
+
+_WATCH = f"/{HEALTH.full_name}/Watch"
+_NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING).SerializeToString()
+_OPENING = {
+    f"/{HEALTH.full_name}/Check": _NOT_SERVING,
+    _WATCH: _NOT_SERVING,
+    f"/{SERVICE}/ServerLive": message("ServerLiveResponse")(live=True).SerializeToString(),
+    f"/{SERVICE}/ServerReady": message("ServerReadyResponse")(ready=False).SerializeToString(),
+    f"/{SERVICE}/ModelReady": message("ModelReadyResponse")(ready=False).SerializeToString(),
+}
+"""Before there is a service."""
 
 
 def _snake(name: str) -> str:

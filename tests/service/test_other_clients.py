@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import subprocess
+from ctypes.util import find_library
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.support.service_process import free_port, running
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
+GO = PYTHON.with_name("go")
 PERF_ANALYZER = PYTHON.with_name("perf_analyzer")
 EXAMPLES = os.environ.get("ANYCHIP_TEST_TRITON_EXAMPLES", "")
 """A checkout of triton-inference-server/client: no package has its examples."""
@@ -140,6 +142,47 @@ def test_the_backend_for_label_studio(service, port, expected, tmp_path):
     assert first["x"] * wanted["width"] / 100 == pytest.approx(box["x1"])
     assert (first["y"] + first["height"]) * wanted["height"] / 100 == pytest.approx(box["y2"])
     assert_on_the_page("Label Studio (label-studio-ml)", report["version"], report["ran"])
+
+
+@pytest.mark.skipif(
+    not [*PYTHON.parents[1].glob("lib/python3.*/site-packages/anylabeling")] or find_library("EGL") is None,
+    reason="X-AnyLabeling is not there (tests/environments/clients_environment.py), or what Qt loads (libegl1)",
+)
+def test_x_anylabeling(service, port, expected):
+    found = (report := asked("x_anylabeling", service, port))["found"]
+    assert {"resnet18", "yolov8n"} <= set(found["models"])
+    with service.client() as client:
+        assert found["classes"] == client.get("/v1/models/yolov8n/labels").json()["labels"]
+    assert found["all"] == found["again"]
+    assert [(label, kind) for label, kind, _ in found["all"]] == [
+        (each["label"], "rectangle") for each in expected["yolov8n"]["detections"]
+    ]
+    first = expected["yolov8n"]["detections"][0]["box"]
+    assert found["all"][0][2][::2] == [[first["x1"], first["y1"]], [first["x2"], first["y2"]]]
+    assert found["some"] == [each for each in found["all"] if each[0] == found["classes"][0]] != []
+    assert_on_the_page("X-AnyLabeling", report["version"], report["ran"])
+
+
+@pytest.mark.skipif(not GO.exists(), reason=f"Go is not there, which is a package of Python's registry, too: {GO}")
+def test_go_posts_an_image_with_any_content_type(service, expected, tmp_path):
+    environment = {
+        **CHILD,
+        "GOCACHE": str(PYTHON.parents[1] / "go-cache"),
+        "GOPATH": str(tmp_path),
+        "GOTOOLCHAIN": "local",
+    }
+    post = tmp_path / "post"
+    build = [GO, "build", "-o", post, ROOT / "tests" / "support" / "post.go"]
+    subprocess.run(build, check=True, timeout=WAIT_S, env=environment)
+    for kind in ("image/jpeg", "application/octet-stream", ""):
+        command = [post, f"{service.url}/v1/models/yolov8n:predict", IMAGE, kind]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT_S).stdout
+        status, _, body = printed.partition(" ")
+        assert status == "200", printed
+        assert json.loads(body)["predictions"] == [expected["yolov8n"]]
+    told = subprocess.run([GO, "version"], capture_output=True, text=True, check=True, env=environment).stdout.split()
+    ran = ["`http.Post` of an image with its content type", "with octet-stream", "with none"]
+    assert_on_the_page("Go (net/http)", told[2].removeprefix("go"), ran)
 
 
 def measured(model, address, *options):

@@ -164,6 +164,39 @@ def label_studio(url, _, __, example):
     return version("label-studio-ml"), ["the backend below, through its server"], answer.json["results"][0]
 
 
+def x_anylabeling(url, _, image, __):
+    """X-AnyLabeling's class for remote servers, as its window calls it: a model and classes are chosen."""
+    import os
+    import tempfile
+
+    os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    from anylabeling import config
+    from anylabeling.services.auto_labeling.remote_server import RemoteServer
+    from PyQt6.QtGui import QImage
+
+    found, said = {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        config.set_work_directory(folder)
+        settings = Path(folder, ".xanylabelingrc")
+        settings.write_text(f"remote_server_settings: {{server_url: '{url}', api_key: ''}}\n")
+        file = Path(folder, "image.jpg")
+        file.write_bytes(image)
+        server = RemoteServer({"type": "remote_server", "display_name": "anychip"}, said.append)
+        found["models"] = sorted(server.get_available_models())
+        server.set_model_id("yolov8n")
+        found["classes"] = server.classes
+        for name, chosen in (("all", server.classes), ("some", server.classes[:1]), ("again", [])):
+            server.set_auto_labeling_filter_classes(chosen)
+            drawn = server.predict_shapes(QImage(str(file)), str(file)).shapes
+            found[name] = [(each.label, each.shape_type, [(at.x(), at.y()) for at in each.points]) for each in drawn]
+    assert not said, said
+    return (
+        version("x-anylabeling-cvhub"),
+        ["list of models, boxes, chosen classes (its class for remote servers)"],
+        found,
+    )
+
+
 def _defined(example):
     names = {"__name__": "example"}
     exec(Path(example).read_text(), names)
@@ -172,7 +205,10 @@ def _defined(example):
 
 CLIENTS = {
     each.__name__: each
-    for each in (kserve, open_inference_rest, open_inference_grpc, deepstack_python, deepstack_sdk, cvat, label_studio)
+    for each in (
+        *(kserve, open_inference_rest, open_inference_grpc, deepstack_python, deepstack_sdk),
+        *(cvat, label_studio, x_anylabeling),
+    )
 }
 
 
