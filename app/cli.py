@@ -204,7 +204,7 @@ def _demo(parsed: argparse.Namespace) -> int:
             path = min(IMAGES.glob(f"{prefix}*.jpg"))
             path = Path(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else path
             if model in settings.model_specs:
-                print(f"  curl -H 'Content-Type: image/jpeg' --data-binary @{path} {address}/v1/models/{model}:predict")
+                print(f"  curl -F file=@{path} {address}/v1/models/{model}:predict")
         print(f"\nThe API is described at {address}/docs. Ctrl-C ends the service.", flush=True)
         if parsed.open:
             webbrowser.open(page)

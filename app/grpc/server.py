@@ -54,7 +54,7 @@ async def listening(
     hurry: asyncio.Event,
     tls: Tls | None = None,
     reuse_port: bool = False,
-) -> AsyncIterator[Port]:
+) -> AsyncIterator[RpcPort]:
     """A server on a port. `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no
     client. `reuse_port`: others listen there, too.
 
@@ -72,7 +72,7 @@ async def listening(
     )
     relay = Relay(connections)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    opened = Port(address, Calls(relay, settings.max_connections), said)
+    opened = RpcPort(address, Calls(relay, settings.max_connections), said)
     server.add_generic_rpc_handlers((opened,))
     with relay.core() as core:
         if tls is not None:
@@ -95,7 +95,7 @@ async def listening(
         await relay.wait_closed(_GRACE_S if at_leisure else _HURRY_S)
 
 
-class Port(grpc.GenericRpcHandler):  # type: ignore[misc]
+class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
     """All methods, once there is a service. Until then: that this lives, that nothing is ready, and why.
 
     Requests come as bytes, and those of calls with one message as a stream of one.

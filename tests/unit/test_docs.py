@@ -133,7 +133,7 @@ def test_what_readers_need_first_is_there_in_chinese() -> None:
         f"docs/{name}.zh-CN.md"
         for name in ("api", "deploy", "hardware", "kubernetes", "settings", "troubleshooting", "which-file")
     }
-    installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cuda", "dcu", "mlu")}
+    installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")}
     assert names >= {"README.zh-CN.md", *pages, *installs}
 
 
