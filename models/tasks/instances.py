@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-import torch
 
 from models.contract.model import Array
-from models.vision import torchvision
 
 # OpenCV's own threads would multiply those that decode.
 cv2.setNumThreads(1)
@@ -24,7 +22,8 @@ MAX_CANDIDATES = 30_000
 MAX_TURNED_CANDIDATES = 2_000
 """Turned boxes are compared each with each, 50 times the work of upright ones."""
 
-_FIRST_CANDIDATES = 1_024
+_WINDOW, _COMPARED = 512, 48
+"""Candidates that are looked at together, and of these so many that are compared each with each."""
 _BLOCK = 256
 _MASK_SIDE = 1_280
 """Polygons are found in masks of at most this side: prototypes have a quarter of the network's input."""
@@ -32,6 +31,8 @@ _TOGETHER = 16
 """Masks whose logits are in memory at once."""
 _MOST_OF_A_ROW = 0.7
 """From this share on, whole rows are multiplied where they lie: to copy parts of them costs more."""
+_ALONE, _LEAST_COLUMNS = 200_000, 16
+"""Multiplications of a product that OpenBLAS computes in one thread, a little less; columns of its kernels."""
 _EPSILON = 1e-7
 
 Pair = Sequence[float] | Array
@@ -43,19 +44,35 @@ def suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float, 
     boxes: float32 [k, 4] as x1, y1, x2, y2, by descending score. What is kept of the best candidates does not depend on
     the others, so these are tried first, and all only when they do not yield `most`.
     """
-    count = len(boxes)
-    if count == 0 or most <= 0:
+    if len(boxes) == 0 or most <= 0:
         return np.empty(0, np.int64)
-    # One call serves all classes: each gets a place of its own, in float64, where moving a box does not round it.
-    places = boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)
-    looked_at = max(_FIRST_CANDIDATES, 2 * most)
-    while True:
-        kept: Array = torchvision.ops.nms(
-            torch.from_numpy(places[:looked_at]), torch.from_numpy(scores[:looked_at]).double(), iou_threshold
-        ).numpy()
-        if len(kept) >= most or looked_at >= count:
-            return kept[:most]
-        looked_at *= 2
+    # One pass serves all classes: each gets a place of its own, in float64, where moving a box does not round it.
+    places = (boxes.astype(np.float64) + classes[:, None] * (float(boxes.max() - boxes.min()) + 1)).T
+    kept: list[int] = []
+    for first in range(0, len(boxes), _WINDOW):
+        left, new = np.arange(first, min(first + _WINDOW, len(boxes))), kept
+        while len(left) and len(kept) < most:
+            if new:
+                left = left[~_overlapping(places[:, left], places[:, new], iou_threshold).any(axis=1)]
+            some, left, new = left[:_COMPARED], left[_COMPARED:], []
+            upon = _overlapping(places[:, some], places[:, some], iou_threshold)
+            gone = np.zeros(len(some), bool)
+            for row, number in enumerate(some.tolist()):
+                if not gone[row]:
+                    new.append(number)
+                    gone |= upon[row]
+            kept += new
+    return np.array(kept[:most], np.int64)
+
+
+def _overlapping(boxes: Array, others: Array, threshold: float) -> Array:
+    """Whether each box overlaps each other one by more: bool [k, m]; boxes as float64 [4, k] and [4, m]."""
+    (x1, y1, x2, y2), (left, top, right, bottom) = boxes[:, :, None], others[:, None]
+    shared = (np.minimum(x2, right) - np.maximum(x1, left)).clip(0)
+    shared *= (np.minimum(y2, bottom) - np.maximum(y1, top)).clip(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: Array = shared / ((x2 - x1) * (y2 - y1) + (right - left) * (bottom - top) - shared) > threshold
+    return found
 
 
 def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: float, most: int) -> Array:
@@ -247,14 +264,22 @@ class MaskGrid:
 def combined(coefficients: Array, prototypes: Array) -> Array:
     """Logits of masks: [k, m] and float32 [m, h, w] -> float32 [k, h, w].
 
-    By PyTorch, whose threads the server has set to one: NumPy's BLAS takes every core for a product of this size and
-    waits for them busily, which took up to 20 times as long where they were at work.
+    In pieces so small that NumPy's BLAS computes each in this thread: it would take every core for the whole product
+    and wait for them busily, which took up to 20 times as long where they were at work.
     """
-    # Writable, as PyTorch wants arrays; what comes out of shared memory may not be. Whole rows need not be copied.
-    rows, flat = (np.require(each, np.float32, "W") for each in (coefficients, prototypes.reshape(len(prototypes), -1)))
-    product = torch.mm(torch.from_numpy(rows), torch.from_numpy(flat))
-    logits: Array = product.numpy().reshape(len(coefficients), *prototypes.shape[1:])
-    return logits
+    rows, flat = np.asarray(coefficients, np.float32), np.asarray(prototypes, np.float32).reshape(len(prototypes), -1)
+    (count, depth), length = rows.shape, flat.shape[1]
+    logits = np.empty((count, length), np.float32)
+    piece = max(_LEAST_COLUMNS, _ALONE // (count * depth) // _LEAST_COLUMNS * _LEAST_COLUMNS)
+    pieces, end = length // piece, length // piece * piece
+
+    def stacked(array: Array) -> Array:
+        return array[:, :end].reshape(len(array), pieces, piece).swapaxes(0, 1)
+
+    if pieces:
+        np.matmul(rows, stacked(flat), out=stacked(logits))
+    np.matmul(rows, flat[:, end:], out=logits[:, end:])
+    return logits.reshape(count, *prototypes.shape[1:])
 
 
 def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Scratch) -> tuple[Array, int, int]:

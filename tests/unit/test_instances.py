@@ -18,6 +18,7 @@ from models.tasks.instances import (
     MaskGrid,
     _sampled,
     _Scratch,
+    combined,
     corners_of,
     polygons_of,
     probabilistic_iou,
@@ -51,6 +52,28 @@ def test_a_bounded_suppression_keeps_what_the_whole_one_keeps_first(seed, count,
         torch.from_numpy(boxes).double(), torch.from_numpy(scores).double(), torch.from_numpy(classes), 0.5
     )
     assert found.tolist() == whole[:most].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.sampled_from([0.0, 1 / 3, 0.5, 0.7, 1.0]))
+def test_boxes_that_touch_coincide_or_are_inside_out_go_as_torchvision_says(seed, count, threshold):
+    """Of whole numbers, so that overlaps are the threshold itself and many boxes have no area."""
+    generator = np.random.default_rng(seed)
+    boxes = generator.integers(0, 12, (count, 4)).astype(np.float32)
+    boxes[: count // 2, 2:] += boxes[: count // 2, :2]
+    scores = np.linspace(0.999, 0.001, count, dtype=np.float32)
+    whole = torchvision.ops.nms(torch.from_numpy(boxes).double(), torch.from_numpy(scores).double(), threshold)
+    assert suppress(boxes, scores, np.zeros(count, np.int32), threshold, count).tolist() == whole.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 40), st.integers(1, 90), st.integers(1, 90))
+def test_logits_of_masks_are_the_sums_of_weighted_prototypes(count, depth, height, width):
+    """Whole numbers, whose sums float32 has exactly, of a part of larger prototypes."""
+    generator = np.random.default_rng(count * depth)
+    coefficients = generator.integers(-9, 9, (count, depth)).astype(np.float32)
+    prototypes = generator.integers(-9, 9, (depth, 90, 90)).astype(np.float32)[:, :height, :width]
+    assert (combined(coefficients, prototypes) == np.einsum("km,mhw->khw", coefficients, prototypes)).all()
 
 
 @settings(max_examples=20, deadline=None)
