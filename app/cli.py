@@ -214,20 +214,25 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _run_service(settings: Settings, announce: Callable[[str], None], card_of: str = "") -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
-    from app.decoder import main as decoders
     from app.decoding.process import FORK_SERVER as FOR_DECODERS
     from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
     from app.processes.fork_server import discard_prepared, prepare
 
-    decoders.import_libraries()  # torch among them: once for all, as what is imported now is shared.
     try:
-        prepare(FOR_WORKERS)  # Both before there are threads.
-        decoders.prepare_to_decode()
-        prepare(FOR_DECODERS)
+        prepare(_import_torch, FOR_WORKERS, FOR_DECODERS)  # Before there are threads.
         return _serve_opened(settings, announce, card_of)
     finally:
         discard_prepared(FOR_DECODERS)
         discard_prepared(FOR_WORKERS)
+
+
+def _import_torch() -> None:
+    """And what comes with it: in the process from which others are forked, once for all, as they share it."""
+    from app.decoder import main as decoders
+    from app.worker.main import import_libraries
+
+    import_libraries()
+    decoders.import_libraries()
 
 
 def _serve_opened(settings: Settings, announce: Callable[[str], None], card_of: str) -> int:

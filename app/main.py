@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
 import resource
@@ -15,10 +14,9 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -43,11 +41,10 @@ from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.serving.opening import Opening
-from app.serving.service import Service, chosen
+from app.serving.service import Service
 from backends import Choice
 from models import Model
 
-T = TypeVar("T")
 log = logging.getLogger("anychip")
 
 _RPC_DESCRIPTORS = 3
@@ -130,9 +127,9 @@ async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: st
         ports = _Ports(server, admin, rpc, lambda: opening.said)
         if not card_of:
             await ports.listen_for_rpc(settings)
-        # Signals end the process meanwhile: nothing would be lost, and a thread that reads a file cannot be ended.
+        # Signals end the process meanwhile: nothing would be lost.
         async with _told(ports.said):
-            opened = await _in_a_thread(lambda: (opening.models(settings), chosen(settings)))
+            opened = await _opened(opening, settings)
         await _serve(settings, *opened, ports, on_ready, card_of=card_of)
 
 
@@ -208,21 +205,15 @@ async def _serve(
             loop.remove_signal_handler(number)
 
 
-async def _in_a_thread(function: Callable[[], T]) -> T:
-    """What `function` returns or raises; a process that ends does not wait for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        try:
-            settle = functools.partial(future.set_result, function())
-        except Exception as error:
-            settle = functools.partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # The loop is closed.
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=run, name="opening", daemon=True).start()
-    return await future
+async def _opened(opening: Opening, settings: Settings) -> tuple[Sequence[Model], Choice]:
+    """Raises ModelError, BackendUnavailableError."""
+    try:
+        models, choice = await opening.apart(settings)
+    except BaseException:
+        await stop_forking()
+        raise
+    assert choice is not None
+    return models, choice
 
 
 @contextlib.asynccontextmanager

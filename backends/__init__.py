@@ -1,5 +1,8 @@
 """What a chip is: detection, memory, engines. No images, no HTTP; imports neither app nor models."""
 
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
 from backends.contract.backend import (
     DEFAULTS,
     Backend,
@@ -15,6 +18,7 @@ from backends.contract.backend import (
     Telemetry,
     Unbuilt,
 )
+from backends.contract.choice import Choice
 from backends.contract.errors import (
     BackendError,
     BackendUnavailableError,
@@ -23,11 +27,13 @@ from backends.contract.errors import (
     OutOfDeviceMemoryError,
     WrongAnswersError,
 )
-from backends.engines.cache import EngineCache
 from backends.hooks import register_release_hook, run_release_hooks
-from backends.operators.operators import fallback_counts, register_operator_libraries
-from backends.registry import BACKENDS, Choice, choose, device_files, open_backend, report
 from backends.vendors.table import Facts
+
+if TYPE_CHECKING:
+    from backends.engines.cache import EngineCache
+    from backends.operators.operators import fallback_counts, register_operator_libraries
+    from backends.registry import BACKENDS, choose, device_files, open_backend, report
 
 __all__ = [
     "BACKENDS",
@@ -62,3 +68,16 @@ __all__ = [
     "report",
     "run_release_hooks",
 ]
+
+_WITH_TORCH = {
+    "EngineCache": "backends.engines.cache",
+    **dict.fromkeys(("fallback_counts", "register_operator_libraries"), "backends.operators.operators"),
+    **dict.fromkeys(("BACKENDS", "choose", "device_files", "open_backend", "report"), "backends.registry"),
+}
+"""What knows devices from inside, by module: imported when it is asked for, as what answers has no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"backends has no {name}")
+    return pkgutil.resolve_name(f"{_WITH_TORCH[name]}:{name}")

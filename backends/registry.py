@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from backends.contract.backend import Backend, Device
+from backends.contract.choice import Choice
 from backends.contract.errors import BackendError, BackendUnavailableError
 from backends.external import external_backends
 from backends.null.backend import NullBackend
-from backends.simulated import simulates
 from backends.vendors import table as vendors
 from backends.vendors.ascend import AscendBackend
 from backends.vendors.cpu import CpuBackend
@@ -38,42 +38,6 @@ _ACCELERATORS = tuple(map(_adapter, vendors.ACCELERATORS))
 _HOST: tuple[Backend, ...] = (CpuBackend(), NullBackend())
 _OURS = tuple(backend.name for backend in (*_ACCELERATORS, *_HOST))
 BACKENDS: tuple[Backend, ...] = (*_ACCELERATORS, *external_backends(_OURS), *_HOST)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The backend that serves, the ids of its devices that were meant, and why preferred backends were not taken.
-
-    `found`: what detection said of all devices of the backend.
-    """
-
-    backend: Backend
-    devices: tuple[str, ...]
-    refusals: Mapping[str, str] = field(default_factory=dict)
-    found: tuple[Device, ...] = field(default=(), compare=False)
-
-    def device(self, device_id: str) -> Device:
-        """What detection said of one device. Raises KeyError."""
-        return {device.id: device for device in self.found}[device_id]
-
-    def pci_address(self, device_id: str) -> str:
-        """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown. Raises KeyError."""
-        return self.backend._pci_address(self.device(device_id))
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """Devices of the backend that do not answer, by id, with the reason."""
-        return self.backend._sick()
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the devices are simulated; doctor, answers and reports say so."""
-        return simulates(self.backend.facts.device_type)
-
-    @property
-    def vendor(self) -> str:
-        """The vendor's name for reports and metrics."""
-        return f"simulated-{self.backend.facts.vendor}" if self.simulated else self.backend.facts.vendor
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 Owns: the names the rest of anychip may use.
 """
 
-from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import (
     MASK_FORMS,
@@ -12,13 +14,16 @@ from models.contract.model import (
     Model,
     Options,
     OutputSpec,
-    PixelNetwork,
     Placement,
 )
 from models.contract.pixel_model import PixelModel
 from models.contract.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
-from models.exports.exported import ExportedModel
 from models.tasks.normalised import NormalisedModel
+
+if TYPE_CHECKING:
+    from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
+    from models.contract.networks import PixelNetwork
+    from models.exports.exported import ExportedModel
 
 __all__ = [
     "ARCHITECTURES",
@@ -47,3 +52,16 @@ __all__ = [
     "open_model",
     "parse_spec",
 ]
+
+_WITH_TORCH = {
+    "ExportedModel": "models.exports.exported",
+    "PixelNetwork": "models.contract.networks",
+    **dict.fromkeys(("ARCHITECTURES", "ModelSpec", "open_model", "parse_spec"), "models.catalog"),
+}
+"""What reads files and builds networks, by module: imported when it is asked for, as what answers has no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"models has no {name}")
+    return pkgutil.resolve_name(f"{_WITH_TORCH[name]}:{name}")

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from models.contract.errors import UnknownModelError, WeightsError
-from models.contract.model import PixelNetwork
+from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
 from models.contract.resize import Centre
 from models.contract.task_adapter import AdaptedFile

@@ -25,6 +25,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_PASSED_ON = (
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+)
 _MACHINE = platform.machine()
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(_MACHINE)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -42,6 +50,16 @@ def _table(text: str) -> Mapping[str, tuple[int | None, int | None]]:
 
 def _words(text: str) -> Sequence[str]:
     return text.split()
+
+
+def bare_environment(folder: str = os.sep) -> dict[str, str]:
+    """The environment of a process that runs what a file says: nothing of ours but where libraries are, as what it
+    holds may be secret. `folder`: where it may write, if anywhere.
+    """
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
+    }
 
 
 _NUMBERS = _table(

@@ -5,12 +5,11 @@ Owns: one device's series, the sums over several workers on it, and who serves w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from math import nan
 from typing import get_args
 
-import torch
 from prometheus_client import Counter
 
 from app.fleet.process import WorkerProcess
@@ -25,12 +24,9 @@ _RELEASES = (
     *((HAND_OVER, trigger) for trigger in ("device", "resident")),
     (CACHE, "out_of_memory"),
 )
-
-
-@lru_cache(maxsize=1)
-def _operators() -> frozenset[str]:
-    """PyTorch's, as far as this process knows them: a worker that was taken over could name any number of others."""
-    return frozenset(torch._C._dispatch_get_all_op_names())
+_OPERATOR = re.compile(r"\w{1,40}::\w{1,80}(\.\w{1,40})?")
+_MOST_OPERATORS = 100
+"""That are counted by name: a worker that was taken over could name any number."""
 
 
 class DeviceMetrics:
@@ -39,6 +35,7 @@ class DeviceMetrics:
     def __init__(self, metrics: Metrics, device: str, vendor: str) -> None:
         self._metrics, self._device, self._labels = metrics, device, (device, vendor)
         self._stats: dict[str, Stats] = {}
+        self._operators: set[str] = set()
         self._up = metrics.worker_up.labels(device)
         self._up.set(0)
         for reason in RESTARTS:
@@ -72,7 +69,9 @@ class DeviceMetrics:
             self._count(metrics.device_driver_errors, (), "driver_errors", then, stats.telemetry)
         for operator, count in stats.fallbacks.items():
             new = count - (before.fallbacks.get(operator, 0) if before else 0)
-            name = operator if operator in _operators() else "other"
+            if len(self._operators) < _MOST_OPERATORS and _OPERATOR.fullmatch(operator):
+                self._operators.add(operator)
+            name = operator if operator in self._operators else "other"
             metrics.operator_fallbacks.labels(self._device, name).inc(new)
 
     def gone(self, worker: str, *, last: bool) -> None:

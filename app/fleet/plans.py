@@ -12,12 +12,12 @@ from dataclasses import replace
 from app.config import Settings, split
 from app.fleet.process import WorkerPlan
 from app.fleet.profiles import Profile, of_model
-from app.precision.probes import calibration, probes
+from app.precision.probes import calibration
 from app.worker.guard import LeakLimits
 from app.worker.messages import Load, ModelPlan
 from backends import Choice
 from models import Model, NormalisedModel
-from models.exports.exported import bare_environment
+from models.confinement import bare_environment
 
 _GUARD = LeakLimits()
 _HEARTBEAT_TIMEOUT_S = 10.0
@@ -60,7 +60,7 @@ def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
 def worker_plans(
     settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
 ) -> list[tuple[str, WorkerPlan]]:
-    """The device of each worker, and its plan. Computes the probes of the precision gate.
+    """The device of each worker, and its plan.
 
     `profiles`: of models, by name, that are to be served otherwise than the settings say.
     """
@@ -69,7 +69,7 @@ def worker_plans(
     served = [
         replace(
             how,
-            probes=probes(model) if facts.computes else None,
+            is_gated=facts.computes,
             calibration=calibration(model, settings.calibrate) if how.precision == "int8" else None,
             on_demand=how.on_demand and not has_own_workers(choice, model),
         )
@@ -82,7 +82,7 @@ def worker_plans(
         bare = facts.device_type == "cpu" and models[serves[0]].is_program
         load = Load(
             plans=tuple(
-                each if index in serves else replace(each, model=None, probes=None, calibration=None)
+                each if index in serves else replace(each, model=None, is_gated=False, calibration=None)
                 for index, each in enumerate(served)
             ),
             device=choice.device(device),

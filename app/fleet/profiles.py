@@ -13,16 +13,17 @@ import hashlib
 import json
 import logging
 import os
+import runpy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from app.config import Settings, sizes_of
-from app.precision.gate import weights_key
+from app.precision.described import weights_key
 from backends import Choice, host
 from backends.vendors.drivers import driver_version
 from models import Model
@@ -53,6 +54,14 @@ class Profile:
     lead: float
 
 
+@cache
+def _torch_version() -> str:
+    """PyTorch's own words, without importing it."""
+    found = find_spec("torch")
+    folder = Path(found.origin or "") if found else Path()
+    return str(runpy.run_path(str(folder.with_name("version.py")))["__version__"])
+
+
 def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
     """What a profile is valid for: another card, driver, PyTorch or file wants another one."""
     device = choice.device(choice.devices[0])
@@ -60,7 +69,7 @@ def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, 
         "device": f"{choice.vendor} {device.name}",
         "count": str(len(choice.devices)),
         "driver": driver_version(choice.backend.facts.vendor),
-        "torch": torch.__version__,
+        "torch": _torch_version(),
         "cores": str(host.core_count()),
         "null": settings.null,
         "weights": weights_key(model) or f"{model.architecture} {model.weights} {len(model.labels)}",

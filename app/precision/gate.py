@@ -12,10 +12,9 @@ and of `eager` in float32 that nothing comes after it.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-import models
+from app.precision.described import weights_key
 from app.precision.probes import Calibration
 from backends import DEFAULTS, CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
-from models import Model, PixelModel, TensorModel, WeightsError
-from models.exports.files import files_of
-from models.exports.images import ExportedImages
+from models import Model, PixelModel, TensorModel
 
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
-
-_BLOCK = 1 << 20
 
 
 class Gate:
@@ -244,48 +239,3 @@ def compile_options(
         calibration_key=calibration.key if calibration else "",
         quick=quick,
     )
-
-
-def weights_key(model: Model) -> str:
-    """A key that identifies a network, for caches: by the content of all its files and what is stated beside them.
-
-    "" where there is no file, or where it cannot be told which files hold its weights.
-    """
-    if model.weights_file is None:
-        return ""
-    try:
-        files = files_of(Path(model.weights_file))
-    except WeightsError:  # Loading it says so.
-        return ""
-    digests = [_digest(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
-    stated: list[object] = [_readers()]
-    if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
-        stated += [model.inputs, model.results, model.batched]
-    if isinstance(model, ExportedImages):  # Size, mean, deviation and layout become part of the network, and its task.
-        stated += [model.export, model.normalisation, model.input_shape, _source(type(model.adapter))]
-    digest = hashlib.sha256(repr((digests, stated)).encode()).hexdigest()
-    return f"{model.architecture}-{len(model.labels)}-{digest}"
-
-
-@cache
-def _source(task: type) -> str:
-    """The code of a task, which may compute something on the device."""
-    return Path(inspect.getfile(task)).read_text(encoding="utf-8")
-
-
-@cache
-def _readers() -> str:
-    """What makes networks of files: another release of it may make another of the same file."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(models.__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=256)
-def _digest(path: str, size_bytes: int, mtime_ns: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -9,16 +9,17 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from app.images.decoding import decode
 from app.images.header import ImageError, read_header
 from models import Model, NormalisedModel, PixelModel, Placement, TensorModel
 from models.tasks.accuracy import Boxes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -45,7 +46,7 @@ def probes(model: Model) -> Pixels:
         return model.probes()
     assert isinstance(model, PixelModel)
     if own := model.adapter.probes():
-        return np.stack([placed(model, torch.from_numpy(np.ascontiguousarray(image)))[0] for image in own])
+        return np.stack([placed(model, _tensor(image))[0] for image in own])
     pixels = decoded_by_host(model)
     return np.concatenate([pixels, pixels[:2, :, ::-1]])
 
@@ -140,7 +141,7 @@ class Calibration:
             else:
                 rgb, boxes, classes = detection_image(_SEEDS[purpose], index, size)
                 truth = Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32))
-            yield *placed(self._model, torch.from_numpy(rgb)), truth
+            yield *placed(self._model, _tensor(rgb)), truth
 
 
 def _spread(files: Sequence[Path], count: int) -> list[Path]:
@@ -149,16 +150,24 @@ def _spread(files: Sequence[Path], count: int) -> list[Path]:
     return [files[row * len(files) // count] for row in range(count)]
 
 
-def placed(model: PixelModel, image: torch.Tensor) -> tuple[Pixels, Placement]:
+def _tensor(image: Pixels) -> Tensor:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(image))
+
+
+def placed(model: PixelModel, image: Tensor) -> tuple[Pixels, Placement]:
     """What a network sees of an image that is decoded in full, and where the image lies in it."""
-    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    out = _tensor(np.zeros(model.input_shape, np.uint8))
     return out.numpy(), model.preprocess(image, out, image.shape[1], image.shape[0])
 
 
 def seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:
     """What a network sees of an image file, and where the image lies in it. Raises ImageError."""
+    from app.images.decoding import decode
+
     header = read_header(encoded)
-    out = torch.zeros(model.input_shape, dtype=torch.uint8)
+    out = _tensor(np.zeros(model.input_shape, np.uint8))
     size = model.decode_size(header.width, header.height)
     placement = model.preprocess(decode(encoded, header, size), out, header.width, header.height)
     return out.numpy(), placement

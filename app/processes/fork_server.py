@@ -272,20 +272,26 @@ class ForkServer:
             self._timer = self._loop.call_later(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1], self._start_soon)
 
 
-def prepare(main: str) -> None:
-    """Fork a fork server that runs `main` ("module:function") from this process, whose imports it shares: it takes no
-    time and hardly any memory.
+def prepare(libraries: Callable[[], None], *mains: str) -> None:
+    """Fork a fork server for each of `mains` ("module:function"), which share what `libraries` imports, and this
+    process does not.
 
-    For a process that has one thread and is about to make a service, which `begin` then gives this one. The caller
-    calls `discard_prepared` in the end.
+    For a process that has one thread and is about to make a service, which `begin` then gives them. The caller calls
+    `discard_prepared` in the end.
     """
-    if threading.active_count() == 1:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _prepared[main] = Begun(forked(theirs, pkgutil.resolve_name(main)), ours, dict(os.environ))
+    if threading.active_count() > 1:
+        return
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in mains]
+    _adopt(len(mains) - 1)  # All but the first are forked by that.
+    servers = [(theirs, pkgutil.resolve_name(main)) for main, (_, theirs) in zip(mains, pairs, strict=True)]
+    pid = forked(libraries, *servers)
+    for number, (main, (ours, theirs)) in enumerate(zip(mains, pairs, strict=True)):
         theirs.close()
+        _prepared[main] = Begun(0 if number else pid, ours, dict(os.environ))
 
 
 _prepared: dict[str, Begun] = {}
+"""Of one that another forks the process id is not known yet, and 0."""
 
 
 def is_prepared(main: str) -> bool:
@@ -296,7 +302,11 @@ def is_prepared(main: str) -> bool:
 def discard_prepared(main: str) -> None:
     """End the fork server that no event loop has taken, if there is one."""
     if main in _prepared:
-        _prepared.pop(main).end()
+        with contextlib.suppress(OSError):  # It is not there yet, and will find its socket closed.
+            _prepared[main].control.setblocking(False)
+            begin(main).end()
+        if main in _prepared:
+            _prepared.pop(main).control.close()
 
 
 def begin(main: str) -> Begun:
@@ -305,7 +315,16 @@ def begin(main: str) -> Begun:
     For a thread: on a busy machine it takes a tenth of a second and more. Raises OSError.
     """
     if main in _prepared:
-        return _prepared.pop(main)
+        begun = _prepared[main]
+        if not begun.pid:
+            packet = begun.control.recv(64)
+            _adopt(-1)
+            if not packet:
+                del _prepared[main]
+                raise ConnectionResetError("the process that was to fork it has ended")
+            begun = begun._replace(pid=event_in(packet).value)
+        del _prepared[main]
+        return begun
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # The current folder may be another there.
     path = [str(Path(entry or ".").resolve()) for entry in sys.path]

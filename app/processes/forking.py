@@ -56,20 +56,40 @@ def pack_request(number: int, *, fresh: bool = False) -> bytes:
     return _REQUEST.pack(number, fresh)
 
 
-def forked(control: socket.socket, main: Callable[[socket.socket, int], None]) -> int:
-    """Fork a fork server from this process, which has one thread; returns its process id.
+ForkServerMain: TypeAlias = Callable[[socket.socket, int], None]
+"""What a fork server does, with its socket and the server's process id."""
 
-    It runs `main` with its socket and the id of this process, and keeps nothing else open but the standard streams.
+
+def forked(libraries: Callable[[], None], *servers: tuple[socket.socket, ForkServerMain]) -> int:
+    """Fork a process from this one, which has one thread; returns its process id.
+
+    It imports `libraries`, forks a fork server for each but the first of `servers`, and becomes that. The others share
+    what it has imported, are this process's own children, and say FORKED first. None keeps anything open but its
+    socket and the standard streams.
     """
     parent = os.getpid()
     pid = os.fork()
 
     def run() -> None:
         signal.set_wakeup_fd(-1)
-        kept = {0, 1, 2, control.fileno()}
+        settle(parent, "fork-workers")
+        kept = {0, 1, 2, *(each.fileno() for each, _ in servers)}
         for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
             with contextlib.suppress(OSError):  # The one that listed them is closed already.
                 os.close(descriptor)
+        with contextlib.suppress(Exception):  # Who needs them meets it again, and says so.
+            libraries()
+        (control, main), *others = servers
+
+        def become(own: socket.socket, other: ForkServerMain) -> None:
+            for each, _ in servers:
+                each.close()
+            other(own, parent)
+
+        for theirs, other in others:
+            with theirs.dup() as own:
+                _fork(theirs, 0, parent, lambda: become(own, other))  # noqa: B023
+            theirs.close()
         with contextlib.suppress(ConnectionError):  # The server is gone.
             main(control, parent)
 

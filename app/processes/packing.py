@@ -50,6 +50,11 @@ def write_packed(value: object, name: str) -> int:
     return descriptor
 
 
+def packed(value: object) -> bytes:
+    """An object without arrays, for `unpacked`. Raises TypeError for what is more than data."""
+    return msgspec.msgpack.encode(_packable(value, _Arrays()))
+
+
 def read_packed(descriptor: int) -> Any:
     """The object again; closes the descriptor. Arrays are the reader's own to write to, and shared until it does.
 

@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
 
 from app.config import STAGES
 from app.link import ServedModel
-from models import Model, ModelError, Options, parse_spec
+from models import Model, ModelError, Options
 from models.contract.cascade import Cascade, CascadeRequest, Region, made
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -97,8 +98,11 @@ def check_cascade(cascade: Cascade, models: Mapping[str, ServedModel]) -> None:
     cascade.check({name: models[name].model for name in cascade.models})
 
 
-def parse_cascade(text: str) -> Cascade:
-    """Read `name=detector?options > classifier`, or a cascade of another package. Raises ModelError."""
+def parse_cascade(text: str, written: Mapping[str, str] = MappingProxyType({})) -> Cascade:
+    """Read `name=detector?options > classifier`, or a cascade of another package. Raises ModelError.
+
+    `written`: the names of models that are known already, by how they are written.
+    """
     if STAGES not in text:
         return made(text)
     name, equals, rest = text.partition("=")
@@ -118,11 +122,16 @@ def parse_cascade(text: str) -> Cascade:
         raise ModelError(f"{name} has an option {next(iter(given))!r}; there is {_KEYS}.")
     if not (0 <= margin <= 1 and 1 <= min_side <= 1e6 and 1 <= most <= 1000):
         raise ModelError(f"of {name}, margin is from 0 to 1, min_side from 1 on, and most from 1 to 1000.")
-    return TwoStages(name, _name_of(first.strip()), _name_of(parts[1]), classes, margin, min_side, most)
+    stages = _name_of(first.strip(), written), _name_of(parts[1], written)
+    return TwoStages(name, *stages, classes, margin, min_side, most)
 
 
-def _name_of(text: str) -> str:
+def _name_of(text: str, written: Mapping[str, str]) -> str:
     """The name of a model that is written so; a name alone is that of a model that is named elsewhere."""
+    if text in written or text in written.values():
+        return written.get(text, text)
+    from models import parse_spec
+
     try:
         return parse_spec(text).name
     except ModelError:

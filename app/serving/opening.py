@@ -1,19 +1,66 @@
-"""The models that a service is started with, read two at a time.
+"""The models that a service is started with, read two at a time, and the devices that it is to use.
 
-Owns: what is said of it meanwhile. Must not know who asks, nor what serves the models.
+    server ─► Begin, Wanted ─► a process with torch ─► how far it is, …, Opened ─► models and devices, as data
+
+Owns: what is said of it meanwhile, and the process that has torch, which the server has not. Must not know who asks,
+nor what serves the models.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
+import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from app.config import Settings
-from app.serving.finished import learn_finished_files
-from models import Model, ModelSpec, open_model, parse_spec
+from app.fleet.spawn import spawn
+from app.precision.described import described
+from app.processes.channel import Channel, ChannelError
+from app.processes.forking import name_process
+from app.processes.packing import read_packed, write_packed
+from app.worker.begin import Begin, to_process
+from backends import BackendError, BackendUnavailableError, Choice, simulated
+from models import Model, ModelError
+
+if TYPE_CHECKING:
+    from models import ModelSpec
 
 log = logging.getLogger("anychip.service")
+
+_PROGRAM = "app.serving.opening:main"
+_ASKED = {"models", "weights", "weights_mirror", "cache_dir", "trust_exported", "device", "null", "simulate"}
+"""The settings that count here."""
+_END_S = 2.0
+_ERRORS = {"models": ModelError, "devices": BackendUnavailableError, "": RuntimeError}
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """`model`: the only one that is to be read, and no device looked for; "": all."""
+
+    settings: dict[str, Any]
+    model: str
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """With a descriptor: models and choice, packed. `environment`, `path`: as they are now, for processes to come."""
+
+    environment: dict[str, str]
+    path: list[str]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why not, in one sentence. `kind`: in _ERRORS."""
+
+    kind: str
+    reason: str
 
 
 class Opening:
@@ -21,11 +68,66 @@ class Opening:
 
     said = "the service is starting"
 
-    def models(self, settings: Settings) -> list[Model]:
-        """All that `--models` names; downloads what is missing. Raises ModelError."""
+    async def apart(self, settings: Settings, model: str = "") -> tuple[list[Model], Choice | None]:
+        """`models` and the choice of devices, in a process that has torch, as data; or one `model` alone.
+
+        Raises ModelError, BackendUnavailableError, OSError.
+        """
+        loop = asyncio.get_running_loop()
+        content: tuple[list[Model], Choice | None] = [], None
+        heard: asyncio.Future[Opened | Refused] = loop.create_future()
+        spawned = await spawn("opening", forks=True)
+        channel = Channel(spawned.socket)
+
+        def readable() -> None:
+            try:
+                for message in channel.receive():
+                    answer = msgspec.msgpack.decode(message, type=Opened | Refused | str)
+                    if isinstance(answer, str):
+                        self.said = answer
+                    elif not heard.done():
+                        heard.set_result(answer)
+            except (EOFError, OSError, ChannelError, msgspec.DecodeError):
+                loop.remove_reader(channel.fileno())
+                if not heard.done():
+                    heard.set_result(Refused("", "the process that reads models has ended"))
+
+        loop.add_reader(channel.fileno(), readable)
+        try:
+            style = settings.log_level, settings.log_format
+            begin = Begin("MainProcess", dict(os.environ), style, (), sys.path, program=_PROGRAM)
+            given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
+            channel.send(to_process(begin))
+            channel.send(msgspec.msgpack.encode(Wanted(given, model)))
+            answer = await heard
+            if isinstance(answer, Opened):
+                content = await asyncio.to_thread(read_packed, channel.take_descriptor())
+        finally:
+            loop.remove_reader(channel.fileno())
+            channel.close()
+            spawned.child.kill()
+            await spawned.child.ends_within(_END_S)
+        if isinstance(answer, Refused):
+            raise _ERRORS[answer.kind](answer.reason)
+        os.environ.update(answer.environment)
+        sys.path[:] = answer.path
+        return content
+
+    def models(
+        self, settings: Settings, only: str = "", *, said: Callable[[str], None] = lambda _: None
+    ) -> list[Model]:
+        """All that `--models` names; downloads what is missing. `said`: hears how far it is. Raises ModelError."""
+        from app.serving.finished import learn_finished_files
+        from models import open_model, parse_spec
+
         learn_finished_files()
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
+        specs = [spec for spec in specs if only in ("", spec.name)]
         read: list[str] = []
+
+        def say(text: str) -> None:
+            self.said = text
+            said(text)
 
         def opened(spec: ModelSpec) -> Model:
             began_s = time.monotonic()
@@ -38,10 +140,67 @@ class Opening:
             read.append(spec.name)
             log.info("%s is read, %.1f s; %d of %d", *(spec.name, time.monotonic() - began_s, len(read), len(specs)))
             missing = ", ".join(each.name for each in specs if each.name not in read)
-            self.said = f"{len(read)} of {len(specs)} models are read ({', '.join(read)}); not yet: {missing}"
+            say(f"{len(read)} of {len(specs)} models are read ({', '.join(read)}); not yet: {missing}")
             return model
 
         with ThreadPoolExecutor(2) as pool:  # Files with a graph of their own are tried by child processes.
             models = list(pool.map(opened, specs))
-        self.said = "all models are read, devices are being looked for"
+        say("all models are read, devices are being looked for")
         return models
+
+
+def main(channel: Channel, messages: list[bytes]) -> None:
+    """The process that has torch: answers one question. `messages`: what has come already."""
+    name_process("anychip-opening")
+    while not messages:
+        channel.wait(None)
+        messages = channel.receive()
+    question = msgspec.msgpack.decode(messages[0], type=Wanted)
+
+    def say(answer: Opened | Refused | str, *descriptors: int) -> None:
+        with contextlib.suppress(OSError):  # The server is gone, and this process will be.
+            channel.send(msgspec.msgpack.encode(answer), descriptors)
+
+    try:
+        say(*_found(question, say))
+    except ModelError as error:
+        say(Refused("models", str(error)))
+    except BackendError as error:
+        say(Refused("devices", str(error)))
+    except Exception as error:
+        log.debug("models cannot be read", exc_info=True)
+        say(Refused("", f"{error}" or type(error).__name__))
+    while channel.waiting:
+        channel.wait(None)
+        channel.flush()
+
+
+def _found(question: Wanted, say: Callable[[str], None]) -> tuple[Opened, int]:
+    settings, before = Settings(**question.settings), dict(os.environ)
+    models = Opening().models(settings, question.model, said=say)
+    choice = None if question.model else chosen(settings).as_data()
+    changed = dict(os.environ.items() - before.items())
+    content = write_packed(([described(each) for each in models], choice), "anychip-models")
+    return Opened(changed, sys.path), content
+
+
+def chosen(settings: Settings) -> Choice:
+    """The devices that the settings want; asks them, in seconds. Raises BackendUnavailableError."""
+    from backends import choose
+    from backends.null import backend as null
+
+    if settings.null:
+        null.configure(settings.null)
+    if settings.simulate:
+        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    choice = choose(settings.device)
+    if choice.simulated:
+        log.warning("%s is simulated: the CPU computes its answers", choice.backend.name)
+    for device, reason in choice.left_out.items():
+        log.warning("%s does not answer and is left out: %s", device, reason)
+    log.info("served by %s", ", ".join(f"{each} ({choice.device(each).name})" for each in choice.devices))
+    if choice.refusals:
+        without = choice.backend.facts.device_type == "cpu"
+        text = "no accelerator can be used, the CPU serves" if without else "others do not serve"
+        log.log(logging.WARNING if without else logging.INFO, "%s; anychip devices says why", text)
+    return choice

@@ -24,7 +24,9 @@ from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.process import WorkerStartError
 from app.fleet.served_model import ModelPool
-from models import Model, ModelError, NormalisedModel, PixelModel, open_model, parse_spec
+from app.precision.described import Described
+from app.serving.opening import Opening
+from models import Model, ModelError, NormalisedModel, PixelModel
 
 log = logging.getLogger("anychip.service")
 
@@ -97,12 +99,11 @@ class Repository:
 
     async def _read(self, served: ModelPool) -> Model:
         settings, old = self._settings, served.model
-        specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-        spec = next(spec for spec in specs if spec.name == old.name)
         try:
-            model = await asyncio.to_thread(
-                open_model, spec, settings.weights_dir, trust_exported=settings.trust_exported
-            )
+            if isinstance(old, Described):
+                [model], _ = await Opening().apart(settings, old.name)
+            else:
+                [model] = await asyncio.to_thread(Opening().models, settings, old.name)
         except ModelError as error:
             raise invalid_request(f"{old.name} cannot be loaded: {error}") from None
         same = {name: getattr(old, name) for name in ("labels", "weights", "weights_file", "weights_sha256")}

@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import torch
-
 from app.config import Settings, split
 from app.config.values import by_version
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
@@ -30,11 +28,11 @@ from app.observability.triton_metrics import TritonMetrics
 from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
 from app.serving.cascades import check_cascade, parse_cascade
+from app.serving.opening import chosen
 from app.serving.repository import Repository
 from app.serving.shadow import HELD, Shadow
 from app.serving.submissions import Submissions
-from backends import Choice, choose, host, simulated
-from backends.null import backend as null
+from backends import Choice, host
 from models import Model, ModelError, NormalisedModel, PixelModel
 from models.tasks.tiles import Tiling, parse_tilings
 
@@ -88,7 +86,8 @@ class Service:
             settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=profiles
         )
         self.models = {name: self.fleet.models[name] for name in names}
-        cascades = {each.name: each for each in map(parse_cascade, settings.stage_specs)}
+        written = dict(zip(settings.model_specs, names, strict=False))
+        cascades = {each.name: each for each in (parse_cascade(text, written) for text in settings.stage_specs)}
         for cascade in cascades.values():
             check_cascade(cascade, self.models)
         repository = Repository(settings, self.models, self.fleet)
@@ -135,7 +134,6 @@ class Service:
 
         Raises DecoderStartError, WorkerStartError.
         """
-        torch.set_num_threads(1)  # This process computes nothing that threads would help.
         decoding = [] if self.decoders is None else [self.decoders.start()]
         if not decoding:
             discard_prepared(FORK_SERVER)  # Nothing will be decoded.
@@ -216,22 +214,3 @@ def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, T
         if not isinstance(model, PixelModel) or not model.adapter.tiled:
             raise ModelError(f"--tiles names {name}, which finds no objects: tiles are of no use for it.")
     return tilings
-
-
-def chosen(settings: Settings) -> Choice:
-    """The devices that the settings want; asks them, in seconds. Raises BackendUnavailableError."""
-    if settings.null:
-        null.configure(settings.null)
-    if settings.simulate:
-        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
-    choice = choose(settings.device)
-    if choice.simulated:
-        log.warning("%s is simulated: the CPU computes its answers", choice.backend.name)
-    for device, reason in choice.left_out.items():
-        log.warning("%s does not answer and is left out: %s", device, reason)
-    log.info("served by %s", ", ".join(f"{each} ({choice.device(each).name})" for each in choice.devices))
-    if choice.refusals:
-        without = choice.backend.facts.device_type == "cpu"
-        text = "no accelerator can be used, the CPU serves" if without else "others do not serve"
-        log.log(logging.WARNING if without else logging.INFO, "%s; anychip devices says why", text)
-    return choice

@@ -15,7 +15,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
     """What the process should know before all else.
 
     `path`: where it finds modules, as the server does now. `bare`: it has no other environment, nor anything else of
-    the server's: it runs a file that is a program.
+    the server's: it runs a file that is a program. `program`: "module:function" that this process runs with its
+    channel, and is no worker.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
     pools: tuple[Pool, ...]
     path: list[str]
     bare: bool = False
+    program: str = ""
 
 
 def to_process(begin: Begin) -> bytes:

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.precision.gate import compile_options
+from app.precision.probes import probes
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.worker.growth import grown, pays
 from app.worker.messages import Load, Loaded, ModelPlan, Ready, Report, WhoDecodes
@@ -120,11 +121,12 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
     """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
+    plans = [plan if plan.on_demand else _with_probes(plan) for plan in load.plans]  # Files, before none can be read.
     if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
-    for index, plan in enumerate(load.plans):
+    for index, plan in enumerate(plans):
         if plan.model is not None and not plan.on_demand:
             models[index] = load_model(load, plan, plan.model, backend, decoder)
             loaded_one(index)
@@ -142,9 +144,15 @@ def load_model(
     load: Load, plan: ModelPlan, model: Model, backend: Backend, decoder: ImageDecoder | None
 ) -> WorkerModel:
     """Load and warm one model. Raises ModelError, BackendError."""
-    loaded = _loaded(load, plan, model, backend)
+    loaded = _loaded(load, _with_probes(plan), model, backend)
     loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
     return loaded
+
+
+def _with_probes(plan: ModelPlan) -> ModelPlan:
+    if plan.model is None or plan.probes is not None or not plan.is_gated:
+        return plan
+    return replace(plan, probes=probes(plan.model))
 
 
 def _confine(load: Load) -> None:

@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import multiprocessing.spawn
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -38,7 +39,7 @@ def fork_server(control: socket.socket, server: int) -> None:
     the others it is replaced by a fresh interpreter.
     """
     settle(server, "fork-workers")
-    _import_libraries()
+    import_libraries()
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
     fork_on_request(control, server, _forked, _fresh)
 
@@ -94,6 +95,10 @@ def main(end: socket.socket) -> None:
     except (EOFError, ConnectionError):
         return
     begin = begin_of(messages[0])
+    if begin.program:
+        _settle(begin)
+        pkgutil.resolve_name(begin.program)(channel, messages[1:])
+        return
     descriptors = [channel.take_descriptor() for _ in range(3)]
     if begin.bare:
         _become_bare(begin, end, descriptors)
@@ -131,15 +136,19 @@ def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:
 def _serve(begin: Begin, channel: Channel, *descriptors: int) -> None:
     *of_arena, load_descriptor = descriptors
     arena = Arena.opened(begin.pools, *of_arena)
+    _settle(begin)
+    import_libraries()
+    run(channel, arena, read_packed(load_descriptor))
+
+
+def _settle(begin: Begin) -> None:
     os.environ.update(begin.environment)
     sys.path[:] = begin.path
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
-    _import_libraries()
-    run(channel, arena, read_packed(load_descriptor))
 
 
-def _import_libraries() -> None:
+def import_libraries() -> None:
     """All that every worker needs, a fifth quicker for not looking for garbage meanwhile."""
     gc.disable()
     with contextlib.suppress(Exception):  # The worker will meet it again, and say so.

@@ -35,8 +35,8 @@ class ModelPlan:
     """One model (None: it is not to be loaded), and how it is to be served.
 
     `grows`: with larger batches than these, too, where they pay (workers.growth). `on_demand`: it is loaded when the
-    server says so. `probes`: items for the gate, uint8
-    [n, *input_shape]; None: there is no gate. `calibration`: where int8 is wanted and the model has images.
+    server says so. `is_gated`: whether the precision gate decides; `probes`: its items, uint8 [n, *input_shape], which
+    the worker makes. `calibration`: where int8 is wanted and the model has images.
     """
 
     model: Model | None
@@ -45,6 +45,7 @@ class ModelPlan:
     batch_sizes: tuple[int, ...]
     grows: bool = False
     on_demand: bool = False
+    is_gated: bool = False
     probes: npt.NDArray[np.uint8] | None = field(default=None, compare=False)
     calibration: Calibration | None = field(default=None, compare=False)
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from backends.contract.errors import BackendError, BackendUnavailableError, translated_errors
 from backends.vendors.table import Facts
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from backends.contract.image_decoder import ImageDecoder
 
 Array = npt.NDArray[Any]

@@ -17,8 +17,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from backends.contract.errors import BackendUnavailableError
 
 _SOURCE = Path(__file__).with_name("csrc") / "device.cpp"
@@ -32,6 +30,8 @@ def build(folder: Path) -> Path:
     It fits exactly one build of torch: another loads it without complaint and then fails. Raises
     BackendUnavailableError: no compiler, or a torch without the headers it needs (they are in 2.13 and 2.14).
     """
+    import torch
+
     abi = int(torch.compiled_with_cxx11_abi())
     key = hashlib.sha256(_SOURCE.read_bytes() + f"{torch.__version__} {torch.version.git_version} {abi}".encode())
     library = folder / f"device-{key.hexdigest()[:16]}.so"

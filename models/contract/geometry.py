@@ -7,10 +7,10 @@ the networks were trained with; both agree within a grey level or two (tests/uni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class Geometry:
 
 def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
     """Write an image, uint8 [3, h, w] as displayed, into `out`, uint8 [height, width, 3]; both on one device."""
+    import torch
+    from torch.nn import functional
+
     if image.shape[1:] != (geometry.height, geometry.width):
         # In floats: devices have no kernels for resizing bytes. A bicubic kernel overshoots, and the host's cuts that
         # off after each of its two passes.

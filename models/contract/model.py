@@ -1,7 +1,8 @@
 """What a network is to the rest of anychip, and the words in which requests and answers are said.
 
-Owns: the contract every model fulfils. Must not know HTTP, devices or engines. A Model of images is a PixelModel
-(models.contract.pixel_model), one of tensors a TensorModel (models.contract.tensors).
+Owns: the contract every model fulfils. Must not know HTTP, devices or engines, nor import torch, which what answers
+does not have. A Model of images is a PixelModel (models.contract.pixel_model), one of tensors a TensorModel
+(models.contract.tensors).
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
 Finds = Literal["classes", "objects", "other", "tensors"]
 """What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows.
@@ -75,51 +74,6 @@ class OutputSpec:
     name: str
     datatype: str
     shape: tuple[int, ...]
-
-
-class PixelNetwork(nn.Module):
-    """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
-
-    Pixels cross the bus as bytes; normalisation happens here, in float32, on the device. `core` is the network proper;
-    `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs.
-    """
-
-    input_shape: tuple[int, int, int]  # height, width, 3
-    core: nn.Module
-    mean: Tensor
-    inverse_std: Tensor
-
-    def __init__(
-        self, core: nn.Module, input_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
-    ) -> None:
-        """`mean` and `std` are per RGB channel for pixels in 0..1."""
-        super().__init__()
-        self.core = core
-        self.input_shape = input_shape
-        self.core_dtype = torch.float32
-        scaled_mean = torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1)
-        inverse_std = torch.tensor(std, dtype=torch.float32).mul(255).reciprocal().view(1, 3, 1, 1)
-        self.register_buffer("mean", scaled_mean, persistent=False)
-        self.register_buffer("inverse_std", inverse_std, persistent=False)
-
-    def cast(self, dtype: torch.dtype) -> PixelNetwork:
-        """Cast `core` (in place) to float32, float16 or bfloat16; normalisation and decoding stay float32."""
-        self.core.to(dtype)
-        self.core_dtype = dtype
-        return self
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """uint8 [n, height, width, 3] -> `core_dtype` [n, 3, height, width] (channels-last strides)."""
-        x = pixels.permute(0, 3, 1, 2).to(torch.float32)
-        return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
-
-    def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """What `normalise` returns -> the outputs that `Model.reduce` takes."""
-        raise NotImplementedError
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, height, width, 3] -> the outputs that `Model.reduce` takes."""
-        return self.compute(self.normalise(pixels))
 
 
 @dataclass(frozen=True)

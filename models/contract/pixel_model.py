@@ -13,14 +13,17 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from models.contract.geometry import Geometry
 from models.contract.measures import Accuracy, Limits
-from models.contract.model import Array, Finds, Model, Options, OutputSpec, PixelNetwork, Placement
+from models.contract.model import Array, Finds, Model, Options, OutputSpec, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter, made, owned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.contract.networks import PixelNetwork
 
 
 @dataclass(frozen=True)

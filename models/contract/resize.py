@@ -9,17 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.nn import functional
 
 from models.contract.geometry import Geometry
 from models.contract.model import Array, Placement
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Images up to this size are decoded in full. Larger JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as they stay this
 # many times larger than what they are resized to: on photographs of 12 to 50 megapixels the network's input then
@@ -144,6 +144,8 @@ class Whole(Resize):
 
         Another kernel, though within one grey level of it, was seen to move scores of trained weights by up to 0.003.
         """
+        import torch
+
         geometry = self.geometry(width, height)
         left, top, right, bottom = (
             geometry.left,
@@ -235,6 +237,8 @@ class Centre(Resize):
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
         """Resize the image and cut out the centre."""
+        import torch
+
         target_height, target_width = target = self._resized_size(width, height)
         crop_height, crop_width = self.size
         left, top = self._corner(target)
@@ -287,6 +291,8 @@ class Centre(Resize):
 
     def _cut(self, resized: Tensor, left: int, top: int, out: Tensor) -> None:
         """Write a resized image into the input, of which it may cover a part only."""
+        import torch
+
         height, width = self.size
         if left < 0 or top < 0:
             out[:] = torch.tensor(self.pad, dtype=torch.uint8)
@@ -319,6 +325,8 @@ def _by_torch(
     factors: tuple[float, float] | None = None,
 ) -> Tensor:
     """An image, uint8 [h, w, 3], resized to (height, width), by `factors` where it has more pixels than the image."""
+    from torch.nn import functional
+
     # Unsqueezed before the permutation, the strides are those of a channels-last batch, for which torch has a
     # vectorised kernel on bytes: twice as fast as on planes.
     return functional.interpolate(

@@ -4,7 +4,8 @@
 
 Owns: that contract and finding the class, in `OWN` or in the entry-point group `anychip.tasks` (docs/own-tasks.md).
 A task's code runs in the server (what it makes of outputs), in workers (what it keeps of them) and in decoder processes
-(how an image is placed); it must import no vendor's package.
+(how an image is placed); it must import no vendor's package,
+and torch only where it computes: the server has none.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.measures import TENSOR_LIMITS, Accuracy, Limits, of_tensors
 from models.contract.model import Array, Finds, Options, OutputSpec, Placement
 from models.contract.resize import Resize, ResizeHow
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GROUP = "anychip.tasks"
 OWN = tuple(

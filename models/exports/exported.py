@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from models.confinement import bare_environment
 from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
 from models.contract.model import Array, Model
 from models.contract.task_adapter import AdaptedFile, made, task_class
@@ -48,14 +49,6 @@ PLATFORMS = {
     "torchscript": "pytorch_torchscript",
 }
 TIME_LIMIT_S = 600.0
-_PASSED_ON = (
-    "LD_LIBRARY_PATH",
-    "LANG",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "ONEDNN_MAX_CPU_ISA",
-    "ATEN_CPU_CAPABILITY",
-)
 _CHILD = Path(__file__).with_name("child.py")
 _PROBES = 8
 
@@ -115,16 +108,6 @@ class ExportedModel(TensorModel):
             whole = {name: array if self.batched else array[row] for name, array in arrays.items()}
             self.pack(whole, row, items[row])
         return items
-
-
-def bare_environment(folder: str = os.sep) -> dict[str, str]:
-    """The environment of a process that runs what a file says: nothing of ours but where libraries are, as what it
-    holds may be secret. `folder`: where it may write, if anywhere.
-    """
-    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
-    }
 
 
 def open_exported(name: str, file: Path, stated: str = "", architecture: str = "") -> Model:

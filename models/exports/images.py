@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.contract.model import PixelNetwork
+from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
 from models.exports import library_networks
 from models.exports.layouts import SIZES, Interpretation, decoded

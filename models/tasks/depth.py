@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from models.contract.model import Array, Options, OutputSpec, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
 from models.tasks.mask_forms import grey_png
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GREATEST = 65_535  # Of 16 bits.
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-from torch import Tensor
 
 from models.contract.model import Array, Options, OutputSpec, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _POOLED = {0: ("",), 3: ("cls", "mean"), 4: ("mean",)}
 """How an output of so many axes becomes a vector; 0: it is one."""

@@ -274,7 +274,8 @@ def combined(coefficients: Array, prototypes: Array) -> Array:
     pieces, end = length // piece, length // piece * piece
 
     def stacked(array: Array) -> Array:
-        return array[:, :end].reshape(len(array), pieces, piece).swapaxes(0, 1)
+        found: Array = array[:, :end].reshape(len(array), pieces, piece).swapaxes(0, 1)
+        return found
 
     if pieces:
         np.matmul(rows, stacked(flat), out=stacked(logits))

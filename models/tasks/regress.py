@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from models.contract.measures import LEAST_SPREAD, Limits, divided, scale_error
 from models.contract.model import Array, Options, OutputSpec, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LIMITS: Limits = {
     "fp32": {"value": 0.01, "scale": 0.002},
@@ -47,6 +48,8 @@ class Regress(TaskAdapter):
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The numbers, float32 [n, k]."""
+        import torch
+
         return (torch.cat([each.float().reshape(len(each), -1) for each in outputs], dim=1),)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:

@@ -6,19 +6,19 @@ Owns: how scores become classes, the answer's form, and what the precision gate 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from models.contract.measures import Limits, scale_error
 from models.contract.model import Array, Options, OutputSpec, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
 from models.tasks.instances import mask_reduction
 from models.tasks.mask_forms import grey_png, written
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LIMITS: Limits = {
     "fp32": {"class": 0.0, "different": 0.002, "score": 0.001, "scale": 0.002},
@@ -71,6 +71,9 @@ class SegmentSemantic(TaskAdapter):
 
         Scores are brought to the input's size before the best is chosen, as libraries do.
         """
+        import torch
+        from torch.nn import functional
+
         scores = outputs[0].float()
         if not self.channels:
             return scores.int(), torch.ones_like(scores)

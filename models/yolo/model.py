@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from models.classifiers import ClassificationNetwork
 from models.contract.errors import WeightsError
-from models.contract.model import PixelNetwork
+from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
 from models.contract.resize import Centre, Resize, Whole
 from models.contract.task_adapter import AdaptedFile

@@ -39,7 +39,7 @@ from backends.contract.backend import DEFAULTS
 from backends.contract.errors import translated_errors
 from backends.vendors.cpu import CpuBackend
 from models.classifiers import ClassificationNetwork
-from models.contract.model import PixelNetwork
+from models.contract.networks import PixelNetwork
 from models.yolo.model import YOLO
 from tests.support.networks import Brightness, images
 

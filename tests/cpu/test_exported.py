@@ -23,7 +23,8 @@ from app.ingress.inference import infer
 from app.ingress.ingress import Ingress
 from app.ingress.prediction import predict
 from app.link import Terms
-from app.precision.gate import Gate, compile_options, weights_key
+from app.precision.described import weights_key
+from app.precision.gate import Gate, compile_options
 from app.serving.service import Service
 from backends import EngineRefusedError, LoadReport, WrongAnswersError
 from backends.contract.backend import Executable

@@ -9,14 +9,15 @@ import pytest
 from backends.vendors.table import ACCELERATORS
 
 _CHECKS = {
-    "without torch._dynamo": "import models, sys; assert 'torch._dynamo' not in sys.modules",
+    "without torch._dynamo": "import models.catalog, sys; assert 'torch._dynamo' not in sys.modules",
     "torch._dynamo is the real one afterwards": (
-        "import models, torch, torch._dynamo.utils\n"
+        "import models.catalog, torch, torch._dynamo.utils\n"
         "from torchvision.ops import roi_align\n"
         "asked = roi_align.__globals__['is_compile_supported']\n"
         "assert asked('cpu') == torch._dynamo.utils.is_compile_supported('cpu')\n"
         "assert torch._dynamo.__file__"
     ),
+    "what answers": "import app.main, app.serving.service, app.serving.opening, sys; assert 'torch' not in sys.modules",
     "what starts a service for each card": "import app.cards, sys; assert 'torch' not in sys.modules",
     "a torchvision that wants more gets more": (
         "import sys, types, torch\n"

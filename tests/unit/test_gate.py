@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.precision.gate import Gate, weights_key
+from app.precision.described import weights_key
+from app.precision.gate import Gate
 from app.precision.probes import Calibration, CalibrationError, probes
 from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, LoadReport, WrongAnswersError
 from backends.contract.backend import Executable, precisions_from

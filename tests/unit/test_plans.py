@@ -49,7 +49,7 @@ def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
     for plan in plans:
         served = [each is not None for each in plan.load.models]
         assert [index for index, each in enumerate(served) if each] == list(plan.serves or ())
-        assert [each.probes is not None for each in plan.load.plans] == served
+        assert [each.is_gated for each in plan.load.plans] == served
         assert plan.bare == (plan.memory > 0)
         if plan.bare:
             assert plan.load.cache_dir is None

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from app.config import Settings
-from app.serving.service import chosen
+from app.serving.opening import chosen
 from app.tools import doctor
 from backends import (
     Backend,

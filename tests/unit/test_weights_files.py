@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.precision.gate import weights_key
+from app.precision.described import weights_key
 from models.contract.errors import WeightsError
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile

@@ -7,10 +7,9 @@ Must not know where the line is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from anychip_ocr.detection import GREY
 from anychip_ocr.probes import lines
@@ -18,6 +17,9 @@ from anychip_ocr.quadrilaterals import place_line
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BLANK = 0
 

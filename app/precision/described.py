@@ -1,0 +1,141 @@
+"""Models as data, for a process without torch: what is asked of them while requests are answered.
+
+    who reads files: Model ─► described ─► the server, which answers ─► a worker: the Model, where it is built
+
+Owns: that form, and the key that identifies a network. Must not import torch, nor modules of models that do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import models
+from app.processes.packing import packed, unpacked
+from models import Model, PixelModel, TensorModel, WeightsError
+from models.contract.model import Array
+from models.exports.files import files_of
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described(Model):
+    """`key`: as `weights_key` has it; `more`: what else the model is, as text; `written`: the model itself, packed."""
+
+    key: str = field(compare=False)
+    more: str
+    written: bytes = field(compare=False, repr=False)
+
+    @cached_property
+    def original(self) -> Any:
+        """The model itself; where it is asked for, torch is imported."""
+        return unpacked(self.written, memoryview(b""))
+
+    @property
+    def has_reference(self) -> bool:
+        """The model's."""
+        return bool(self.original.has_reference)
+
+    def network(self) -> Any:
+        """The model's."""
+        return self.original.network()
+
+    def network_of_shapes(self) -> Any:
+        """The model's."""
+        return self.original.network_of_shapes()
+
+    def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
+        """The model's."""
+        return tuple(self.original.batch_sizes(ladder))
+
+
+@dataclass(frozen=True)
+class DescribedImages(Described, PixelModel):
+    """A model of images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedTensors(Described, TensorModel):
+    """A model of tensors. `called`: its platform."""
+
+    called: str
+
+    @property
+    def platform(self) -> str:
+        """The model's."""
+        return self.called
+
+    def probes(self) -> Array:
+        """The model's."""
+        found: Array = self.original.probes()
+        return found
+
+
+def described(model: Model) -> Described:
+    """A model of our own as data."""
+    base = PixelModel if isinstance(model, PixelModel) else TensorModel
+    shared: dict[str, Any] = {each.name: getattr(model, each.name) for each in fields(base)}
+    others = {each.name: getattr(model, each.name) for each in fields(model) if each.name not in shared}
+    about: dict[str, Any] = {
+        "key": weights_key(model),
+        "more": f"{type(model).__qualname__} {others}",
+        "written": packed(model),
+    }
+    if isinstance(model, TensorModel):
+        return DescribedTensors(**shared, **about, called=model.platform)
+    return DescribedImages(**shared, **about)
+
+
+def weights_key(model: Model) -> str:
+    """A key that identifies a network, for caches: by the content of all its files and what is stated beside them.
+
+    "" where there is no file, or where it cannot be told which files hold its weights.
+    """
+    if isinstance(model, Described):
+        return model.key
+    if model.weights_file is None:
+        return ""
+    try:
+        files = files_of(Path(model.weights_file))
+    except WeightsError:  # Loading it says so.
+        return ""
+    digests = [_digest(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
+    stated: list[object] = [_readers()]
+    if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
+        stated += [model.inputs, model.results, model.batched]
+    # Size, mean, deviation and layout become part of an exported network, and its task.
+    # Size, mean, deviation and layout become part of an exported network, and its task.
+    if isinstance(model, PixelModel) and hasattr(model, "export"):
+        stated += [model.export, model.normalisation, model.input_shape, _source(type(model.adapter))]
+    digest = hashlib.sha256(repr((digests, stated)).encode()).hexdigest()
+    return f"{model.architecture}-{len(model.labels)}-{digest}"
+
+
+@cache
+def _source(task: type) -> str:
+    """The code of a task, which may compute something on the device."""
+    return Path(inspect.getfile(task)).read_text(encoding="utf-8")
+
+
+@cache
+def _readers() -> str:
+    """What makes networks of files: another release of it may make another of the same file."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(models.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _digest(path: str, size_bytes: int, mtime_ns: int) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,80 @@
+"""Which backend serves, and on which of its devices.
+
+Owns: what is known of that once it is chosen (backends.registry chooses). Must not import torch: what answers has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from backends.contract.backend import Backend, Device
+from backends.contract.errors import BackendUnavailableError
+from backends.simulated import simulates
+from backends.vendors.table import Facts
+
+
+@dataclass(frozen=True)
+class FoundBackend(Backend):
+    """A backend that another process has found, as data. `sick`: its devices that do not answer; `addresses`: where
+    the system has its cards, by device.
+    """
+
+    name: str
+    facts: Facts
+    sick: Mapping[str, str]
+    addresses: Mapping[str, str]
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise BackendUnavailableError("The device is another process's.")
+
+    probe = devices = memory = release_cache = telemetry = _refuse
+
+    def _pci_address(self, device: Device) -> str:
+        return self.addresses[device.id]
+
+    def _sick(self) -> Mapping[str, str]:
+        return self.sick
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that serves, the ids of its devices that were meant, and why preferred backends were not taken.
+
+    `found`: what detection said of all devices of the backend.
+    """
+
+    backend: Backend
+    devices: tuple[str, ...]
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    found: tuple[Device, ...] = field(default=(), compare=False)
+
+    def device(self, device_id: str) -> Device:
+        """What detection said of one device. Raises KeyError."""
+        return {device.id: device for device in self.found}[device_id]
+
+    def pci_address(self, device_id: str) -> str:
+        """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown. Raises KeyError."""
+        return self.backend._pci_address(self.device(device_id))
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Devices of the backend that do not answer, by id, with the reason."""
+        return self.backend._sick()
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the devices are simulated; doctor, answers and reports say so."""
+        return simulates(self.backend.facts.device_type)
+
+    @property
+    def vendor(self) -> str:
+        """The vendor's name for reports and metrics."""
+        return f"simulated-{self.backend.facts.vendor}" if self.simulated else self.backend.facts.vendor
+
+    def as_data(self) -> Choice:
+        """The same for another process, which need not have the backend."""
+        addresses = {each.id: self.backend._pci_address(each) for each in self.found}
+        found = FoundBackend(self.backend.name, self.backend.facts, dict(self.backend._sick()), addresses)
+        return replace(self, backend=found)
