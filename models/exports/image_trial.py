@@ -35,6 +35,7 @@ _IMAGES = 2  # The least that shows whether an image's outputs depend on its nei
 _AGREEMENT = 1e-3  # Of the largest number of an output.
 _GREATEST_BATCH = 2**31 - 1
 _MOST_SIDE = 8_192
+_COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
 
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -74,9 +75,9 @@ def tried(  # noqa: PLR0917
         onnx, metadata = read_openvino(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
     detector = None if onnx is None else as_detector(onnx)
-    is_rfdetr = onnx is not None and _is_rfdetr(onnx)
-    if is_rfdetr:
-        metadata = {"task": "detect", **metadata}
+    of_rfdetr = "" if onnx is None else _task_of_rfdetr(onnx)
+    if of_rfdetr:
+        metadata = {"task": of_rfdetr, **metadata}
     if onnx is not None and is_detr:
         onnx, metadata = onnx.with_constants(SIZES), {"task": "detect", **metadata}
     elif detector is not None:
@@ -87,8 +88,10 @@ def tried(  # noqa: PLR0917
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
             return None
-        if (is_detr or is_rfdetr) and about.layout is None:
+        if (is_detr or of_rfdetr) and about.layout is None:
             about = about.model_copy(update={"layout": "detr" if is_detr else "rfdetr"})
+        if of_rfdetr and onnx is not None and (onnx.outputs[1].shape or ())[-1:] == (_COCO_NUMBERS,):
+            about = about.model_copy(update={"labels": _labels_of_torchvision(about.labels)})
         if detector is not None and about.takes != "outputs":
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
         if onnx is not None and [value.name for value in onnx.outputs][:2] == ["logits", "pred_boxes"]:
@@ -221,11 +224,11 @@ def _is_detr(onnx: OnnxFile) -> bool:
     return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
 
 
-def _is_rfdetr(onnx: OnnxFile) -> bool:
-    """Whether it is as RF-DETR exports its detectors: by its names, and corners without a score."""
+def _task_of_rfdetr(onnx: OnnxFile) -> str:
+    """The task of what RF-DETR exports, by its names, and corners without a score; "" for all else."""
     first = onnx.outputs[0].shape or (0,) if onnx.outputs else (0,)
-    names = [value.name for value in (*onnx.inputs, *onnx.outputs)]
-    return names == ["input", "dets", "labels"] and first[-1] == 4
+    tasks = {("input", "dets", "labels"): "detect", ("input", "dets", "labels", "masks"): "segment"}
+    return tasks.get(tuple(value.name for value in (*onnx.inputs, *onnx.outputs)), "") if first[-1] == 4 else ""
 
 
 def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -43,8 +43,8 @@ class Interpretation:
     """How to read a network's outputs. `takes`: what the task wants of them; `classes`: their number; `extras`: columns
     beside box, score and classes; `suppressed`: whether the network has done its own suppression.
 
-    `boxes`, `prototypes`: positions of these outputs, -1 where there are none; RF-DETR has its logits in place of
-    prototypes. `transposed`: YOLOv8's candidates are rows and not columns.
+    `boxes`, `prototypes`, `logits`: positions of these outputs, -1 where there are none. `transposed`: YOLOv8's
+    candidates are rows and not columns.
     """
 
     takes: Takes
@@ -57,6 +57,7 @@ class Interpretation:
     strides: tuple[int, ...] = ()
     transposed: bool = False
     probabilities: bool = False
+    logits: int = -1
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,17 @@ def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Int
 
 
 def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Boxes [n, queries, 4], and logits [n, queries, slots] of their classes; a slot after the labels is background.
+    """Boxes [n, queries, 4], logits [n, queries, slots] of their classes, where a slot after the labels is background,
+    and for masks [n, queries, h, w].
 
     Hugging Face's have the logits first, RF-DETR's own exports the boxes, which only matters for three classes.
     """
     threes = [index for index, shape in enumerate(shapes) if len(shape) == 3][:2]
-    if about.takes != "boxes" or len(threes) != 2 or len({shapes[index][1] for index in threes}) != 1:
-        raise ValueError(f"a DETR has outputs [n, queries, 4] and [n, queries, classes], not {seen}")
+    fours = [index for index, shape in enumerate(shapes) if len(shape) == 4] if about.takes == "masks" else [-1]
+    of_queries = {shapes[index][1] for index in (*threes, *fours) if index >= 0}
+    if about.takes not in ("boxes", "masks") or (len(threes), len(fours), len(of_queries)) != (2, 1, 1):
+        masks = "" if about.takes == "boxes" else " and [n, queries, h, w]"
+        raise ValueError(f"a DETR has outputs [n, queries, 4], [n, queries, classes]{masks}, not {seen}")
     are_boxes = [shapes[index][2] == 4 for index in threes]
     is_second = are_boxes == [False, True] or (all(are_boxes) and about.boxes_second)
     logits, boxes = threes if is_second else threes[::-1]
@@ -148,7 +153,8 @@ def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> 
     count = len(about.labels) if about.labels else slots
     if shapes[boxes][2] != 4 or not 1 <= count <= slots <= count + 1:
         raise ValueError(f"its outputs are of {slots} classes, and there are {count} labels: {seen}")
-    return Interpretation("boxes", about.layout or "rfdetr", count, 0, True, boxes, logits)
+    extras = shapes[boxes][1] if about.takes == "masks" else 0
+    return Interpretation(about.takes, about.layout or "rfdetr", count, extras, True, boxes, fours[0], logits=logits)
 
 
 def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
@@ -266,19 +272,24 @@ def _detr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[T
     return _stretched(boxes, size), scores, labels, None
 
 
-def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """The best of all pairs of a query and a class, one for each query, or 100 as transformers has of few queries."""
+def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The best of all pairs of a query and a class, one for each query, or 100 as transformers has of few queries.
+
+    With a coefficient of 1 for its query's mask: the prototypes are the masks.
+    """
     raw = outputs[how.boxes]
-    probabilities = outputs[how.prototypes][..., : how.classes].sigmoid()
+    probabilities = outputs[how.logits][..., : how.classes].sigmoid()
     pairs = probabilities.flatten(1)
     scores, places = pairs.topk(min(pairs.shape[1], max(raw.shape[1], _LEAST_PAIRS)), dim=1)
-    queries = (places // how.classes).unsqueeze(2).expand(-1, -1, 4)
-    return _scaled(raw.gather(1, queries), size), scores, places % how.classes, None
+    queries = (places // how.classes).unsqueeze(2)
+    boxes = _scaled(raw.gather(1, queries.expand(-1, -1, 4)), size)
+    own = (queries == torch.arange(how.extras, device=raw.device)).float() if how.extras else None
+    return boxes, scores, places % how.classes, own
 
 
 def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
     """The best class of each query, by descending score; the last slot says that there is no object."""
-    scores, classes = outputs[how.prototypes].softmax(2)[..., :-1].max(2)
+    scores, classes = outputs[how.logits].softmax(2)[..., :-1].max(2)
     scores, places = scores.sort(dim=1, descending=True, stable=True)
     boxes = outputs[how.boxes].gather(1, places.unsqueeze(2).expand(-1, -1, 4))
     return _scaled(boxes, size), scores, classes.gather(1, places), None

@@ -198,10 +198,15 @@ class Detect(TaskAdapter):
         if self.extras:
             # Only anchors that the reference believes in: extras of all others are noise.
             sure = answered & (classes == given_classes)
-            pairs = [(expected[3][images, top][sure], outputs[3][images, other][sure])]
-            pairs += zip(expected[4:], outputs[4:], strict=True)
+            of = np.broadcast_to(images, top.shape)[sure]
+            wanted = self.compared_extras(expected[3:], (of, top[sure]))
+            pairs = zip(wanted, self.compared_extras(outputs[3:], (of, other[sure])), strict=True)
             measured["extra"] = max([in_deviations(*pair) for pair in pairs if pair[0].size], default=0.0)
         return measured
+
+    def compared_extras(self, extras: Sequence[Array], places: tuple[Array, Array]) -> list[Array]:
+        """What `measures` compares of the extras of candidates: `places` are their images and rows."""
+        return [extras[0][places], *extras[1:]]
 
     def _strides(self) -> Array:
         """Pixels of the input that an error of 1 in a box stands for, float32 [anchors, 1] or [1]."""

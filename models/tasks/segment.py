@@ -29,9 +29,18 @@ class Segment(Detect):
     limits = LIMITS_WITH_EXTRAS
 
     def kept_extras(self, others: Sequence[Array], chosen: Array) -> list[Array]:
-        """Prototypes only where there is an instance: they are megabytes."""
+        """Prototypes only of instances: they are megabytes."""
         coefficients, prototypes = others
-        return [coefficients[chosen], np.array(prototypes if len(chosen) else prototypes[:0], np.float32)]
+        coefficients = coefficients[chosen]
+        used = coefficients.any(axis=0)  # Of masks that are prototypes, those of other candidates are not.
+        return [coefficients[:, used], np.asarray(prototypes[used], np.float32)]
+
+    def compared_extras(self, extras: Sequence[Array], places: tuple[Array, Array]) -> list[Array]:
+        """Of networks that suppress by themselves, and may number their prototypes otherwise, the masks."""
+        if not self.file.suppressed:
+            return super().compared_extras(extras, places)
+        (images, rows), (coefficients, prototypes) = places, extras
+        return [combined(coefficients[each, rows[images == each]], prototypes[each]) for each in np.unique(images)]
 
     def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
         """Boxes, and what masks are made of."""

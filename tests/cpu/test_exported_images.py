@@ -289,14 +289,26 @@ def test_rf_detr_has_a_box_for_each_class_of_a_query_and_no_background(tmp_path:
     assert [*found[0]["box"].values()] == [0, 50, 100, 100]
 
 
-def test_rf_detr_is_told_by_its_names(tmp_path: Path) -> None:
+def of_rfdetr(network: nn.Module, file: Path) -> Any:
     """As rfdetr 1.11.2 names them (models.export); its labels alone are to be said."""
-    file, names = tmp_path / "best.onnx", {"input_names": ["input"], "output_names": ["dets", "labels"]}
+    names = {"input_names": ["input"], "output_names": ["dets", "labels"]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(Queries().eval(), (torch.rand(1, 3, 56, 56),), str(file), dynamo=False, **names)  # type: ignore[arg-type]
+        torch.onnx.export(network.eval(), (torch.rand(1, 3, 56, 56),), str(file), dynamo=False, **names)  # type: ignore[arg-type]
+    return open_model(parse_spec(str(file)), file.parent)
+
+
+def test_rf_detrs_numbers_of_coco_have_gaps(tmp_path: Path) -> None:
+    network = Queries()
+    network.logits = nn.Parameter(torch.full((1, 5, 91), -5.0))
+    (tmp_path / "best.json").write_text(json.dumps({"labels": "coco"}))
+    labels = of_rfdetr(network, tmp_path / "best.onnx").labels
+    assert (labels[1], labels[17], labels[90], len(labels)) == ("person", "cat", "toothbrush", 91)
+
+
+def test_rf_detr_is_told_by_its_names(tmp_path: Path) -> None:
     (tmp_path / "best.labels.txt").write_text("a\nb\n")
-    model: Any = open_model(parse_spec(str(file)), tmp_path)
+    model = of_rfdetr(Queries(), tmp_path / "best.onnx")
     assert (model.task, model.labels, model.export.how.layout) == ("detect", ("a", "b"), "rfdetr")
     assert (model.input_shape, model.file.resize.how, model.mean[0]) == ((56, 56, 3), "stretch", 0.485)
 

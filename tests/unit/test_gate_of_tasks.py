@@ -16,6 +16,7 @@ from torch import nn
 
 from app.precision.gate import Gate
 from backends import Executable, LoadReport, WrongAnswersError
+from models.contract.model import Options
 from models.contract.resize import Whole
 from models.contract.task_adapter import OWN, AdaptedFile, task_class
 
@@ -193,6 +194,22 @@ def copied(rows: Any) -> list[Any]:
 SEEDS = st.integers(0, 2**32 - 1)
 COUNTS = st.integers(2, 60)
 few = settings(max_examples=25, deadline=None)
+
+
+@few
+@given(SEEDS, COUNTS)
+def test_masks_that_are_prototypes_are_compared_whatever_their_numbers(seed: int, count: int) -> None:
+    random = np.random.default_rng(seed)
+    adapter, rows = task("segment", suppressed=True), rows_of(random, count)
+    masks, own = random.standard_normal((1, ROWS, 8, 8)).astype(np.float32), np.eye(ROWS, dtype=np.float32)
+    expected, order, numbers = [*rows, own[None], masks], random.permutation(ROWS), random.permutation(ROWS)
+    outputs = [*(each[:, order] for each in rows), own[order][None, :, numbers], masks[:, numbers]]
+    assert not refused(adapter, expected, outputs, "fp32")
+    exchanged = masks.copy()
+    exchanged[:, [0, 1]] = masks[:, [1, 0]]
+    assert refused(adapter, expected, [*rows, own[None], exchanged], "bf16") == ["extra"]
+    reduced = adapter.reduce([each[0] for each in expected], Options(score_threshold=0.25))
+    assert [len(each) for each in reduced] == [count] * 5
 
 
 @few

@@ -1,0 +1,115 @@
+"""What rfdetr itself exports, detection and segmentation, compared with what it predicts from the same weights."""
+
+from __future__ import annotations
+
+import base64
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models import Options, open_model, parse_spec
+from models.contract.model import Array
+from tests.support.library_folders import photograph
+
+pytestmark = pytest.mark.interop
+
+LABELS = ("cat", "dog", "kite")
+LEAST = 0.02
+
+
+def spread(core: torch.nn.Module) -> None:
+    """Scores as far apart as trained ones, and queries that do not depend on their number, which nearly equal scores of
+    places decide.
+    """
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in core.named_parameters():
+            if name.startswith(("query_feat", "refpoint_embed")):
+                weight.zero_()
+            elif "class_embed" in name and weight.ndim == 2:
+                weight.normal_(0, 0.25, generator=generator)
+            elif "bbox_embed" in name and name.endswith("layers.2.weight"):
+                weight.normal_(0, 0.03, generator=generator)
+
+
+def exported(kind: str, folder: Path) -> tuple[Any, Path]:
+    """rfdetr's network, and its export: of three classes and the background, so that boxes and scores have equal
+    shapes, and of so few places that each becomes a query.
+    """
+    rfdetr = pytest.importorskip("rfdetr")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        side = 192 if kind == "RFDETRNano" else 120
+        network = getattr(rfdetr, kind)(pretrain_weights=None, num_classes=len(LABELS), resolution=side, device="cpu")
+        spread(network.model.model)
+        return network, Path(network.export(output_dir=str(folder), verbose=False))
+
+
+def answered(model: Any, image: Array, **options: Any) -> list[dict[str, Any]]:
+    asked, (height, width, _) = Options(score_threshold=LEAST, **options), image.shape
+    pixels = torch.zeros(model.input_shape, dtype=torch.uint8)
+    placement = model.preprocess(torch.from_numpy(image), pixels, width, height)
+    with torch.inference_mode():
+        outputs = [each.numpy() for each in model.network()(pixels[None])]
+    found: list[dict[str, Any]] = model.postprocess(model.reduce(outputs, 0, asked), placement, asked)["detections"]
+    return found
+
+
+def predicted(network: Any, image: Array) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = network.predict(Image.fromarray(image), threshold=LEAST)
+    return found[found.class_id < len(LABELS)]  # rfdetr answers with the background, too.
+
+
+def mask_of(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+    """bool [h, w], of the whole image."""
+    mask, found = np.zeros(shape, bool), entry["mask"]
+    part: Any = cv2.imdecode(np.frombuffer(base64.b64decode(found["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
+    mask[found["y"] : found["y"] + len(part), found["x"] : found["x"] + part.shape[1]] = part > 0
+    return mask
+
+
+@pytest.mark.parametrize("kind", ["RFDETRNano", "RFDETRSegNano"])
+def test_an_export_answers_as_rfdetr_predicts(tmp_path: Path, kind: str) -> None:
+    network, file = exported(kind, tmp_path)
+    file.with_name(f"{file.stem}.labels.txt").write_text("\n".join(LABELS))
+    model: Any = open_model(parse_spec(f"mine={file}"), tmp_path)
+    task = "detect" if kind == "RFDETRNano" else "segment"
+    assert (model.task, model.labels, model.export.how.layout) == (task, LABELS, "rfdetr")
+    whole = photograph()
+    # Resized by rfdetr in float32, and here to grey levels; and as it is.
+    compare(model, network, whole, 0.05)
+    compare(model, network, np.ascontiguousarray(whole[: model.input_shape[0], : model.input_shape[1]]), 1e-3)
+
+
+def compare(model: Any, network: Any, image: Array, tolerance: float) -> None:
+    """Of rfdetr's instances at least 98 % are there, with the same class, within a pixel and `tolerance`."""
+    mine = answered(model, image, **({"masks": "png"} if model.task == "segment" else {}))
+    theirs = predicted(network, image)
+    assert len(theirs) >= 20
+    assert theirs.confidence.std() > 0.05
+    boxes = np.array([[*each["box"].values()] for each in mine])
+    scores, classes = (np.array([each[name] for each in mine]) for name in ("score", "class_id"))
+    alike, shared = 0, []
+    for number, box in enumerate(theirs.xyxy):
+        near = (np.abs(boxes - box).max(1) < 1) & (np.abs(scores - theirs.confidence[number]) < tolerance)
+        found = np.flatnonzero(near & (classes == theirs.class_id[number]))
+        alike += bool(len(found))
+        if len(found) and model.task == "segment":
+            one, (x1, y1, x2, y2) = mask_of(mine[found[0]], image.shape[:2]), np.ceil(box).astype(int)
+            other = np.zeros_like(one)
+            other[y1:y2, x1:x2] = theirs.mask[number][y1:y2, x1:x2]  # Masks are cut at their boxes here.
+            shared.append((one & other).sum() / max(1, (one | other).sum()))
+    print(alike, len(theirs), np.sort(shared)[:5])
+    assert alike >= 0.98 * len(theirs)
+    if model.task == "segment":
+        assert np.mean(shared) > 0.98
