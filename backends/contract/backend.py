@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import nan
 from pathlib import Path
@@ -314,7 +314,8 @@ class CompileOptions:
     `calibration`: images like those to come, uint8 [n, height, width, 3], which int8 needs.
     `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
     `calibration_key` the images.
-    `quick`: leave out what is not ready in seconds. `batch_sizes`: those that are compiled, ascending.
+    `quick`: leave out what is not ready in seconds. `batch_sizes`: those that are compiled, ascending. `automatic`:
+    nobody has named the precision, so that a finer one does for engines that lack it.
     """
 
     gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
@@ -324,6 +325,7 @@ class CompileOptions:
     calibration_key: str = ""
     quick: bool = False
     batch_sizes: tuple[int, ...] = ()
+    automatic: bool = False
 
 
 DEFAULTS = CompileOptions()
@@ -377,6 +379,7 @@ class Backend(ABC):
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
         preferred = known[device].auto_precision
         precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
+        options = replace(options, automatic=precision == "auto")
         return self._load(network, device, engine, precisions, batch_sizes, options=options)
 
     def _load(

@@ -185,7 +185,7 @@ def compile_first(
     for precision in precisions:
         # What a file holds may not compute in a precision that its file does not have: then a finer one is tried. So it
         # is for what is to stand in meanwhile, whatever the engine offers.
-        wrong = staged or (form != "pixels" and any(form in engine.forms for engine in engines))
+        wrong = staged or options.automatic or (form != "pixels" and any(form in engine.forms for engine in engines))
         able = [engine for engine in engines if precision in engine.precisions and form in engine.forms]
         for engine in engines:
             name = engine.name if precision == precisions[0] else f"{engine.name} {precision}"

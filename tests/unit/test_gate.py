@@ -209,6 +209,16 @@ def test_a_precision_that_no_engine_has_is_refused_and_not_replaced(classifier):
         compile_first([EagerEngine(row("fp32"))], model.network(), "cpu", ("int8", "fp32"), (1,))
 
 
+def test_where_nobody_has_named_a_precision_the_engine_that_is_named_serves_in_the_next_one(classifier, caplog):
+    model, _ = classifier
+    engines, options = [EagerEngine(row("fp32"))], CompileOptions(automatic=True)
+    executable, report = compile_first(engines, model.network(), "cpu", ("bf16", "fp32"), (1,), options=options)
+    executable.close()
+    assert (report.engine, report.precision) == ("eager", "fp32")
+    assert report.refusals == {"eager": "it offers fp32 here, not bf16"}
+    assert "no engine serves the network in bf16 on cpu" in caplog.text
+
+
 def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
     model, _ = classifier
 
