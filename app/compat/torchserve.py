@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from app.http.answer import Content, as_json, as_response
+from app.http.answer import Content, as_json, as_large_json, as_response
 from app.http.call import AsgiRequest, HttpRequest
 from app.http.hot import NAME, HotRoute
 from app.http.routes.predict import PredictCall
@@ -87,6 +87,8 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     """The content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model, version, any_type=True))
     shaped = [_shaped(ingress.link.find(model).model, each) for each in answered.predictions]
+    if answered.is_large and len(shaped) > 1:
+        return await as_large_json(ingress, shaped)
     return as_json(shaped[0] if len(shaped) == 1 else shaped)
 
 

@@ -33,10 +33,13 @@ Finish = Callable[[PixelModel, Sequence[npt.NDArray[Any]], Placement, Options], 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `Finish` made of each image, in the order of the images, and who computed the last of them."""
+    """What `Finish` made of each image, in the order of the images, and who computed the last of them. `is_large`: to
+    write all of it as JSON takes long.
+    """
 
     predictions: list[Any]
     computed_by: ComputedBy
+    is_large: bool = False
 
 
 def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
@@ -77,7 +80,7 @@ async def computed(
 ) -> Answer:
     """What `finish` makes of images and of parts of images, all or nothing. Raises ServiceError."""
 
-    async def answer(result: Result) -> tuple[Any, ComputedBy]:
+    async def answer(result: Result) -> tuple[Any, ComputedBy, bool]:
         # The worker's own model: after a hand-over the labels may be others than when the image came.
         assert isinstance(result.model, (PixelModel, NormalisedModel))
         model = result.model.image_model
@@ -85,11 +88,11 @@ async def computed(
             log.error("%s answered with NaN or infinity", model.name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
         if sum([array.nbytes for array in result.arrays]) <= _INLINE_BYTES and not model.adapter.offloaded:
-            return finish(model, result.arrays, result.placement, options), result.computed_by
+            return finish(model, result.arrays, result.placement, options), result.computed_by, False
         made = await ingress.offload(finish, model, result.arrays, result.placement, options)
-        return made, result.computed_by
+        return made, result.computed_by, True
 
     count = sum([len(each.regions) if isinstance(each, Regions) else 1 for each in contents])
     with ingress.link.reserve(served, count, terms) as room:
         answers = await Items(ingress.replies, room, options, answer).run(contents)
-    return Answer([made for made, _ in answers], answers[-1][1])
+    return Answer([made for made, _, _ in answers], answers[-1][1], any(large for _, _, large in answers))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.http.answer import Content, as_json, as_response
+from app.http.answer import Content, as_json, as_large_json, as_response
 from app.http.body import read_images, read_query
 from app.http.call import AsgiRequest, HttpCall, HttpRequest
 from app.ingress.budget import Lease
@@ -70,7 +71,10 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
     """The content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model))
     made_by = ingress.made_by(answered.computed_by)
-    return as_json({"model": model, "predictions": answered.predictions, **made_by})
+    if not answered.is_large:
+        return as_json({"model": model, "predictions": answered.predictions, **made_by})
+    before, after = (orjson.dumps(each) for each in ({"model": model, "predictions": 0}, {"": 0, **made_by}))
+    return await as_large_json(ingress, answered.predictions, before[:-2], after[len(b'{"":0') :])
 
 
 class PredictCall(HttpCall[Answer]):
