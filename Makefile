@@ -9,6 +9,7 @@ NPU_VENV := .venv-npu
 CLIENTS_VENV := .venv-clients
 DEPLOY_VENV := .venv-deploy
 OCR_VENV := .venv-ocr
+ARM_VENV := .venv-arm
 AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 SETUP := pyproject.toml plugins/tools/pyproject.toml constraints.txt deploy/install.py
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment clients-environment deploy-environment ocr-environment test-ocr sbom audit bench clean
+.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment test-ocr sbom audit bench clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -100,6 +101,8 @@ deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray an
 
 ocr-environment: $(OCR_VENV)/.installed  ## make .venv-ocr, with plugins/ocr, RapidOCR and PP-OCR's networks
 
+arm-environment: $(ARM_VENV)/.installed  ## make .venv-arm, in which tests run Python for ARM by qemu; apt-get install qemu-user-static
+
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder; mlu: ARGS="--build-arg BASE_IMAGE=…"
 	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
 
@@ -114,7 +117,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps, because a demo should not wait for what only the tests need.
@@ -137,6 +140,10 @@ $(CLIENTS_VENV)/.installed: tests/environments/clients_environment.py
 
 $(OCR_VENV)/.installed: tests/environments/ocr_environment.py plugins/ocr/pyproject.toml $(VENV)/.developer
 	$(BIN)/python tests/environments/ocr_environment.py $(OCR_VENV)
+	@touch $@
+
+$(ARM_VENV)/.installed: tests/environments/arm_environment.py $(SETUP) $(VENV)/.installed
+	$(BIN)/python tests/environments/arm_environment.py $(ARM_VENV)
 	@touch $@
 
 $(AUDIT_VENV)/.installed:

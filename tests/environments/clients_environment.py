@@ -77,9 +77,10 @@ def main() -> None:
     for packages in (CLIENTS, ("--no-deps", *ALONE)):
         if subprocess.run([*pip, *packages], check=False).returncode:
             sys.exit("anychip: pip could not install the clients: see its last lines above, then try again.")
-    for packages in (X_ANYLABELING_IMPORTS, ("--no-deps", X_ANYLABELING), (GO,)):
-        if subprocess.run([*pip, *packages], check=False).returncode:
-            print(f"anychip: goes on without {packages[-1]}", file=sys.stderr)  # Its test is skipped then, and says so.
+    optional: tuple[tuple[str, ...], ...] = (X_ANYLABELING_IMPORTS, ("--no-deps", X_ANYLABELING), (GO,))
+    for wanted in optional:
+        if subprocess.run([*pip, *wanted], check=False).returncode:
+            print(f"anychip: goes on without {wanted[-1]}", file=sys.stderr)  # Its test is skipped then, and says so.
     try:
         add_perf_analyzer(python, folder)
     except (OSError, StopIteration, subprocess.CalledProcessError) as error:

@@ -1,0 +1,111 @@
+"""The service on ARM, by qemu: loader, decoders, PyTorch's eager engine and the processes around them.
+
+No processor of ARM is at hand. What is emulated is slow, and says nothing of speed, nor of a kernel's confinement
+there: qemu passes on neither seccomp nor Landlock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import torchvision
+
+from models.sample import IMAGES
+from tests.support.constants import words as constants_before
+from tests.support.service_process import running, stop
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = Path(os.environ.get("ANYCHIP_TEST_ARM_PYTHON") or ROOT / ".venv-arm" / "bin" / "python")
+PATIENT = {"app.processes.fork_server._LOOKS": 120, "app.processes.fork_server._IMPORT_LOOKS": 500}
+"""What is emulated takes a minute to import what takes a second."""
+HERE = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.interop,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON.exists(), reason="make arm-environment makes .venv-arm, which is not here"),
+]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    """What `--models` takes: a small classifier whose scores lie apart."""
+    torch.manual_seed(0)
+    network = torchvision.models.mobilenet_v3_small(num_classes=10)
+    network.classifier[-1].weight.data *= 100
+    file = tmp_path / "shapes.pth"
+    torch.save(network.state_dict(), file)
+    file.with_suffix(".labels.txt").write_text("\n".join(f"shape {number}" for number in range(10)))
+    return f"shapes=mobilenet_v3_small:{file}"
+
+
+@contextlib.contextmanager
+def emulated(folder: Path, *options: str) -> Iterator[str]:
+    """The address of a service that runs there."""
+    log = folder / "arm.log"
+    words = [
+        *constants_before(PATIENT),
+        "serve",
+        "--port",
+        "0",
+        "--admin",
+        "off",
+        "--device",
+        "cpu",
+        "--engine",
+        "eager",
+    ]
+    words += ["--precision", "fp32", "--batch-sizes", "1", "--start-timeout-s", "500", *options]
+    variables = {**HERE, "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [str(PYTHON), *words], cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, f"the service did not start: {line!r} {log.read_text()}"
+        yield found.group()
+    finally:
+        stop(process)
+    assert process.returncode == 0, log.read_text()
+
+
+def asked(url: str) -> list[dict[str, object]]:
+    """The classes of two images, one after the other, by their scores."""
+    with httpx.Client(base_url=url, timeout=300) as client:
+        answers = [
+            client.post("/v1/models/shapes:predict?top_k=10&timeout_ms=250000", content=(IMAGES / name).read_bytes())
+            for name in ("classify_star.jpg", "detect_1.jpg")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
+    return [each for answer in answers for each in answer.json()["predictions"][0]["classes"]]
+
+
+def test_a_service_on_arm_answers_as_the_one_here(tmp_path: Path, models: str) -> None:
+    with running(tmp_path, "--models", models, "--batch-sizes", "1") as service:
+        expected = asked(service.url)
+    with emulated(tmp_path, "--models", models, "--decoders", "1") as url:
+        answers = asked(url)
+    assert [each["label"] for each in answers] == [each["label"] for each in expected]
+    for ours, theirs in zip(answers, expected, strict=True):
+        assert ours["score"] == pytest.approx(theirs["score"], abs=1e-3)
+    assert max(float(str(each["score"])) for each in expected) > 0.2  # They do lie apart.
+
+
+def test_the_processor_is_read_as_that_of_arm(tmp_path: Path) -> None:
+    code = "import platform; from backends import host; print(platform.machine(), *sorted(host.cpu_flags()))"
+    ended = subprocess.run(
+        [str(PYTHON), "-c", code], env={**HERE, "HOME": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert set(ended.stdout.split()) > {"aarch64", "asimd"}  # What all of them have.
