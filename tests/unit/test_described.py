@@ -37,7 +37,8 @@ def test_an_image_model_that_was_sent_answers_as_the_model_does(name: str) -> No
     assert (found.finds, found.limits, found.outputs) == (model.finds, model.limits, model.outputs)
     assert found.placement(640, 480) == model.placement(640, 480)
     assert found.batch_sizes((1, 4)) == model.batch_sizes((1, 4))
-    shapes: list[tuple[int, ...]] = {"resnet50": [(len(model.labels),)], "yolov8n": [(9, 4), (9,), (9,), (9,)]}[name]
+    of: dict[str, list[tuple[int, ...]]] = {"resnet50": [(len(model.labels),)], "yolov8n": [(9, 4), (9,), (9,), (9,)]}
+    shapes = of[name]
     outputs = [np.zeros(shape, np.float32 if number < 2 else np.int32) for number, shape in enumerate(shapes)]
     given = outputs, Placement(640, 480), Options()
     assert found.postprocess(*given) == model.postprocess(*given)
