@@ -354,17 +354,17 @@ def _name(entry: Mapping[str, Any]) -> Any:
     return next((entry[key] for key in ("model", "device", "name") if key in entry), id(entry))
 
 
-def placed(devices: Sequence[tuple[str, str]], *, pinned: bool) -> list[Card]:
+def placed(devices: Sequence[tuple[str, str]]) -> list[Card]:
     """Cards with the cores and the memory that are theirs. `devices`: ids, and PCI addresses where these are known.
 
     Cards that are near the same cores share them out: hyperthreads of a core, which the system lists apart, stay
     together. A card without a known place, or with less than two cores, is not pinned.
     """
-    near = {device: affinity.near(pci) for device, pci in devices if pinned and pci}
+    near = {device: affinity.near(pci) for device, pci in devices if pci}
     cards = []
     for device, pci in devices:
         if device not in near:
-            log.info("%s is not pinned: %s", device, "--affinity off" if not pinned else "its PCI address is unknown")
+            log.info("%s is not pinned: its PCI address is unknown", device)
             cards.append(Card(device))
             continue
         ranges, node = near[device]
@@ -422,7 +422,7 @@ def serve_cards(settings: Settings, announce: Callable[[str], None]) -> int:
     logs.configure(settings.log_level, settings.log_format)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
         devices = aside.submit(_chosen, settings).result()
-    asyncio.run(_serve(settings, placed(devices, pinned=settings.affinity == "auto"), announce))
+    asyncio.run(_serve(settings, placed(devices), announce))
     return 0
 
 

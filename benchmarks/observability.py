@@ -2,7 +2,8 @@
 
 Two services on the device that computes nothing, so that nothing hides the cost, or on a real one (`--device cpu`); the
 same load, turn and turn about in one run, the order changed every round. Watching on: metrics, scraped as OpenMetrics
-once a second, and traces of one request in a hundred, sent to a sink; off: `--metrics false`, no traces, no scrapes.
+once a second, and traces of one request in a hundred, sent to a sink; off: `benchmarks.uncounted`, no traces,
+no scrapes.
 Keys on: a file of a hundred keys with every limit, and one of them with each request; off: no file.
 
     python -m benchmarks.observability [--of keys] [--connections 32] [--seconds 5] [--rounds 6] [--json FILE]
@@ -26,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from anychip_tools.benchmark.load import drive
-
 from app.access import keys
 from backends.host import core_count
 from benchmarks import servers
@@ -64,6 +64,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     rounds: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
     with contextlib.ExitStack() as stack:
         options: dict[str, tuple[str, ...]] = {"off": (), "on": ()}
+        modules = {"off": "app", "on": "app"}
         headers = {}
         if given.of == "keys":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -71,9 +72,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         else:
             endpoint = stack.enter_context(_sink())
             traces = ("--trace-endpoint", endpoint, "--trace-ratio", str(given.trace_ratio))
-            options = {"off": ("--metrics", "false"), "on": traces if given.trace_ratio else ()}
+            options["on"] = traces if given.trace_ratio else ()
+            modules["off"] = "benchmarks.uncounted"
         services = {
-            kind: stack.enter_context(servers.service(given.model, *common, *more)) for kind, more in options.items()
+            kind: stack.enter_context(servers.service(given.model, *common, *more, module=modules[kind]))
+            for kind, more in options.items()
         }
         requests = {
             "off": servers.service_request(given.model, image),

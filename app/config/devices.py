@@ -21,9 +21,6 @@ class DeviceSettings(BaseModel):
         description="A service for each card, all behind one port (docs/cards.md): the share of cards that must be "
         "ready for the service to be; 1 where no number follows, 0: one service for all",
     )
-    affinity: Literal["auto", "off"] = Field(
-        "auto", description="Whether --per-card pins what serves a card to the cores and the memory near it"
-    )
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
     engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
     precision: str = Field("auto", description="Precision of the networks: auto, fp32, fp16, bf16, int8")
@@ -80,7 +77,4 @@ class MemorySettings(BaseModel):
     )
     guard_device_ratio: float = Field(
         0.85, gt=0, le=1, description="Share of the device that may be in use before a release"
-    )
-    guard_resident_mb: int = Field(
-        2048, ge=1, description="Host memory a worker may gain since its start before a release, in MiB"
     )

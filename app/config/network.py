@@ -30,8 +30,8 @@ class NetworkSettings(BaseModel):
     compat: Clients = Field(
         "",
         description="Clients of other servers to answer: deepstack, image-client (models show one input), triton "
-        "(normalised float tensors of images, for which each model is loaded a second time), ultralytics, "
-        "x-anylabeling (docs/protocols.md)",
+        "(normalised float tensors of images, for which each model is loaded a second time), triton-metrics (its names "
+        "in /metrics, for dashboards made for them), ultralytics, x-anylabeling (docs/protocols.md)",
     )
     playground: bool = Field(True, description="Offer the page at /, to try the models in a browser")
 

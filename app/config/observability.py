@@ -10,8 +10,6 @@ from pydantic import BaseModel, Field
 class ObservabilitySettings(BaseModel):
     """Metrics, traces and the log."""
 
-    metrics: bool = Field(True, description="Count and time what happens, for /metrics, /v1/stats and anychip top")
-    triton_metrics: bool = Field(False, description="Offer Triton's metric names as well, for dashboards made for it")
     trace_endpoint: str = Field(
         "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs anychip[traces]"
     )

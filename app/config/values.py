@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-CLIENTS = ("deepstack", "image-client", "triton", "ultralytics", "x-anylabeling")
+CLIENTS = ("deepstack", "image-client", "triton", "triton-metrics", "ultralytics", "x-anylabeling")
 """Clients of other servers that are answered where `compat` names them."""
 CLIENT_GROUP = "anychip.clients"
 """The entry-point group of clients that other packages answer (app.compat.client)."""

@@ -86,12 +86,7 @@ def worker_plans(
                 for index, each in enumerate(served)
             ),
             device=choice.device(device),
-            guard=replace(
-                _GUARD,
-                policy=settings.guard_policy,
-                device_ratio=settings.guard_device_ratio,
-                resident_bytes=settings.guard_resident_mb << 20,
-            ),
+            guard=replace(_GUARD, policy=settings.guard_policy, device_ratio=settings.guard_device_ratio),
             plugins=split(settings.plugins),
             cache_dir=None if bare else cache_dir,
             quick=True,

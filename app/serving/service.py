@@ -72,8 +72,8 @@ class Service:
             log.info("a request may hold %d images: no more may wait (--queue-size)", settings.queue_size)
             settings = settings.model_copy(update={"max_images": settings.queue_size})
         self.settings = settings
-        self.metrics = Metrics(enabled=settings.metrics)
-        if settings.metrics and settings.triton_metrics:
+        self.metrics = Metrics()
+        if "triton-metrics" in split(settings.compat):
             self.metrics.registry.register(TritonMetrics(self.metrics))
         self.metrics.ready.set_function(lambda: not self.administration.why_not())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")

@@ -35,7 +35,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, grpc_port: int) -> Iterato
     """resnet18 and yolov8n with untrained weights on the CPU, over HTTP and gRPC. Leave it as it was."""
     options = ("--models", "resnet18,yolov8n", "--weights", "random", "--batch-sizes", "1,2,4", "--max-images", "8")
     folder: Path = tmp_path_factory.mktemp("shared-service")
-    variables = {"ANYCHIP_TRITON_METRICS": "1"}
+    variables = {"ANYCHIP_COMPAT": "triton-metrics"}
     with running(folder, *options, "--admin", "port", "--grpc-port", str(grpc_port), environment=variables) as service:
         yield service
 

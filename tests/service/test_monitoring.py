@@ -125,7 +125,7 @@ RESNET = "/v1/models/resnet18:predict"
 
 async def steady(story: Story, folder: Path) -> None:
     null = ("--null", "delay_ms=5,power_w=75")
-    async with story.watched(folder, "steady", "resnet18", *NULL, *null, "--triton-metrics", "true") as service:
+    async with story.watched(folder, "steady", "resnet18", *NULL, *null, "--compat", "triton-metrics") as service:
         async with Load(service.url, RESNET, GREY, 4, TRACEPARENT) as load:
             await until(lambda: story.server.now('namespace_job_model:anychip_requests:rate5m{job="steady"} > 0'))
             await load.answers(100)

@@ -113,16 +113,6 @@ def test_top_says_in_one_sentence_that_nobody_answers(capsys):
     assert main(["top", "--interval-s", "0"]) == 1
 
 
-def test_switched_off_metrics_are_nowhere_and_the_service_serves(tmp_path):
-    with running(tmp_path, *NULL, "--metrics", "false") as service, service.client() as client:
-        assert client.post(PREDICT, content=GREY, headers=JPEG).status_code == 200
-        for path in ("/metrics", "/v1/stats"):
-            answer = client.get(path)
-            assert answer.status_code == 404
-            assert "--metrics false" in answer.json()["error"]
-        assert main(["top", "--url", service.url, "--once"]) == 1
-
-
 def test_every_answer_has_its_id_and_its_timing(tmp_path):
     """Also errors, other routes, and refusals while the service drains; the client's trace comes back."""
     with running(tmp_path, *NULL, "--grace-s", "600") as service, service.client() as client:

@@ -96,7 +96,6 @@ def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
         "max_body_bytes": settings.max_body_bytes,
         "max_image_pixels": settings.max_image_pixels,
         "max_images": settings.max_images,
-        "metrics": settings.metrics,
         "errors": {code: {"status": kind.status, "meaning": kind.meaning} for code, kind in ERRORS.items()},
     }
 

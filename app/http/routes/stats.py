@@ -312,19 +312,11 @@ class _EventStream(StreamingResponse):
             self._feed.listeners.give(self._caller, 1)
 
 
-def counting(request: Request) -> Link:
-    """The link, where anything is counted. Raises NOT_FOUND."""
-    link: Link = request.app.state.link
-    if not link.metrics.enabled:
-        raise ServiceError("NOT_FOUND", "nothing is counted here: the service was started with --metrics false")
-    return link
-
-
 # Not a coroutine: collecting takes milliseconds and belongs in a thread, off the event loop.
-@router.get("/v1/stats", responses={404: {"description": "Nothing is counted here"}})
+@router.get("/v1/stats")
 def stats(request: Request) -> Snapshot:
     """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
-    link = counting(request)
+    link: Link = request.app.state.link
     found = snapshot(link)
     caller: Caller = request.scope["anychip"].caller
     if caller.sees_others:
@@ -333,11 +325,10 @@ def stats(request: Request) -> Snapshot:
     return found
 
 
-@router.get("/v1/stats/stream", response_class=Response, responses={404: {"description": "Nothing is counted here"}})
+@router.get("/v1/stats/stream", response_class=Response)
 async def stats_stream(request: Request) -> Response:
     """The answer of `/v1/stats` twice a second, as server-sent events of the name `stats`."""
     state = request.app.state
-    counting(request)
     feed: StatsFeed = state.stats_feed
     access, scope = state.ingress.access, request.scope
 

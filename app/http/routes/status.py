@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from app.errors import ServiceError, invalid_request
 from app.http.playground.page import PageFile
-from app.http.routes.stats import counting
 from app.link import Devices, Link, ServedOn
 from models import Finds
 from models.contract.cascade import Cascade
@@ -167,7 +166,7 @@ async def ready(request: Request) -> ReadyBody:
 @router.get("/metrics", response_class=Response)
 def metrics(request: Request) -> Any:
     """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
-    link = counting(request)
+    link: Link = request.app.state.link
     try:
         content, content_type = link.metrics.render(request.headers.get("accept", ""))
     except ValueError:

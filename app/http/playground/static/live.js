@@ -1,5 +1,5 @@
 // The live panel. Owns: the stream of /v1/stats and how it looks. Nothing is asked while the page is hidden.
-import { events, getJson, ServiceError } from "./api.js";
+import { events, getJson } from "./api.js";
 import { element } from "./results.js";
 
 const RETRY_MS = 3000;
@@ -38,10 +38,8 @@ export class Live {
         await events("v1/stats/stream", (stats) => this.show(stats), abort.signal);
       } catch (error) {
         if (error.name === "AbortError" || abort.signal.aborted) return;
-        const off = error instanceof ServiceError && error.status === 404;
-        note.textContent = off ? "nothing is counted: the service was started with --metrics false" : error.message;
+        note.textContent = error.message;
         if (error.code === "UNREACHABLE") this.onState("down", "the service does not answer");
-        if (off) return;
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
