@@ -12,10 +12,9 @@ import re
 from pathlib import Path
 
 from anychip_tools import remedies
-
+from anychip_tools.report import markdown_table
 from app.tools import compatibility
 from app.tools.facts import rows
-from app.tools.report import markdown_table
 
 PAGES = [Path(__file__).parents[1] / "docs" / f"troubleshooting{language}.md" for language in ("", ".zh-CN")]
 _BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"

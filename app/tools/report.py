@@ -1,4 +1,4 @@
-"""How commands show what they found: tables in the terminal, Markdown, JSON, and the environment a figure is of.
+"""How commands show what they do: a bar while it takes long, and JSON.
 
 Owns: the forms. Must not know what is in them.
 """
@@ -7,52 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-
-Cell = str | int | float | None
-"""Numbers are shown to three digits, None as nothing."""
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """A table for the terminal; columns of numbers are set to the right."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
-    for number, column in enumerate(columns):
-        numeric = any(isinstance(row[number], int | float) for row in rows)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*map(text_of, row))
-    return made
-
-
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """The same as Markdown."""
-    lines = [columns, ["---"] * len(columns), *([text_of(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
-
-
-def text_of(cell: Cell) -> str:
-    """A cell as people read it."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return ""
-    if isinstance(cell, float):
-        return f"{cell:.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
-    return str(cell)
-
-
-def console() -> Console:
-    """For tables on stdout. What is no terminal gets lines as long as they are, for programs to read."""
-    return Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False, highlight=False)
 
 
 @contextmanager
@@ -66,19 +27,9 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
         yield bars
 
 
-def show_or_print(document: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:
-    """What a command found: as JSON where a program reads it, else in tables."""
-    print_json(document) if as_json else show(document)
-
-
 def print_json(document: Any) -> None:
     """JSON on stdout. NaN and infinity, which JSON does not know, become null."""
     print(json.dumps(plain(document), indent=2))
-
-
-def write_json(document: Any, path: Path) -> None:
-    """The same in a file. Raises OSError."""
-    path.write_text(json.dumps(plain(document), indent=2) + "\n", encoding="utf-8")
 
 
 def plain(value: Any) -> Any:
@@ -90,35 +41,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Of these packages and what vendors bring, those that are here. Imports torch."""
-    import importlib.metadata
-
-    import torch
-
-    from backends.vendors.table import SOFTWARE
-
-    found: dict[str, str] = {}
-    for package in (*packages, *SOFTWARE):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return {**found, "torch": str(torch.__version__)}  # With the build it is of.
-
-
-def environment(device: str = "", device_name: str = "") -> dict[str, str | int]:
-    """What a figure depends on: versions, processor, device, date. Imports torch."""
-    from backends import host
-
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": host.cpu_name(),
-        "cores": host.core_count(),
-        "load_average": f"{os.getloadavg()[0]:.1f}",
-        "device": device,
-        "device_name": device_name,
-        **versions("anychip"),
-    }

@@ -16,14 +16,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from anychip_tools.child_service import serving
 from anychip_tools.tuning import trials
 from anychip_tools.tuning.search import Candidate
 from anychip_tools.tuning.trials import Trials
-
 from app.cli import main
 from app.config import Settings
 from app.fleet.profiles import Profile, store, stored
-from app.tools.child_service import serving
 from backends import choose
 from backends.null import backend as null
 from models import open_model, parse_spec

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anychip_tools import report
 from anychip_tools.charts import Chart, page
 from app.config import Settings, split
-from app.tools import report
 from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
+from app.tools.report import print_json, progress
 
 if TYPE_CHECKING:
     from anychip_tools.benchmark.endpoints import Protocol
@@ -125,7 +126,7 @@ def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]
     results: list[dict[str, Any]] = []
     refusals: dict[str, str] = {}
     pairs = [(engine, precision) for engine in engines for precision in precisions]
-    with report.progress(quiet=parsed.json) as bars:
+    with progress(quiet=parsed.json) as bars:
         task = bars.add_task("measuring", total=len(pairs) * len(sizes))
         for number, (engine, precision) in enumerate(pairs):
             bars.update(task, description=f"{engine} {precision}", completed=number * len(sizes))
@@ -172,7 +173,7 @@ def _of_service(parsed: argparse.Namespace) -> dict[str, Any]:
         binary=not parsed.json_tensors,
         key=parsed.key,
     )
-    with report.progress(quiet=parsed.json) as bars:
+    with progress(quiet=parsed.json) as bars:
         task = bars.add_task(f"{protocol} at {parsed.url}", total=len(connections) + len(rates))
         rows = measure(
             target,
@@ -231,7 +232,7 @@ def _compared(parsed: argparse.Namespace) -> int:
     slower = [each for each in changes if each.better < 1 - parsed.tolerance]
     if parsed.json:
         rows = [{**asdict(each), "slower": each in slower} for each in changes]
-        report.print_json({"changes": rows, "environments_differ_in": differing})
+        print_json({"changes": rows, "environments_differ_in": differing})
         return 1 if slower else 0
     console = report.console()
     for line in differing:

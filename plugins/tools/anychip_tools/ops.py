@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from anychip_tools import report
 from anychip_tools.remedies import STEPS, of_operator
-from app.tools import report
 from app.tools.arguments import CommandError, add_settings, read_settings
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.tools import report
+from anychip_tools import report
 from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 
 TEXT = "A timeline of some batches, and where the time goes."

@@ -17,9 +17,10 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anychip_tools import report
 from app.config import Settings, sizes_of, split
-from app.tools import report
 from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
+from app.tools.report import progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +81,7 @@ def run(parsed: argparse.Namespace) -> int:
             options += [f"--{name.replace('_', '-')}", str(value)]
     image: Path = parsed.image or min(IMAGES.glob("*.jpg"))
     trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices))
-    with _ended_in_order(), report.progress(quiet=parsed.json) as bars:
+    with _ended_in_order(), progress(quiet=parsed.json) as bars:
         task = bars.add_task("the defaults", total=budget_s)
         began_s = time.monotonic()
 

@@ -12,10 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anychip_tools import report
 from anychip_tools.charts import Chart, page
 from app.config import Settings, split
-from app.tools import report
 from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
+from app.tools.report import progress
 
 if TYPE_CHECKING:
     from anychip_tools.validation.labels import Labelled
@@ -88,7 +89,7 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
     comparisons: list[Comparison] = []
     depths: list[Depth] = []
     accuracy = _accuracy(model, parsed)
-    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, report.progress(quiet=parsed.json) as bars:
+    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, progress(quiet=parsed.json) as bars:
         task = bars.add_task("comparing", total=len(pairs))
         validation = Validation(
             model,

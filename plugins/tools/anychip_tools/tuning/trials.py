@@ -18,8 +18,8 @@ import psutil
 
 from anychip_tools.benchmark.load import drive
 from anychip_tools.benchmark.wire import request_bytes
+from anychip_tools.child_service import ServiceStartError, serving
 from anychip_tools.tuning.search import Candidate, Trial
-from app.tools.child_service import ServiceStartError, serving
 
 _START_LIMIT_S = 600.0
 _WARM_UP_S = 1.0

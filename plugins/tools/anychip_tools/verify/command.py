@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anychip_tools.report import versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
 from app.config import split
 from app.tools.arguments import CommandError, add_settings, read_settings
-from app.tools.report import versions
 
 if TYPE_CHECKING:
     from anychip_tools.verify.engines import Sweep

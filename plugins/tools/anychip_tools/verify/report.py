@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from app.tools.report import markdown_table
+from anychip_tools.report import markdown_table
 
 Status = Literal["PASS", "FAIL", "SKIP"]
 Figure = float | str

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
+from anychip_tools.child_service import ServiceStartError, serving
 from anychip_tools.verify.report import Finding
-from app.tools.child_service import ServiceStartError, serving
 from models.sample import IMAGES
 
 _RECOVERY_LIMIT_S = 240.0
