@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from anychip_tools.benchmark.load import ClosedLoad, drive, percentile
 
+from anychip_tools.benchmark.load import ClosedLoad, drive, percentile
 from backends.host import core_count
 from benchmarks import servers
 

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from anychip_tools.benchmark.load import drive
 
+from anychip_tools.benchmark.load import drive
 from app.decoder.decoder import decode_into
 from app.images.header import read_header
 from backends.host import core_count

@@ -30,7 +30,6 @@ from anychip_tools.benchmark.load import (
     percentile,
     poisson_arrivals,
 )
-
 from backends.host import core_count
 from benchmarks import servers
 from models import open_model, parse_spec

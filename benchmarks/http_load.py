@@ -20,8 +20,8 @@ from queue import Queue
 from typing import Any
 
 import torch
-from anychip_tools.benchmark.load import ClosedLoad, drive
 
+from anychip_tools.benchmark.load import ClosedLoad, drive
 from app.config import Settings
 from app.decoder.decoder import decode_into
 from app.images.header import Header, read_header

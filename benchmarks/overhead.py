@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from anychip_tools.benchmark.load import drive
 from PIL import Image
 
+from anychip_tools.benchmark.load import drive
 from app.decoder.decoder import decode_into
 from app.images.header import read_header
 from backends.host import core_count

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anychip_tools.benchmark.load import drive
-
 from benchmarks import servers
 
 Span = tuple[float, float]

@@ -101,7 +101,6 @@ def operators_of(architecture: str) -> list[str]:
     Classifiers are made of tensors that have shapes and no values, so that nothing is computed.
     """
     from anychip_tools.record import names_of
-
     from models import PixelModel, classifiers, open_model, parse_spec
 
     model = open_model(parse_spec(f"{architecture}:random"), Path())

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from anychip_tools.benchmark.load import drive
 
+from anychip_tools.benchmark.load import drive
 from app.precision.gate import compile_options
 from backends.vendors.cpu import CpuBackend
 from benchmarks import servers

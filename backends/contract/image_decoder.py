@@ -1,6 +1,6 @@
 """Decoding JPEG files on a device, where its vendor's libraries do that.
 
-Owns: the contract, and NVIDIA's nvJPEG and nvImageCodec. Must not know what becomes of the pixels. The caller has
+Owns: the contract, and NVIDIA's nvJPEG. Must not know what becomes of the pixels. The caller has
 looked at the files' headers: app.images.passing chooses which kinds of JPEG come here.
 
 A device decodes at full size, turns nothing, and its pixels are not libjpeg's: nvJPEG repeats chroma where libjpeg
@@ -15,12 +15,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-import torch.utils.dlpack
 from torch import Tensor
 
-from backends.contract.errors import BackendError, first_line, translated_errors
+from backends.contract.errors import first_line, translated_errors
 
 log = logging.getLogger(__name__)
 
@@ -56,41 +54,6 @@ class NvjpegDecoder(ImageDecoder):
 
 _RGB = 3
 """torchvision.io.ImageReadMode.RGB."""
-
-
-class NvimgcodecDecoder(ImageDecoder):
-    """nvImageCodec 0.9, which has the cards' JPEG engines and interpolates chroma as libjpeg does.
-
-    No backend offers it: no card has decoded by it yet, benchmarks/gpu asks one. On the CPU, which is for tests, it is
-    libjpeg-turbo. Raises ImportError where it is not installed.
-    """
-
-    name = "nvImageCodec"
-
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
-        self._codec = codec = importlib.import_module("nvidia.nvimgcodec")
-        on_host = self.device.type == "cpu"
-        number = codec.NVIMGCODEC_DEVICE_CPU_ONLY if on_host else self.device.index or 0
-        backends = [codec.Backend(codec.BackendKind.CPU_ONLY)] if on_host else None
-        self._decoder = codec.Decoder(device_id=number, backends=backends, options=":fancy_upsampling=1")
-        self._as_stored = codec.DecodeParams(
-            apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB, sample_format=codec.SampleFormat.P_RGB
-        )
-
-    def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
-        """What cannot be decoded it says of each file alone."""
-        on_host = self.device.type == "cpu"
-        stream = 0 if on_host else torch.cuda.current_stream(self.device).cuda_stream
-        with translated_errors(str(self.device)):
-            streams = [self._codec.CodeStream(file.numpy()) for file in files]
-            images = self._decoder.decode(streams, params=self._as_stored, cuda_stream=stream)
-            if any(image is None for image in images):
-                raise BackendError(f"nvImageCodec cannot decode {sum(image is None for image in images)} files")
-            return [
-                torch.from_numpy(np.asarray(image)) if on_host else torch.utils.dlpack.from_dlpack(image)
-                for image in images
-            ]
 
 
 def nvjpeg_decoder(device: str) -> NvjpegDecoder | None:

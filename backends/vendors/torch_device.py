@@ -47,7 +47,7 @@ from backends.contract.errors import (
 from backends.contract.image_decoder import ImageDecoder
 from backends.engines import compile_first, engines_of
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
-from backends.simulated import configured, simulates
+from backends.simulated import package, simulates
 from backends.telemetry import Sampler, sampler
 from backends.vendors.table import Facts
 
@@ -122,10 +122,8 @@ class TorchBackend(Backend):
                 engines, network, target, precisions, batch_sizes, options=options, completed=operators.completed
             )
             if simulates(self.facts.device_type):
-                from backends.simulated.device import weigh
-
                 with translated_errors(target):
-                    weigh(loaded.executable, target)
+                    package().weigh(loaded.executable, target)
         except OutOfDeviceMemoryError as error:
             raise OutOfDeviceMemoryError(f"{error}{_held_by_others(self.memory, device)}") from error
         return loaded._replace(report=replace(loaded.report, operators=operators.found()))
@@ -172,16 +170,14 @@ class TorchBackend(Backend):
         return Telemetry() if index is None else self._sampler.latest(index)
 
     def _image_decoder(self, device: str) -> ImageDecoder | None:
-        if not simulates(self.facts.device_type):
-            return self._vendors_decoder(self._torch_id(device))
-        simulation, _ = configured()
-        if not simulation.decode:
-            return None
-        from backends.simulated.decoder import SimulatedDecoder
-
         target = self._torch_id(device)
-        self._module().set_device(target)
-        return SimulatedDecoder(target, simulation)
+        if not simulates(self.facts.device_type):
+            return self._vendors_decoder(target)
+        module = self._module()  # Before PyTorch hears the device's name.
+        decoder: ImageDecoder | None = package().image_decoder(target)
+        if decoder is not None:
+            module.set_device(target)
+        return decoder
 
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
         """What the vendor's libraries decode JPEG with on a device of PyTorch's name."""

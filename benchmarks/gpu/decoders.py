@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from backends.contract.image_decoder import ImageDecoder, NvimgcodecDecoder, nvjpeg_decoder
+from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
 from benchmarks.gpu.asked import Asked
+from benchmarks.gpu.nvimgcodec import NvimgcodecDecoder
 from models.sample import IMAGES
 
 

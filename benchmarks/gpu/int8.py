@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.engines.cudnn import Int8Convolution, ranges
 from backends.engines.engine import DTYPES
 from benchmarks.gpu.asked import Asked
+from benchmarks.gpu.cudnn import Int8Convolution, ranges
 
 
 def ask(asked: Asked) -> dict[str, Any]:

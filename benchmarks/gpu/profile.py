@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from anychip_tools.benchmark.device_sweep import throughput
 
+from anychip_tools.benchmark.device_sweep import throughput
 from app.processes.arena import Arena
 from backends import Executable
 from backends.engines.streamed import host_memory

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from anychip_tools.verify.contract import SmallNetwork, on_cpu, small_images
 from torch import nn
 
+from anychip_tools.verify.contract import SmallNetwork, on_cpu, small_images
 from app.precision.gate import Gate
 from app.serving.finished import learn_finished_files
 from backends import (

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from anychip_tools.validation import whole
-from anychip_tools.validation.whole import Validation
 from torch import Tensor, nn
 
+from anychip_tools.validation import whole
+from anychip_tools.validation.whole import Validation
 from app.cli import main
 from backends import CompileOptions, Executable, LoadedNetwork
 from backends.engines import EagerEngine, Engine, compile_first

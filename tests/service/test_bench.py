@@ -8,9 +8,9 @@ import shutil
 import subprocess
 
 import pytest
+
 from anychip_tools.benchmark.endpoints import address_of, predict_request
 from anychip_tools.benchmark.service import LoadedService, Target
-
 from app.cli import main
 from models.sample import IMAGES
 from tests.support.null_service import serving

@@ -10,10 +10,10 @@ import time
 from collections import Counter
 
 import pytest
-from anychip_tools.benchmark.load import OpenLoop, drive, poisson_arrivals
-from anychip_tools.benchmark.wire import request_bytes
 from PIL import Image
 
+from anychip_tools.benchmark.load import OpenLoop, drive, poisson_arrivals
+from anychip_tools.benchmark.wire import request_bytes
 from tests.support.images import encoded
 from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anychip_tools.simulated.behaviour import device_types
 from backends import BACKENDS
-from backends.simulated.behaviour import device_types
 from tests.support import cann_double
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import PHOTOGRAPHS

@@ -19,7 +19,7 @@ import torch
 from app.images.decoding import decode
 from app.images.header import read_header
 from backends import BackendError
-from backends.contract.image_decoder import NvimgcodecDecoder
+from benchmarks.gpu.nvimgcodec import NvimgcodecDecoder
 from models.sample import IMAGES
 
 files = [path.read_bytes() for path in sorted(IMAGES.glob("*.jpg"))[:4]]

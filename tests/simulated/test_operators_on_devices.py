@@ -31,7 +31,7 @@ warnings.simplefilter("error")
 from pathlib import Path
 from backends.simulated import configure
 configure("npu:1", Path(sys.argv[1]))
-from backends.simulated.device import count, deny, install
+from anychip_tools.simulated.device import count, deny, install
 from tests.support.rows import row
 install("npu")
 """
@@ -84,7 +84,7 @@ def compared(*layers):
 
 
 on_a_device = pytest.mark.skipif(
-    importlib.util.find_spec("backends.simulated") is None or shutil.which("g++") is None,
+    importlib.util.find_spec("anychip_tools.simulated") is None or shutil.which("g++") is None,
     reason="no simulated device, or no compiler for it",
 )
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.simulated import recorded
+from anychip_tools.simulated import recorded
 from tests.support.constants import COMPILE_TIMEOUT_S
 from tests.support.device_child import ROOT, child
 from tests.support.load import until

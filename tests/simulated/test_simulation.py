@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anychip_tools.simulated import _stand_ins
+from anychip_tools.simulated.behaviour import Simulation, device_types, parse, row_of
+from anychip_tools.simulated.library import build
+from anychip_tools.simulated.module import make
+from anychip_tools.simulated.recorded import RECORDED
 from backends import BackendUnavailableError, simulated
-from backends.simulated.behaviour import Simulation, device_types, parse, row_of
-from backends.simulated.library import build
-from backends.simulated.module import make
-from backends.simulated.recorded import RECORDED
 from tests.support.device_child import child
 from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
@@ -88,7 +89,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(text):
 @pytest.mark.parametrize("device_type", DEVICE_TYPES)
 def test_a_stand_in_does_nothing_without_the_variable(device_type, tmp_path):
     package = f"torch_{device_type}"
-    path = simulated._stand_ins(tmp_path, row_of(device_type))
+    path = _stand_ins(tmp_path, row_of(device_type))
     child = subprocess.run(
         [sys.executable, "-c", f"import {package}"],
         env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"},
@@ -102,7 +103,7 @@ def test_a_stand_in_does_nothing_without_the_variable(device_type, tmp_path):
 
 def test_nothing_is_simulated_by_itself():
     assert not any(simulated.simulates(device_type) for device_type in DEVICE_TYPES)
-    assert not any("simulated/packages" in path for path in sys.path)
+    assert not any("simulated/stand-ins" in path for path in sys.path)
 
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch, tmp_path):
@@ -248,7 +249,7 @@ def test_a_signal_while_the_device_is_compiled_leaves_no_compiler_and_no_file(tm
     cache = str(tmp_path / "cache")
     words = (  # What was started in the background may have inherited that it ignores SIGINT.
         "import pathlib, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        f"from backends.simulated.library import build; build(pathlib.Path({cache!r}))"
+        f"from anychip_tools.simulated.library import build; build(pathlib.Path({cache!r}))"
     )
     environment = {**os.environ, "CXX": str(compiler), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", words], env=environment, stderr=subprocess.DEVNULL) as process:

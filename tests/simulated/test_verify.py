@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from anychip_tools.verify import command
 from anychip_tools.verify.engines import Levels
 from anychip_tools.verify.report import Finding, Part, VerifyReport
-
 from tests.support import warm
 
 pytestmark = pytest.mark.slow

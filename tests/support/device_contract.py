@@ -24,7 +24,6 @@ DUT: Any = importlib.import_module(os.environ["DEVICE_UNDER_TEST"])
 
 from anychip_tools.verify.contract import CHECKS, NEEDS_COMPUTATION, SmallNetwork, Subject, on_cpu, small_images  # noqa: E402
 from anychip_tools.verify.contract import NEEDS_EAGER as EAGERLY  # noqa: E402
-
 from backends import (  # noqa: E402
     BACKENDS,
     Backend,

@@ -173,7 +173,6 @@ def _warm_children(words: Sequence[str]) -> None:
     worker that would be a fresh interpreter. Not one of the null device: that has one where its import is to be slow.
     """
     from anychip_tools.verify import command
-
     from app.worker import main
     from backends import detect
     from models.exports import exported

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from backends.engines import ENGINES
-from backends.engines.cudnn import CudnnEngine, Int8Convolution, graph_of, ranges
+from benchmarks.gpu.cudnn import CudnnEngine, Int8Convolution, graph_of, ranges
 
 CASES = [(32, 48, 3, 2, 1), (64, 32, 1, 1, 0)]
 """Channels in and out, kernel, stride, padding."""

@@ -10,9 +10,9 @@ from math import inf
 from pathlib import Path
 
 import pytest
+
 from anychip_tools import bench, ops, profile, tune, validate
 from anychip_tools.bench import show as show_bench
-
 from app.cli import main
 from app.tools.doctor import CHECKS
 from app.tools.doctor_vendor import Check

@@ -8,6 +8,9 @@ import math
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from anychip_tools.benchmark.load import (
     Accepted,
     OpenLoad,
@@ -18,8 +21,6 @@ from anychip_tools.benchmark.load import (
     poisson_arrivals,
 )
 from anychip_tools.benchmark.wire import AnswerReader, request_bytes
-from hypothesis import given
-from hypothesis import strategies as st
 
 WAIT_S = 60
 REQUEST = request_bytes("/x", b"body", "text/plain")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from anychip_tools.validation.labels import Labelled, by_folder, measured_accuracy, of_coco
 from PIL import Image
 
+from anychip_tools.validation.labels import Labelled, by_folder, measured_accuracy, of_coco
 from app.tools.arguments import CommandError
 from models import open_model, parse_spec
 from models.tasks.accuracy import Boxes, mean_average_precision

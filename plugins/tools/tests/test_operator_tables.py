@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from anychip_tools.operator_tables import table, tables
 from anychip_tools.record import names_of
 from anychip_tools.remedies import STEPS, of_operator
-from torch import nn
-
 from benchmarks.operator_tables import kept_names, of_converters, of_functions
 
 

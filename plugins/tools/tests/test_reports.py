@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from anychip_tools.verify.report import Finding, Part, VerifyReport
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from anychip_tools.tune import seconds_of
 from anychip_tools.tuning import trials
 from anychip_tools.tuning.search import Candidate, Search, Space, Trial
 from anychip_tools.tuning.trials import Trials
-from hypothesis import given
-from hypothesis import strategies as st
-
 from app.config import Settings
 from app.fleet.profiles import Profile, of_model, store, stored, taken_up
 from app.tools.arguments import CommandError

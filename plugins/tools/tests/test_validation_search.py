@@ -6,11 +6,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from anychip_tools.charts import Chart, page
 from anychip_tools.validation.difference import difference
 from anychip_tools.validation.whole import first_wrong
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @given(st.integers(1, 300), st.data())

@@ -12,7 +12,7 @@ COUNT = 2
 MEMORY_BYTES: int | None = 16 * 2**30
 simulated.configure(f"{DEVICE_TYPE}:{COUNT}", Path("~/.cache/anychip").expanduser())
 
-from backends.simulated import device  # noqa: E402 - It exists only now.
+from anychip_tools.simulated import device  # noqa: E402 - It exists only now.
 
 device.install(DEVICE_TYPE)
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 
-from backends import simulated
+from anychip_tools.simulated import configured, graphs, module, recorded
+from anychip_tools.simulated.behaviour import Simulation, row_of
 from backends.host import core_count
-from backends.simulated import graphs, module, recorded
-from backends.simulated.behaviour import Simulation, row_of
 
 _installed: Simulation | None = None
 
@@ -29,7 +28,7 @@ def install(device_type: str) -> ModuleType:
     """
     global _installed  # noqa: PLW0603 - PyTorch has one slot a process, too.
     if _installed is None:
-        simulation, library = simulated.configured()
+        simulation, library = configured()
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         backend_registration.rename_privateuse1_backend(simulation.device_type)
         made = module.make(simulation.device_type)

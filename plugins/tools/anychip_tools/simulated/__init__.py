@@ -13,18 +13,18 @@ import os
 import sys
 from pathlib import Path
 
+from anychip_tools.simulated.behaviour import Simulation, parse, row_of
+from anychip_tools.simulated.library import build
 from backends.contract.errors import BackendUnavailableError
-from backends.simulated.behaviour import Simulation, parse, row_of
-from backends.simulated.library import build
+from backends.simulated import VARIABLE
 from backends.vendors.table import Facts
 
-_VARIABLE = "ANYCHIP_SIMULATE"  # Processes started from here inherit both.
-_LIBRARY = "ANYCHIP_SIMULATE_LIBRARY"
+_LIBRARY = "ANYCHIP_SIMULATE_LIBRARY"  # Processes started from here inherit it, as they do VARIABLE.
 _STAND_IN = '''"""Stands in for {package}: a simulated device, where ANYCHIP_SIMULATE asks for it."""
 
 import sys
 
-from backends.simulated.device import install
+from anychip_tools.simulated.device import install
 
 {device_type} = install("{device_type}")
 sys.modules["{package}.{device_type}"] = {device_type}
@@ -37,15 +37,15 @@ def configure(text: str, cache_dir: Path) -> None:
     The first time for a version of torch it compiles for some seconds, into `cache_dir`/simulated. Raises
     BackendUnavailableError (`text`, no compiler, a torch it cannot be compiled for), and then changes nothing.
     """
-    packages = cache_dir / "simulated" / "packages"
+    packages = cache_dir / "simulated" / "stand-ins"
     others = [path for path in sys.path if Path(path).parent.name != packages.name or "simulated" not in path]
     if not text.strip():
-        os.environ.pop(_VARIABLE, None)
+        os.environ.pop(VARIABLE, None)
         sys.path[:] = others
         return
     simulation = parse(text)
     os.environ[_LIBRARY] = str(build(cache_dir / "simulated"))
-    os.environ[_VARIABLE] = text
+    os.environ[VARIABLE] = text
     # Before the vendor's own package, should that be installed.
     sys.path[:] = [str(_stand_ins(packages, row_of(simulation.device_type))), *others]
 
@@ -67,15 +67,9 @@ def _stand_ins(packages: Path, row: Facts) -> Path:
     return folder
 
 
-def simulates(device_type: str) -> bool:
-    """Whether this torch device type is simulated here."""
-    text = os.environ.get(_VARIABLE, "")
-    return bool(text.strip()) and parse(text).device_type == device_type
-
-
 def configured() -> tuple[Simulation, Path]:
     """What is simulated, and the compiled device. Raises BackendUnavailableError where nothing is."""
-    text, library = os.environ.get(_VARIABLE, ""), os.environ.get(_LIBRARY, "")
+    text, library = os.environ.get(VARIABLE, ""), os.environ.get(_LIBRARY, "")
     if not text.strip() or not library:
         raise BackendUnavailableError(
             "This is a stand-in for a vendor's package: it does nothing unless ANYCHIP_SIMULATE asks anychip for a "

@@ -11,9 +11,9 @@ import cv2
 import torch
 from torch import Tensor
 
+from anychip_tools.simulated.behaviour import Simulation
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
-from backends.simulated.behaviour import Simulation
 
 ALWAYS = 1
 """`decode_error`: no file can be decoded; other numbers are a width."""

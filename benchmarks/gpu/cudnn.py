@@ -37,6 +37,7 @@ class CudnnEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
+        """Raises EngineRefusedError without cuDNN's Python."""
         api = imported("cudnn", f"pip install {_PACKAGE}")
         module = cast(nn.Module, network)
         found = ranges(module, torch.from_numpy(calibration_of(options)()))
@@ -47,6 +48,7 @@ class CudnnEngine(Engine):
         return GraphEngine(self._facts, self._threads).compile(network, device, "fp16", batch_sizes, options)
 
     def version(self, precision: str) -> str:
+        """Of cuDNN's Python."""
         return version_of(_PACKAGE, f"pip install {_PACKAGE}")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.accelerator._utils import _get_device_index
 
-from backends.simulated import behaviour
+from anychip_tools.simulated import behaviour
 
 AnyDevice: TypeAlias = "torch.device | str | int | None"
 

@@ -1,0 +1,36 @@
+"""Accelerators that are not there: whether this process has any (docs/simulation.md).
+
+Owns: `ANYCHIP_SIMULATE`, which processes started from here inherit, and finding the package that has them, an entry
+point of the group `anychip.simulation`. Must not import it where nothing is simulated.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from backends.contract.errors import BackendUnavailableError
+
+VARIABLE = "ANYCHIP_SIMULATE"
+
+
+def simulates(device_type: str) -> bool:
+    """Whether this torch device type is simulated here."""
+    return os.environ.get(VARIABLE, "").partition(",")[0].partition(":")[0].strip() == device_type
+
+
+def configure(text: str, cache_dir: Path) -> None:
+    """Let devices be simulated here and in processes started from here; empty: no device.
+
+    Raises BackendUnavailableError: `text`, no such package, or what that one lacks; and then changes nothing.
+    """
+    package().configure(text, cache_dir)
+
+
+def package() -> Any:
+    """The module with `configure`, `weigh` and `image_decoder`. Raises BackendUnavailableError where there is none."""
+    for entry in entry_points(group="anychip.simulation"):
+        return entry.load()
+    raise BackendUnavailableError("Simulated devices are part of the tools: pip install 'anychip[tools]'.")
