@@ -18,6 +18,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -57,6 +58,8 @@ def _vendors() -> Any:
 
 VENDORS = _vendors()
 ROWS = VENDORS.ACCELERATORS
+# The last of the registry for AArch64 without CUDA: `cuda` in torch/version.py of 2.11.0 is 13.0.
+ARM_WITHOUT_CUDA = {"torch": "2.10.0", "torchvision": "0.25.0"}
 NO_NUMPY_1 = (3, 13)  # The first Python for which numpy 1 has no wheels.
 VENDOR_PLUGINS = {package.replace("_", "-") for row in ROWS for package in row.packages}
 # The local versions of vendors' builds of torch; `nv26.05` is that of NVIDIA's images.
@@ -369,6 +372,8 @@ def install(
         pins["torch"], takes = present, f"torch {present}, which is already here"
     else:
         build = find_build(python, index, choice.build, pins["torch"]) if choice.build else ""
+        if choice.build == choice.kind == "cpu" and not build and platform.machine() == "aarch64":
+            pins.update(ARM_WITHOUT_CUDA)
         pins["torch"] += f"+{build}" if build else ""
         takes = f"torch {pins['torch']} of {index if build else 'the registry'}"
         if choice.build and not build:
@@ -384,7 +389,7 @@ def install(
         without = [part for part in pip if part not in ("--constraint", str(settled))]
         run_pip([*without, "--require-hashes", "--no-deps", "--requirement", hashes])
     if not choice.accepts(present):
-        if present:  # To pip, 2.0+cpu satisfies 2.0.
+        if present and present != pins["torch"]:  # To pip, 2.0+cpu satisfies 2.0.
             run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
         if choice.kind == "ascend" and not build:
             _only_without_cuda(python, pip, pins["torch"], index)

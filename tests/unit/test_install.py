@@ -181,6 +181,36 @@ def test_ascend_never_gets_a_torch_for_cuda(tmp_path, monkeypatch):
     assert not any("uninstall" in each for each in commands)
 
 
+@pytest.mark.parametrize(
+    ("machine", "found", "present", "torch", "installs"),
+    [
+        ("aarch64", "", "", "2.10.0", True),
+        ("aarch64", "", "2.10.0", "2.10.0", True),
+        ("aarch64", "cpu", "", "2.14.1+cpu", True),
+        ("aarch64", "", "2.14.1+cpu", "2.14.1+cpu", False),
+        ("x86_64", "", "", "2.14.1", True),
+    ],
+)
+def test_arm_without_pytorchs_index_gets_a_torch_without_cuda(
+    machine, found, present, torch, installs, tmp_path, monkeypatch
+):
+    """The registry's for AArch64 is one for CUDA since 2.11, as it always was on x86-64."""
+    commands = []
+    monkeypatch.setattr(install.platform, "machine", lambda: machine)
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "installed_torch", lambda python: present)
+    monkeypatch.setattr(install, "find_build", lambda *_: found)
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+    monkeypatch.setattr(install, "look", install.Signals)
+    monkeypatch.setattr(install, "read_pins", lambda _: {"torch": "2.14.1", "torchvision": "0.29.2"})
+    install.install(tmp_path, False, {"ANYCHIP_TORCH": "cpu"})
+    lines = (tmp_path / "constraints.txt").read_text().splitlines()
+    assert f"torch=={torch}" in lines
+    assert f"torchvision=={'0.25.0' if torch == '2.10.0' else '0.29.2'}" in lines
+    assert any(command[-2:] == ["torch", "torchvision"] for command in commands) is installs
+    assert not any("uninstall" in command for command in commands)
+
+
 def test_pins_replace_the_lines_of_the_constraints():
     text = "# why\nnumpy==2.2.6; python_version < '3.11'\nnumpy==2.4.6; python_version >= '3.11'\nTorch==2.14.1\n"
     text += "torch-tensorrt==2.14.0\ntorchvision==0.29.2\nrich==15.0.0\n"
