@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"\s*\(?([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃|MHz|M
 _MISSING_COMMA = re.compile(r'(?<=[^\s:,{"])"\s*"(?=[A-Za-z])')
 _BLOCK = re.compile(r"[A-Za-z0-9_]+ \(ue: ([0-9]{1,18}), ce: ([0-9]{1,18})\)", re.ASCII)
 _CARD = re.compile(r"card([0-9]{1,4})", re.ASCII)
-_HEADING = re.compile(r"GPU\s?[0-9]{1,4}\b.*", re.ASCII)
+_HEADING = re.compile(r"GPU[\s#]?[0-9]{1,4}\b.*", re.ASCII)
 
 # The least and the most that a tool can mean (no device is at 200 %, -1 W or -273.2 C), and what makes our unit of it.
 _FIGURES = {
@@ -109,16 +109,32 @@ def csv_telemetry(text: str) -> dict[int, Telemetry]:
 def sections(text: str) -> dict[int, Members]:
     """Lines `key : value` below headings that begin with GPU -> members by the order of the headings.
 
-    Of a key that comes twice the first counts.
+    Of a key that comes twice the first counts; what stands in parentheses after it, as `hotspot(sensor0)`, is left out.
     """
     found: list[dict[str, str]] = []
     for line in text.splitlines():
         key, colon, value = (part.strip() for part in line.partition(":"))
+        key = key.partition("(")[0] or key
         if _HEADING.fullmatch(line.strip()):
             found.append({})
         elif found and colon and value:
             found[-1].setdefault(key, value)
     return dict(enumerate(found))
+
+
+def kunlun_cards(text: str) -> dict[int, Members]:
+    """Lines of `xpu_smi -m`, cells without names -> members by the third cell, the card's number.
+
+    Power is in watts on a P800 and in milliwatts on a K200: no card takes 2 kW, and none 2 W.
+    """
+    devices: dict[int, Members] = {}
+    for cells in (line.split() for line in text.splitlines()):
+        card = index(cells[2]) if len(cells) > 19 and ":" in cells[0] else None
+        if card is not None:
+            power = number(cells[8])
+            scale = 1000 if power > 2000 else 1
+            devices[card] = {"temperature": cells[4], "power": power / scale, "utilization": cells[19]}
+    return devices
 
 
 def json_value(text: str) -> Any:

@@ -13,9 +13,15 @@ unknown. None was verified on hardware:
   nvidia-smi's, whose likeness brsmi is. A refused field leaves everything unknown.
 - cnmon, which writes its JSON into the working directory: names as gpustack/runtime (an older state than the one that
   drives libcndev) reads them. It reads no power, and how cnmon names that, health, errors and clocks was not found.
-- xpu-smi (Kunlun's tool has the same name; its output is read as no device): `dump` and its header `Timestamp,
-  DeviceId, ...` were seen in public text; the metrics' numbers (0 utilisation, 1 power, 2 frequency, 3 and 4
-  temperatures of core and memory) are those of the tool's own help.
+- xpu_smi, Kunlun's: cells by their order, as quoted of a P800 and as two public parsers read them. Clocks are left out:
+  it prints six, and which is which was not found.
+- mx-smi: temperatures as quoted; `GPU : 0 %` of --show-usage and `Total ... W` of --show-board-power as public parsers
+  read them. Each by a run of its own, as headings would come again.
+- ixsmi: the fields of the query as public scripts ask for them; no output was found. Before CoreX 4 power has another
+  name there, so it is asked apart.
+- xpu-smi, Intel's (some of Kunlun's have the same name; their output is read as no device): `dump` and its header
+  `Timestamp, DeviceId, ...` were seen in public text; the metrics' numbers (0 utilisation, 1 power, 2 frequency, 3 and
+  4 temperatures of core and memory) are those of the tool's own help.
 - mthreads-gmi: no output was found in public text, only that `-q` prints `key : value` lines under headings that begin
   with GPU. The keys are nvidia-smi's, from memory.
 """
@@ -34,6 +40,7 @@ from backends.telemetry.parsing import (
     csv_members,
     csv_telemetry,
     json_cards,
+    kunlun_cards,
     memory_errors,
     sections,
     telemetry,
@@ -89,6 +96,15 @@ _CARDS = named(
 CSV = "--query-gpu=index,utilization.gpu,power.draw,temperature.gpu", "--format=csv,noheader,nounits"
 """What nvidia-smi and its likeness are asked for `csv_telemetry`."""
 
+
+def _ixsmi(seldom: bool = False, **fields: str) -> Query:
+    """One question to ixsmi; `fields`: those of Telemetry, each with the tool's name of it."""
+    columns = ("index", *fields.values())
+    command = ("ixsmi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits")
+    names = {field: (column,) for field, column in fields.items()}
+    return Query(command, named(partial(csv_members, columns=columns), **names), seldom)
+
+
 TOOLS: Mapping[str, tuple[Query, ...]] = {
     "amd": (Query(("rocm-smi", "--showuse", "--showtemp", "--showpower", "--showclocks", "--json"), _CARDS),),
     "hygon": (
@@ -118,6 +134,29 @@ TOOLS: Mapping[str, tuple[Query, ...]] = {
                 temperature_celsius=("GPU Core Temperature",),
                 memory_temperature_celsius=("GPU Memory Temperature",),
                 clock_hertz=("GPU Frequency",),
+            ),
+        ),
+    ),
+    "metax": tuple(
+        Query(("mx-smi", option), named(sections, **{field: (name,)}))
+        for option, field, name in (
+            ("--show-temperature", "temperature_celsius", "hotspot"),
+            ("--show-usage", "utilization_ratio", "GPU"),
+            ("--show-board-power", "power_watts", "Total"),
+        )
+    ),
+    "iluvatar": (
+        _ixsmi(utilization_ratio="utilization.gpu", temperature_celsius="temperature.gpu"),
+        _ixsmi(power_watts="gpu.power.draw", seldom=True),
+    ),
+    "kunlun": (
+        Query(
+            ("xpu_smi", "-m"),
+            named(
+                kunlun_cards,
+                utilization_ratio=("utilization",),
+                power_watts=("power",),
+                temperature_celsius=("temperature",),
             ),
         ),
     ),

@@ -433,6 +433,7 @@ METAX = Facts(
     device_files=("/dev/mxcd",),
     pci_vendor="0x9999",
     visibility_variable="CUDA_VISIBLE_DEVICES",
+    telemetry="metax",
     engines=("graph", "eager"),
     channels_last=None,
     precisions=("fp16", "bf16", "fp32"),
@@ -448,6 +449,7 @@ ILUVATAR = replace(
     build_tags=("corex",),
     device_files=("/dev/iluvatar[0-9]*",),
     pci_vendor="0x1e3e",
+    telemetry="iluvatar",
 )
 KUNLUN = replace(
     METAX,
@@ -461,6 +463,7 @@ KUNLUN = replace(
     device_files=("/dev/xpuctrl",),
     pci_vendor="0x1d22",
     visibility_variable="XPU_VISIBLE_DEVICES",
+    telemetry="kunlun",
 )
 INTEL = Facts(
     name="xpu",

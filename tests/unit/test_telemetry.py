@@ -92,6 +92,29 @@ def test_moore_threads_reads_sections() -> None:
     assert values(devices[1]) == approx(nan, nan, nan)
 
 
+def test_metax_reads_sections_of_a_run_each() -> None:
+    temperature, usage, power = (query.parse for query in TOOLS["metax"])
+    degrees = [sample.temperature_celsius for sample in temperature(quoted("mx-smi-temperature.txt")).values()]
+    assert degrees == [39.0, 39.25]
+    heading = "Attached GPUs : 1\nGPU#0  MXC500  0000:08:00.0\n"
+    assert usage(f"{heading}    GPU        : 7 %\n    VPUE       : 9 %\n")[0].utilization_ratio == 0.07
+    assert power(f"{heading}    Total      : 80.25 W\n")[0].power_watts == 80.25
+
+
+def test_kunlun_reads_cells_and_either_unit_of_power() -> None:
+    devices = parsed("kunlun", quoted("xpu_smi-m.txt"))
+    assert [values(devices[card]) for card in (0, 1)] == [approx(0.0, 86.0, 36), approx(0.0, 86.0, 39)]
+    milliwatts = quoted("xpu_smi-m.txt").replace(" 86 ", " 86500 ")
+    assert parsed("kunlun", milliwatts)[0].power_watts == 86.5
+
+
+def test_iluvatar_answers_the_fields_it_was_asked() -> None:
+    figures, power = (query.parse for query in TOOLS["iluvatar"])
+    assert values(figures("0, 35, 44\n1, [N/A], 51\n")[0]) == approx(0.35, nan, 44)
+    assert power("0, 71.20\n")[0].power_watts == 71.2
+    assert power("Field gpu.power.draw is not a valid field to query.\n") == {}
+
+
 @pytest.mark.parametrize("parse", [nvidia._SMI[0].parse, TOOLS["biren"][0].parse, csv_telemetry])
 def test_lines_with_commas(parse: Callable[[str], Mapping[int, Telemetry]]) -> None:
     devices = parse("0, 35, 71.20, 44\n1, [N/A], ERR!, 250 %\n2, 200, -5, 44\ngarbage, 1, 2, 3\n4, 1\n")
