@@ -185,7 +185,8 @@ def x_anylabeling(url, _, image, __):
         found["models"] = sorted(server.get_available_models())
         server.set_model_id("yolov8n")
         found["classes"] = server.classes
-        for name, chosen in (("all", server.classes), ("some", server.classes[:1]), ("again", [])):
+        for name in ("all", "some", "again"):
+            chosen = [found["all"][-1][0]] if name == "some" else server.classes
             server.set_auto_labeling_filter_classes(chosen)
             drawn = server.predict_shapes(QImage(str(file)), str(file)).shapes
             found[name] = [(each.label, each.shape_type, [(at.x(), at.y()) for at in each.points]) for each in drawn]
