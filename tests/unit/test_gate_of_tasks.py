@@ -200,7 +200,8 @@ few = settings(max_examples=25, deadline=None)
 @given(SEEDS, COUNTS)
 def test_masks_that_are_prototypes_are_compared_whatever_their_numbers(seed: int, count: int) -> None:
     random = np.random.default_rng(seed)
-    adapter, rows = task("segment", suppressed=True), rows_of(random, count)
+    file = AdaptedFile(Whole((1280, 1280), "stretch"), (), suppressed=True)
+    adapter, rows = task_class("segment")(file), rows_of(random, count)
     masks, own = random.standard_normal((1, ROWS, 8, 8)).astype(np.float32), np.eye(ROWS, dtype=np.float32)
     expected, order, numbers = [*rows, own[None], masks], random.permutation(ROWS), random.permutation(ROWS)
     outputs = [*(each[:, order] for each in rows), own[order][None, :, numbers], masks[:, numbers]]
