@@ -21,12 +21,12 @@ from pydantic import ValidationError
 
 from app import logs
 from app.config import SECTIONS, Settings
-from app.tools import doctor, predict, report, top
+from app.tools import doctor, predict, report
 from app.tools.arguments import CommandError, add_settings, read_settings
 
 COMMAND_GROUP = "anychip.commands"
 """Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
-TOOLS = ("ops", "validate", "bench", "tune", "profile", "verify")
+TOOLS = ("ops", "validate", "bench", "tune", "profile", "verify", "top")
 """The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
@@ -35,7 +35,6 @@ _EXAMPLES = {
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
     "promote": "anychip promote dogs 2",
-    "top": "anychip top --url http://gpu7:8000",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "keys": "anychip keys add camera-7 --role infer --file keys.txt",
     "weights list": "anychip weights list",
@@ -132,8 +131,6 @@ def _parser(first: str) -> argparse.ArgumentParser:
     doctor.add_arguments(
         add("doctor", doctor.run, "Check the environment, one thing after the other; says what to do about failures.")
     )
-
-    top.add_arguments(add("top", top.run, "Devices, queues and rates of a running service, live."))
 
     promoting = add("promote", _promote, "Let one version of a model answer all of its requests, and back.")
     promoting.add_argument("model", metavar="MODEL")

@@ -1,4 +1,4 @@
-"""Commands beside the service: doctor, top, prediction without a server.
+"""Commands beside the service: doctor, prediction without a server.
 
 Must not be imported by the service.
 """

@@ -6,12 +6,11 @@ Owns: how a setting becomes an option. Must not import torch: `anychip --help` h
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from app.config import Settings, split
+from app.config import Settings
 
-_Number = TypeVar("_Number", int, float)
 DEVICE_SETTINGS = ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins")
 """What commands need to open a model and a device."""
 
@@ -46,14 +45,3 @@ def read_settings(parsed: argparse.Namespace, **overrides: str) -> Settings:
         if name.startswith("setting_") and value is not None
     }
     return Settings(**{**overrides, **given})  # type: ignore[arg-type]  # pydantic reads every type from text.
-
-
-def numbers(text: str, option: str, kind: Callable[[str], _Number]) -> list[_Number]:
-    """The numbers above 0 that an option holds, by commas. Raises CommandError."""
-    try:
-        found = [kind(part) for part in split(text)]
-    except ValueError:
-        found = []
-    if not found or not min(found) > 0:
-        raise CommandError(f"{option} takes numbers above 0, by commas, not {text!r}")
-    return found

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from anychip_tools.top import quantile, screen
 from app.access.keys import add
 from app.cli import main
-from app.tools.top import quantile, screen
 from tests.support.images import GREY, JPEG, RED
 from tests.support.load import WAIT_S
 from tests.support.service_process import running

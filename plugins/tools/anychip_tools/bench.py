@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.charts import Chart, page
+from anychip_tools.options import numbers
 from app.config import Settings, split
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 from app.tools.report import print_json, progress
 
 if TYPE_CHECKING:

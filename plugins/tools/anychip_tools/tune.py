@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
+from anychip_tools.options import numbers
 from app.config import Settings, sizes_of, split
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, numbers, read_settings
+from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 from app.tools.report import progress
 
 if TYPE_CHECKING:

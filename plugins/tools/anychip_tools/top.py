@@ -22,6 +22,8 @@ from app.logs import printable
 from app.tools.arguments import CommandError
 from app.tools.report import print_json
 
+TEXT = "Devices, queues and rates of a running service, live."
+EXAMPLE = "anychip top --url http://gpu7:8000"
 Stats = Mapping[str, Any]
 """A part of the JSON of `GET /v1/stats`, as it came from the network."""
 _TIMEOUT_S = 5.0
