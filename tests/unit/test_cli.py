@@ -96,4 +96,5 @@ def test_a_command_of_a_package_that_is_not_here_names_it(command, monkeypatch, 
 
 def test_the_tools_are_the_commands_that_their_package_brings():
     text = (Path(__file__).parents[2] / "plugins" / "tools" / "pyproject.toml").read_text(encoding="utf-8")
-    assert sorted(re.findall(r'^(\w+) = "anychip_tools', text, re.MULTILINE)) == sorted(cli.TOOLS)
+    commands = text.partition('"anychip.commands"]')[2].partition("\n[")[0]
+    assert sorted(re.findall(r"^(\w+) = ", commands, re.MULTILINE)) == sorted(cli.TOOLS)
