@@ -5,9 +5,13 @@ Owns: one device's series, the sums over several workers on it, and who serves w
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
 from math import nan
+from pathlib import Path
 from typing import get_args
 
 from prometheus_client import Counter
@@ -24,9 +28,18 @@ _RELEASES = (
     *((HAND_OVER, trigger) for trigger in ("device", "resident")),
     (CACHE, "out_of_memory"),
 )
-_OPERATOR = re.compile(r"\w{1,40}::\w{1,80}(\.\w{1,40})?")
-_MOST_OPERATORS = 100
-"""That are counted by name: a worker that was taken over could name any number."""
+
+
+@cache
+def _operators() -> frozenset[str]:
+    """PyTorch's, by the list that comes with it: a worker that was taken over could name any number of others."""
+    torchgen = find_spec("torchgen")
+    folder = Path((torchgen.origin if torchgen else None) or "").parent
+    with contextlib.suppress(OSError):
+        text = (folder / "packaged" / "ATen" / "native" / "native_functions.yaml").read_text(encoding="utf-8")
+        found = re.findall(r"^- func: ((\w+)(?:\.\w+)?)\(", text, re.M)
+        return frozenset(f"aten::{name}" for names in found for name in names)
+    return frozenset()
 
 
 class DeviceMetrics:
@@ -35,7 +48,6 @@ class DeviceMetrics:
     def __init__(self, metrics: Metrics, device: str, vendor: str) -> None:
         self._metrics, self._device, self._labels = metrics, device, (device, vendor)
         self._stats: dict[str, Stats] = {}
-        self._operators: set[str] = set()
         self._up = metrics.worker_up.labels(device)
         self._up.set(0)
         for reason in RESTARTS:
@@ -69,9 +81,7 @@ class DeviceMetrics:
             self._count(metrics.device_driver_errors, (), "driver_errors", then, stats.telemetry)
         for operator, count in stats.fallbacks.items():
             new = count - (before.fallbacks.get(operator, 0) if before else 0)
-            if len(self._operators) < _MOST_OPERATORS and _OPERATOR.fullmatch(operator):
-                self._operators.add(operator)
-            name = operator if operator in self._operators else "other"
+            name = operator if operator in _operators() else "other"
             metrics.operator_fallbacks.labels(self._device, name).inc(new)
 
     def gone(self, worker: str, *, last: bool) -> None:
