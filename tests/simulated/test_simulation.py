@@ -138,7 +138,7 @@ import torch
 from backends import simulated
 
 simulated.configure("npu:1", Path.home() / ".cache" / "anychip")
-from backends.simulated import device
+from anychip_tools.simulated import device
 
 device.install("npu")
 on_device = [torch.full((8,), float(value), device="npu:0") for value in range(4)]

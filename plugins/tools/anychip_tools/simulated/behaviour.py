@@ -54,6 +54,8 @@ class Simulation:
 
 def device_types() -> tuple[str, ...]:
     """The device types that can be simulated: those that are no part of torch, and whose row brings a sample."""
+    import backends.registry  # noqa: F401 - Only with it are the rows of other packages known.
+
     return tuple(row.device_type for row in vendors.known() if row.sample)
 
 
