@@ -56,7 +56,9 @@ def service(tmp_path_factory, port):
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 8),), dynamic_shapes=dynamic)
     torch.export.save(program, folder / "relu.pt2")
     models = f"resnet18:random,yolov8n,relu={folder / 'relu.pt2'}"
-    with serve(folder, "--trust-exported", "true", "--compat", "deepstack", models=models, port=port) as service:
+    with serve(
+        folder, "--trust-exported", "true", "--compat", "deepstack,x-anylabeling", models=models, port=port
+    ) as service:
         yield service
 
 

@@ -179,6 +179,7 @@ def x_anylabeling(url, _, image, __):
         config.set_work_directory(folder)
         settings = Path(folder, ".xanylabelingrc")
         settings.write_text(f"remote_server_settings: {{server_url: '{url}', api_key: ''}}\n")
+        config.current_config_file = str(settings)  # As its program does.
         file = Path(folder, "image.jpg")
         file.write_bytes(image)
         server = RemoteServer({"type": "remote_server", "display_name": "anychip"}, said.append)
