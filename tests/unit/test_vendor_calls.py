@@ -63,7 +63,7 @@ def test_a_name_that_goes_from_the_list_is_missed(row: Facts, table: dict[str, A
         ("detect_child.py", "module.get_device_name(index)", "module.name_of(index)"),
         ("engines/streamed.py", "module.Event(blocking=True)", "module.BlockingEvent()"),
         ("engines/compiled.py", '"get_device_capability"', '"get_capability"'),
-        ("operators/record.py", "module.synchronize()", "module.wait()"),
+        ("vendors/torch_device.py", "module.empty_cache()", "module.drop_cache()"),
     ],
 )
 def test_a_call_that_is_added_is_missed(file: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
