@@ -20,7 +20,7 @@ SHARED := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 :
 PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
 NO_TESTS := 5
 UNIT := tests/unit plugins/tools/tests
-PATHS = $(filter tests/% plugins/%,$(ARGS))
+PATHS = $(filter tests/% plugins/tools/%,$(ARGS))
 # Tests start hundreds of processes: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Where tests keep screenshots of the page.

@@ -168,8 +168,11 @@ def _parser(first: str) -> argparse.ArgumentParser:
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     if first not in commands.choices:
         for entry in entry_points(group=COMMAND_GROUP):
-            outside = entry.load()
-            outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
+            try:
+                outside = entry.load()
+                outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
+            except Exception as error:  # The code of another package must not end the others' commands.
+                print(f"anychip: the command {entry.name} of {entry.value} cannot be used: {error}", file=sys.stderr)
         if first in TOOLS and first not in commands.choices:
             parser.exit(1, f"anychip: {first} is a command of the tools: pip install 'anychip[tools]'\n")
     return parser

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,14 @@ def test_the_tools_are_the_commands_that_their_package_brings():
     text = (Path(__file__).parents[2] / "plugins" / "tools" / "pyproject.toml").read_text(encoding="utf-8")
     commands = text.partition('"anychip.commands"]')[2].partition("\n[")[0]
     assert sorted(re.findall(r"^(\w+) = ", commands, re.MULTILINE)) == sorted(cli.TOOLS)
+
+
+def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, capsys):
+    broken = EntryPoint("broken", "no_such_module", cli.COMMAND_GROUP)
+    monkeypatch.setattr(cli, "entry_points", lambda group: [broken])
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "serve" in said.out
+    assert said.err.startswith("anychip: the command broken of no_such_module cannot be used: No module named")
