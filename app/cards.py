@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -87,7 +88,8 @@ class CardService:
             self.first_ready.set()
             if self._ending.is_set():
                 return
-            if self._process is self._commanded:
+            commanded, self._commanded = self._commanded, None
+            if commanded is not None and self._process is commanded:
                 log.info("the service of %s has ended as it was told; the next begins", self.card.device)
                 continue
             now_s = time.monotonic()
@@ -101,9 +103,13 @@ class CardService:
         """One process from its start to its end; its exit code, and whether it has been ready."""
         self.port = _free_port()
         place = partial(affinity.settle, self.card.cores, self.card.node)
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command(self.card, self.port), stdout=asyncio.subprocess.DEVNULL, preexec_fn=place
-        )
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command(self.card, self.port), stdout=asyncio.subprocess.DEVNULL, preexec_fn=place
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("the service of %s could not be started: %s", self.card.device, error)
+            return 1, False
         if self._ending.is_set():  # While it was started.
             self._signal(signal.SIGTERM)
         ended = asyncio.create_task(process.wait())

@@ -1,7 +1,8 @@
 """The service on ARM, by qemu: loader, decoders, PyTorch's eager engine and the processes around them.
 
 No processor of ARM is at hand. What is emulated is slow, and says nothing of speed, nor of a kernel's confinement
-there: qemu passes on neither seccomp nor Landlock.
+there: qemu passes on neither seccomp nor Landlock. Nor does it pass on PR_SET_CHILD_SUBREAPER, by which what is forked
+for the server becomes its child: that is set before qemu is started, and stays.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,12 @@ from tests.support.service_process import running, stop
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("ANYCHIP_TEST_ARM_PYTHON") or ROOT / ".venv-arm" / "bin" / "python")
+ADOPTING = """
+import ctypes, os, sys
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 PATIENT = {"app.processes.fork_server._LOOKS": 120, "app.processes.fork_server._IMPORT_LOOKS": 500}
 """What is emulated takes a minute to import what takes a second."""
 HERE = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -68,7 +76,12 @@ def emulated(folder: Path, *options: str) -> Iterator[str]:
     variables = {**HERE, "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [str(PYTHON), *words], cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+            [sys.executable, "-c", ADOPTING, str(PYTHON), *words],
+            cwd=folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
     try:
         assert process.stdout is not None

@@ -142,6 +142,14 @@ async def test_a_broken_cards_pause_holds_up_no_end(monkeypatch):
         await paused.wait()
 
 
+async def test_a_service_that_cannot_be_started_is_tried_again_after_a_pause(monkeypatch):
+    paused = asyncio.Event()
+    monkeypatch.setattr(Breaker, "died", lambda *_, **__: paused.set() or 60.0)
+    async with kept("/no/such/program") as service:
+        await paused.wait()
+        assert service.restarts == 1
+
+
 async def test_a_restart_by_command_is_no_failure(caplog):
     async with kept("sleep", "600") as service:
         with caplog.at_level(logging.INFO, "anychip.cards"):
