@@ -49,7 +49,10 @@ def models(tmp_path: Path) -> str:
     """What `--models` takes: a small classifier whose scores lie apart."""
     torch.manual_seed(0)
     network = torchvision.models.mobilenet_v3_small(num_classes=10)
-    network.classifier[-1].weight.data *= 100
+    last = network.classifier[-1]
+    with torch.no_grad():
+        last.bias.zero_()
+        last.weight *= 3 / network.eval()(torch.randn(1, 3, 224, 224)).std()  # Else all classes are alike.
     file = tmp_path / "shapes.pth"
     torch.save(network.state_dict(), file)
     file.with_suffix(".labels.txt").write_text("\n".join(f"shape {number}" for number in range(10)))
@@ -91,18 +94,21 @@ def emulated(folder: Path, *options: str) -> Iterator[str]:
         yield found.group()
     finally:
         stop(process)
+        if process.stdout is not None:
+            process.stdout.close()
     assert process.returncode == 0, log.read_text()
 
 
-def asked(url: str) -> list[dict[str, object]]:
-    """The classes of two images, one after the other, by their scores."""
+def asked(url: str) -> list[dict[str, float]]:
+    """The scores of all classes for two images, asked for one after the other."""
     with httpx.Client(base_url=url, timeout=300) as client:
         answers = [
             client.post("/v1/models/shapes:predict?top_k=10&timeout_ms=250000", content=(IMAGES / name).read_bytes())
             for name in ("classify_star.jpg", "detect_1.jpg")
         ]
     assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
-    return [each for answer in answers for each in answer.json()["predictions"][0]["classes"]]
+    every = [answer.json()["predictions"][0]["classes"] for answer in answers]
+    return [{each["label"]: each["score"] for each in classes} for classes in every]
 
 
 def test_a_service_on_arm_answers_as_the_one_here(tmp_path: Path, models: str) -> None:
@@ -110,15 +116,6 @@ def test_a_service_on_arm_answers_as_the_one_here(tmp_path: Path, models: str) -
         expected = asked(service.url)
     with emulated(tmp_path, "--models", models, "--decoders", "1") as url:
         answers = asked(url)
-    assert [each["label"] for each in answers] == [each["label"] for each in expected]
     for ours, theirs in zip(answers, expected, strict=True):
-        assert ours["score"] == pytest.approx(theirs["score"], abs=1e-3)
-    assert max(float(str(each["score"])) for each in expected) > 0.2  # They do lie apart.
-
-
-def test_the_processor_is_read_as_that_of_arm(tmp_path: Path) -> None:
-    code = "import platform; from backends import host; print(platform.machine(), *sorted(host.cpu_flags()))"
-    ended = subprocess.run(
-        [str(PYTHON), "-c", code], env={**HERE, "HOME": str(tmp_path)}, capture_output=True, text=True, check=True
-    )
-    assert set(ended.stdout.split()) > {"aarch64", "asimd"}  # What all of them have.
+        assert max(theirs.values()) > 0.2  # They lie apart.
+        assert ours == pytest.approx(theirs, abs=1e-3)
