@@ -22,7 +22,7 @@ from app.ingress.context import RequestContext
 from app.ingress.converter import Converter
 from app.ingress.interrupt import Ending, interrupted_at
 from app.ingress.items import Replies
-from app.ingress.threads import Threads
+from app.ingress.threads import Threads, ThreadsEndedError
 from app.ingress.trim import Trim
 from app.link import ComputedBy, Link, ServedModel, Terms
 from app.protocols import signatures
@@ -107,8 +107,14 @@ class Ingress:
             each.interrupt(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
 
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
-        """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL."""
-        return await self._threads.run(function, *arguments)
+        """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL.
+
+        While the service ends it is run here: what is left then are answers that somebody waits for.
+        """
+        try:
+            return await self._threads.run(function, *arguments)
+        except ThreadsEndedError:
+            return function(*arguments)
 
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""

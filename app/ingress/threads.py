@@ -15,6 +15,10 @@ from typing import Any, TypeVar
 _Result = TypeVar("_Result")
 
 
+class ThreadsEndedError(RuntimeError):
+    """The pool is closed: this work was not done, and will not be."""
+
+
 class Threads:
     """Owned by one event loop. Work is taken in order."""
 
@@ -26,9 +30,12 @@ class Threads:
 
         When this ends, however it ends, no thread runs `function` and none will: what the caller lent it (a slot) is
         the caller's again. So work cancelled before it begins never begins, and work cancelled later is waited for.
-        Raises RuntimeError once the pool is closed, and what `function` raises.
+        Raises ThreadsEndedError once the pool is closed, and what `function` raises.
         """
-        work = self._executor.submit(function, *args)
+        try:
+            work = self._executor.submit(function, *args)
+        except RuntimeError as error:
+            raise ThreadsEndedError(str(error)) from None
         try:
             await _ended(work)
         except asyncio.CancelledError:
@@ -40,7 +47,7 @@ class Threads:
         try:
             return work.result()
         except concurrent.futures.CancelledError:
-            raise RuntimeError("the threads have ended") from None
+            raise ThreadsEndedError("the threads have ended") from None
 
     async def close(self) -> None:
         """End the threads; work that has not begun is dropped, work that has is waited for."""
