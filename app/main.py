@@ -157,7 +157,7 @@ async def _serve(
         app = create_app(service, card_of=card_of)
         app.state.ingress.connections = server.connections
         ports.become(app)
-        async with ports.rpc.pop_all() as rpc:
+        async with ports.rpc.pop_all() as ports.rpc:
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
             starting = asyncio.create_task(_started(service, app))
@@ -175,7 +175,6 @@ async def _serve(
                     watchdog.forget()
                     shared = await _sharing(server, settings)
                     if card_of:  # Now that calls can be answered: others share this port, too.
-                        ports.rpc = rpc
                         await ports.listen_for_rpc(settings, reuse_port=True)
                         ports.become(app)
                     log.info("ready at %s", address)

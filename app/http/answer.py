@@ -23,7 +23,10 @@ Content = tuple[bytes, list[Header]]
 
 def as_json(document: Any) -> Content:
     """A document as an answer's content."""
-    body = orjson.dumps(document)
+    return _of_json(orjson.dumps(document))
+
+
+def _of_json(body: bytes) -> Content:
     return body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
 
 
@@ -36,8 +39,7 @@ async def as_large_json(ingress: Ingress, entries: Sequence[Any], before: bytes 
     for each in entries:
         parts += [await ingress.offload(orjson.dumps, each), b","]
     parts[-1:] = [b"]", after]
-    body = await ingress.offload(b"".join, parts)
-    return body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    return _of_json(await ingress.offload(b"".join, parts))
 
 
 def as_response(content: Content) -> Response:

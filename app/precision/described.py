@@ -110,7 +110,6 @@ def weights_key(model: Model) -> str:
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
         stated += [model.inputs, model.results, model.batched]
     # Size, mean, deviation and layout become part of an exported network, and its task.
-    # Size, mean, deviation and layout become part of an exported network, and its task.
     if isinstance(model, PixelModel) and hasattr(model, "export"):
         stated += [model.export, model.normalisation, model.input_shape, _source(type(model.adapter))]
     digest = hashlib.sha256(repr((digests, stated)).encode()).hexdigest()

@@ -55,7 +55,11 @@ def node() -> str | None:
 PROGRAMS: dict[str, tuple[str, str, Callable[[], str | None]]] = {
     "Node": ("ask.mjs", NODE, node),
     "Java": ("Ask.java", JAVA, lambda: shutil.which("java") if shutil.which("javac") else None),
-    "curl": ("ask.sh", 'exec curl -fsS --data-binary "@$2" "$1"\n', lambda: shutil.which("bash")),
+    "curl": (
+        "ask.sh",
+        'exec curl -fsS --data-binary "@$2" "$1"\n',
+        lambda: shutil.which("bash") if shutil.which("curl") else None,
+    ),
 }
 
 

@@ -73,8 +73,9 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
     made_by = ingress.made_by(answered.computed_by)
     if not answered.is_large:
         return as_json({"model": model, "predictions": answered.predictions, **made_by})
-    before, after = (orjson.dumps(each) for each in ({"model": model, "predictions": 0}, {"": 0, **made_by}))
-    return await as_large_json(ingress, answered.predictions, before[:-2], after[len(b'{"":0') :])
+    # No name can hold this: its quotes would be escaped.
+    before, key, after = orjson.dumps({"model": model, "predictions": [], **made_by}).partition(b'"predictions":[]')
+    return await as_large_json(ingress, answered.predictions, before + key[:-2], after)
 
 
 class PredictCall(HttpCall[Answer]):
