@@ -257,8 +257,7 @@ def _devices(parsed: argparse.Namespace) -> int:
     settings = read_settings(parsed)
     if parsed.models:
         return _footprints(settings, as_json=parsed.json)
-    if settings.simulate:
-        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     rows = checked()
     if parsed.json:
         report.print_json([vars(row) for row in rows])

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from backends import simulated
 from backends.contract.backend import Backend, Device
 from backends.contract.choice import Choice
 from backends.contract.errors import BackendError, BackendUnavailableError
 from backends.external import external_backends
-from backends.null.backend import NullBackend
 from backends.vendors import table as vendors
 from backends.vendors.ascend import AscendBackend
 from backends.vendors.cpu import CpuBackend
@@ -35,9 +35,9 @@ def _adapter(row: vendors.Facts) -> Backend:
 
 
 _ACCELERATORS = tuple(map(_adapter, vendors.ACCELERATORS))
-_HOST: tuple[Backend, ...] = (CpuBackend(), NullBackend())
-_OURS = tuple(backend.name for backend in (*_ACCELERATORS, *_HOST))
-BACKENDS: tuple[Backend, ...] = (*_ACCELERATORS, *external_backends(_OURS), *_HOST)
+_CPU = CpuBackend()
+_OURS = tuple(backend.name for backend in (*_ACCELERATORS, _CPU))
+BACKENDS: tuple[Backend, ...] = (*_ACCELERATORS, *external_backends(_OURS), _CPU)
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def _named(device: str) -> Choice:
     if name not in named:
         near = difflib.get_close_matches(name, ["auto", "all", *named], 1)
         hint = f"; did you mean {near[0]}?" if near else "."
+        if name == "null":
+            raise BackendUnavailableError(simulated.MISSING)
         raise BackendUnavailableError(f"There is no device {device!r}; known are auto, {', '.join(named)}{hint}")
     found = _devices(named[name])
     ids = tuple(each.id for each in found)

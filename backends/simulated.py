@@ -14,6 +14,7 @@ from typing import Any
 from backends.contract.errors import BackendUnavailableError
 
 VARIABLE = "ANYCHIP_SIMULATE"
+MISSING = "Simulated devices, and the one called null, are part of the tools: pip install 'anychip[tools]'."
 
 
 def simulates(device_type: str) -> bool:
@@ -21,16 +22,21 @@ def simulates(device_type: str) -> bool:
     return os.environ.get(VARIABLE, "").partition(",")[0].partition(":")[0].strip() == device_type
 
 
-def configure(text: str, cache_dir: Path) -> None:
-    """Let devices be simulated here and in processes started from here; empty: no device.
+def configure(simulate: str, null: str, cache_dir: Path) -> None:
+    """Let the devices of these two settings be here and in processes started from here; "" changes nothing.
 
-    Raises BackendUnavailableError: `text`, no such package, or what that one lacks; and then changes nothing.
+    Raises BackendUnavailableError: a text, no such package, or what that one lacks.
     """
-    package().configure(text, cache_dir)
+    if null:
+        package().configure_null(null)
+    if simulate:
+        package().configure(simulate, cache_dir)
 
 
 def package() -> Any:
-    """The module with `configure`, `weigh` and `image_decoder`. Raises BackendUnavailableError where there is none."""
+    """The module with `configure`, `configure_null`, `weigh` and `image_decoder`. Raises BackendUnavailableError where
+    there is none.
+    """
     for entry in entry_points(group="anychip.simulation"):
         return entry.load()
-    raise BackendUnavailableError("Simulated devices are part of the tools: pip install 'anychip[tools]'.")
+    raise BackendUnavailableError(MISSING)

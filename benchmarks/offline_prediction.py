@@ -25,12 +25,12 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from anychip_tools.null import backend as null
 from app.cli import main as anychip
 from app.config import Settings
 from app.tools.image_sources import find_images
 from app.tools.offline import LocalPredictor
 from backends import Started
-from backends.null import backend as null
 from models import Options, open_model, parse_spec
 
 _MODEL = "resnet18"

@@ -187,12 +187,8 @@ def _found(question: Wanted, say: Callable[[str], None]) -> tuple[Opened, int]:
 def chosen(settings: Settings) -> Choice:
     """The devices that the settings want; asks them, in seconds. Raises BackendUnavailableError."""
     from backends import choose
-    from backends.null import backend as null
 
-    if settings.null:
-        null.configure(settings.null)
-    if settings.simulate:
-        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    simulated.configure(settings.simulate, settings.null, settings.cache_dir.expanduser())
     choice = choose(settings.device)
     if choice.simulated:
         log.warning("%s is simulated: the CPU computes its answers", choice.backend.name)

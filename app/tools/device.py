@@ -13,7 +13,6 @@ from app.precision.gate import compile_options
 from app.precision.probes import Calibration
 from app.worker.load import load_plugins
 from backends import Choice, CompileOptions, choose, simulated
-from backends.null import backend as null
 from models import Model, PixelModel
 
 
@@ -29,10 +28,7 @@ def load_options(
 
 def open_device(settings: Settings) -> tuple[Choice, str]:
     """The devices that the settings mean, and the first of them. Raises BackendError."""
-    if settings.null:
-        null.configure(settings.null)
-    if settings.simulate:
-        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    simulated.configure(settings.simulate, settings.null, settings.cache_dir.expanduser())
     load_plugins(split(settings.plugins))
     choice = choose(settings.device)
     return choice, choice.devices[0]

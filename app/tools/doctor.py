@@ -275,8 +275,7 @@ def _device_files(_: Settings) -> Check:
 def _devices(settings: Settings) -> Check:
     from backends import BackendUnavailableError, choose, device_files, report, simulated
 
-    if settings.simulate:
-        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     try:
         chosen = choose(settings.device)
     except BackendUnavailableError as error:

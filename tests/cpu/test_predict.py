@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from anychip_tools.null import backend as null
 from app.cli import main
 from app.config import Settings
 from app.tools.arguments import CommandError
@@ -29,7 +30,6 @@ from app.tools.offline_decoding import Decode, DecodingProcesses, DecodingThread
 from app.tools.outcomes import FileOutcome, Journal, read_lines
 from app.tools.tables import COLUMNS, convert
 from backends import host
-from backends.null import backend as null
 from models import Options, open_model, parse_spec
 from models.sample import IMAGES
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from anychip_tools.child_service import serving
+from anychip_tools.null import backend as null
 from anychip_tools.tuning import trials
 from anychip_tools.tuning.search import Candidate
 from anychip_tools.tuning.trials import Trials
@@ -25,7 +26,6 @@ from app.cli import main
 from app.config import Settings
 from app.fleet.profiles import Profile, store, stored
 from backends import choose
-from backends.null import backend as null
 from models import open_model, parse_spec
 from models.sample import IMAGES
 from tests.support.task_files import written

@@ -15,7 +15,7 @@ import torch
 
 from backends import BACKENDS, simulated
 
-simulated.configure("npu:1,graphs=1", Path.home() / ".cache" / "anychip")
+simulated.configure("npu:1,graphs=1", "", Path.home() / ".cache" / "anychip")
 from tests.unit.test_device_engines import Network, images, on_cpu
 
 backend = next(each for each in BACKENDS if each.name == "npu")

@@ -66,7 +66,7 @@ class Net(torch.nn.Module):
     def forward(self, pixels):
         return (pixels.float().mean((1, 2, 3)),)
 
-simulated.configure(sys.argv[1], Path(sys.argv[2]))
+simulated.configure(sys.argv[1], "", Path(sys.argv[2]))
 choose("npu").backend.load(Net(), "npu:0", "eager", "fp32", (1,))
 """
 

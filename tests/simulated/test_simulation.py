@@ -137,7 +137,7 @@ import torch
 
 from backends import simulated
 
-simulated.configure("npu:1", Path.home() / ".cache" / "anychip")
+simulated.configure("npu:1", "", Path.home() / ".cache" / "anychip")
 from anychip_tools.simulated import device
 
 device.install("npu")

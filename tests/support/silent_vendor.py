@@ -1,6 +1,6 @@
 """A plugin for workers: the null device's queries fail, as vendors' do when their driver is busy."""
 
-from backends.null.backend import NullBackend
+from anychip_tools.null.backend import NullBackend
 
 
 def _fails(self, device):

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anychip_tools.null import backend as null
 from app.config import Settings
 from app.fleet.plans import how_served
 from app.fleet.profiles import Profile, of_model, store, store_sizes, taken_up
 from app.worker.growth import GAIN, LARGEST, grown, has_room, pays
 from backends import DeviceLostError, LoadReport, Memory, OutOfDeviceMemoryError, choose
-from backends.null import backend as null
 from models import NormalisedModel, PixelModel, open_model, parse_spec
 
 GIB = 1 << 30

@@ -201,6 +201,7 @@ def test_what_is_not_automatic_is_chosen_by_name_alone_and_not_reported(
     [
         ("cpu:1", r"no device 'cpu:1'; there is cpu:0"),
         ("cpu:", r"no device 'cpu:'; there is cpu:0"),
+        ("null", r"the one called null, are part of the tools: pip install .anychip\[tools\].\.$"),
         ("cup", r"no device 'cup'; known are auto, first, cpu; did you mean cpu\?"),
         ("auto:0", r"did you mean auto\?"),
         ("", r"known are auto, first, cpu\.$"),

@@ -11,7 +11,7 @@ from backends.engines import ENGINES
 from backends.vendors import table as vendors
 
 ROOT = Path(__file__).parents[2]
-ROWS = {row.name: row for row in vendors.known()}
+ROWS = {row.name: row for row in (*vendors.ACCELERATORS, vendors.CPU)}
 
 
 def table_of(page: str, heading: str) -> dict[str, list[str]]:

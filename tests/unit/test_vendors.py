@@ -46,7 +46,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, said: Found) -> None:
 
 
 def test_the_order_of_choice() -> None:
-    names = ["cuda", "npu", "rocm", "dcu", "mlu", "supa", "musa", "metax", "iluvatar", "kunlun", "xpu", "cpu", "null"]
+    names = ["cuda", "npu", "rocm", "dcu", "mlu", "supa", "musa", "metax", "iluvatar", "kunlun", "xpu", "null", "cpu"]
     assert [backend.name for backend in BACKENDS] == names
     assert [backend.name for backend in BACKENDS if not backend.facts.computes] == ["null"]
 

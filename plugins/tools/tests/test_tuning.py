@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anychip_tools.null.backend import NullBackend
 from anychip_tools.tune import seconds_of
 from anychip_tools.tuning import trials
 from anychip_tools.tuning.search import Candidate, Search, Space, Trial
@@ -20,7 +21,6 @@ from app.config import Settings
 from app.fleet.profiles import Profile, of_model, store, stored, taken_up
 from app.tools.arguments import CommandError
 from backends import Choice, Device
-from backends.null.backend import NullBackend
 from models import open_model, parse_spec
 
 LADDERS = ((1,), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16))

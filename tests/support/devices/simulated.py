@@ -10,7 +10,7 @@ from backends import simulated
 DEVICE_TYPE = os.environ["DEVICE_TYPE"]
 COUNT = 2
 MEMORY_BYTES: int | None = 16 * 2**30
-simulated.configure(f"{DEVICE_TYPE}:{COUNT}", Path("~/.cache/anychip").expanduser())
+simulated.configure(f"{DEVICE_TYPE}:{COUNT}", "", Path("~/.cache/anychip").expanduser())
 
 from anychip_tools.simulated import device  # noqa: E402 - It exists only now.
 

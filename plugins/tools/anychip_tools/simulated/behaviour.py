@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from anychip_tools.knobs import knob, knobs, value_of
 from anychip_tools.simulated.recorded import RECORDED
 from backends.contract.errors import BackendUnavailableError
-from backends.knobs import knob, knobs, value_of
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 

@@ -59,10 +59,9 @@ def run(parsed: argparse.Namespace) -> int:
     # Else what has been started would go on by itself: it is in a session of its own.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     settings = read_settings(parsed)
-    if settings.simulate:
-        from backends import simulated
+    from backends import simulated
 
-        simulated.configure(settings.simulate, settings.cache_dir.expanduser())
+    simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     if parsed.part:
         return _part(parsed)
     if parsed.seconds <= 0 or parsed.budget_s <= 0:

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anychip_tools.null.behaviour import Behaviour, FaultKind, parse
 from backends.contract.backend import (
     Array,
     Backend,
@@ -48,7 +49,6 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.engines.engine import Engine, compile_first
-from backends.null.behaviour import Behaviour, FaultKind, parse
 from backends.vendors.table import Facts
 
 _TEMPERATURE_CELSIUS = 50.0

@@ -11,9 +11,9 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
+from anychip_tools.knobs import knob, knobs, value_of
 from backends.contract.backend import Pixels
 from backends.contract.errors import BackendUnavailableError
-from backends.knobs import knob, knobs, value_of
 
 FaultKind = Literal["fail", "crash", "hang", "freeze", "oom", "nan"]
 
