@@ -21,17 +21,16 @@ from pydantic import ValidationError
 
 from app import logs
 from app.config import SECTIONS, Settings
-from app.tools import doctor, predict, report
+from app.tools import doctor, report
 from app.tools.arguments import CommandError, add_settings, read_settings
 
 COMMAND_GROUP = "anychip.commands"
 """Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
-TOOLS = ("ops", "validate", "bench", "tune", "profile", "verify", "top")
+TOOLS = ("predict", "ops", "validate", "bench", "tune", "profile", "verify", "top")
 """The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo --open",
-    "predict": "anychip predict yolov8n images/ --output found.jsonl --save drawn/",
     "devices": "anychip devices --json",
     "doctor": "anychip doctor --device auto --skip port",
     "promote": "anychip promote dogs 2",
@@ -114,10 +113,6 @@ def _parser(first: str) -> argparse.ArgumentParser:
             add_settings(command.add_argument_group(str(section.__doc__)), tuple(section.model_fields))
     serve.add_argument("--card-of", default="", help=argparse.SUPPRESS)  # Where --per-card starts a card's service.
     demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
-
-    predict.add_arguments(
-        add("predict", predict.run, "Answer for images: some in the terminal, or a hundred thousand.")
-    )
 
     devices = add(
         "devices",

@@ -26,10 +26,10 @@ import psutil
 from PIL import Image
 
 from anychip_tools.null import backend as null
+from anychip_tools.prediction.image_sources import find_images
+from anychip_tools.prediction.offline import LocalPredictor
 from app.cli import main as anychip
 from app.config import Settings
-from app.tools.image_sources import find_images
-from app.tools.offline import LocalPredictor
 from backends import Started
 from models import Options, open_model, parse_spec
 

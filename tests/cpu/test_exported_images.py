@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from anychip_tools.prediction.drawing import draw
+from anychip_tools.prediction.image_sources import ImageSource
+from anychip_tools.prediction.offline import LocalPredictor
 from app.config import Settings
 from app.precision.gate import compile_options
-from app.tools.drawing import draw
-from app.tools.image_sources import ImageSource
-from app.tools.offline import LocalPredictor
 from backends.engines.openvino import OpenVINOEngine
 from models import Options, WeightsError, open_model, parse_spec
 from models.exports.images import ExportedImages

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from anychip_tools.null import backend as null
+from anychip_tools.prediction.image_sources import ImageSource, find_images
+from anychip_tools.prediction.offline import LocalPredictor
+from anychip_tools.prediction.offline_decoding import Decode, DecodingProcesses, DecodingThreads, _progress
+from anychip_tools.prediction.outcomes import FileOutcome, Journal, read_lines
+from anychip_tools.prediction.tables import COLUMNS, convert
 from app.cli import main
 from app.config import Settings
 from app.tools.arguments import CommandError
-from app.tools.image_sources import ImageSource, find_images
-from app.tools.offline import LocalPredictor
-from app.tools.offline_decoding import Decode, DecodingProcesses, DecodingThreads, _progress
-from app.tools.outcomes import FileOutcome, Journal, read_lines
-from app.tools.tables import COLUMNS, convert
 from backends import host
 from models import Options, open_model, parse_spec
 from models.sample import IMAGES
@@ -206,7 +206,7 @@ def test_answers_are_in_order_however_many_batches_a_device_takes_at_a_time(tmp_
 
 
 def test_many_images_are_decoded_by_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("app.tools.predict._MANY", 10)
+    monkeypatch.setattr("anychip_tools.predict._MANY", 10)
     for number in range(18):
         image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
     (tmp_path / "in" / "05.png").write_text("no image")
@@ -338,7 +338,7 @@ def test_drawings_keep_the_folders_of_their_images(tmp_path):
 
 
 def test_masks_key_points_and_turned_boxes_are_drawn(tmp_path):
-    from app.tools.drawing import draw
+    from anychip_tools.prediction.drawing import draw
 
     source = image(tmp_path / "in.png", (100, 100)).read_bytes()
     square = [[10, 10], [60, 10], [60, 60], [10, 60]]

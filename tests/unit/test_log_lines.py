@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anychip_tools import top
+from anychip_tools import predict, top
 from app.access import audit
 from app.logs import AUDIT, JsonFormatter, TextFormatter
-from app.tools import predict
 
 
 def record(path: str) -> logging.LogRecord:

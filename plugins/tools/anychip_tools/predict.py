@@ -16,15 +16,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from anychip_tools.prediction.image_sources import ImageSource, find_images
+from anychip_tools.prediction.outcomes import FileOutcome, Journal, Predicting
+from anychip_tools.prediction.tables import FORMATS, Format, check_format, convert
 from app.config import Settings
 from app.logs import printable
 from app.protocols.options import OPTIONS
 from app.tools import report
 from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
-from app.tools.image_sources import ImageSource, find_images
-from app.tools.outcomes import FileOutcome, Journal, Predicting
-from app.tools.tables import FORMATS, Format, check_format, convert
 
+TEXT = "Answer for images: some in the terminal, or a hundred thousand."
+EXAMPLE = "anychip predict yolov8n images/ --output found.jsonl --save drawn/"
 _MORE_SETTINGS = ("trust_exported", "weights_mirror", "engine", "precision", "decoders", "max_image_pixels")
 _BATCH_SIZE = 8
 _DRAWINGS_WAITING = 16
@@ -115,11 +117,11 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
     given = {row.name: getattr(parsed, row.name, None) for row in OPTIONS}
     query = {name: value for name, value in given.items() if value is not None}
     if parsed.url:
-        from app.tools.remote import RemotePredictor
+        from anychip_tools.prediction.remote import RemotePredictor
 
         yield RemotePredictor(parsed.url, parsed.model, query, parsed.key, parsed.parallel)
         return
-    from app.tools.offline import LocalPredictor
+    from anychip_tools.prediction.offline import LocalPredictor
     from models import Options, PixelModel, open_model, parse_spec
 
     settings: Settings = read_settings(parsed)
@@ -215,7 +217,7 @@ class _Drawings:
         """Draw an outcome, where drawings are wanted and something can be drawn."""
         if self._folder is None or outcome.prediction is None or outcome.encoded is None:
             return
-        from app.tools.drawing import draw
+        from anychip_tools.prediction.drawing import draw
 
         target = self._folder / f"{outcome.source.relative}.png"
         self._under_way.append(self._threads.submit(draw, outcome.encoded, outcome.prediction, target))

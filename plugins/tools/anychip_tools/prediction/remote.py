@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from anychip_tools.prediction.image_sources import ImageSource
+from anychip_tools.prediction.outcomes import FileOutcome
 from app.tools.arguments import CommandError
-from app.tools.image_sources import ImageSource
-from app.tools.outcomes import FileOutcome
 
 _TIMEOUT_S = 60.0
 _TRIES = 6

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from app.tools.outcomes import Prediction
+from anychip_tools.prediction.outcomes import Prediction
 
 Point = tuple[float, float]
 

@@ -12,8 +12,8 @@ from typing import IO, Any, Literal
 
 import orjson
 
+from anychip_tools.prediction.outcomes import Line, read_lines
 from app.tools.arguments import CommandError
-from app.tools.outcomes import Line, read_lines
 
 Format = Literal["jsonl", "csv", "parquet", "coco"]
 FORMATS: dict[str, Format] = {
@@ -112,7 +112,7 @@ def _answered(journal: Path) -> Iterator[tuple[int, Line]]:
 
 
 def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, Any]]:
-    from app.tools.drawing import polygons
+    from anychip_tools.prediction.drawing import polygons
 
     number = 0
     for image_id, line in _answered(journal):
