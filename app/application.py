@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from app.access.access import Access
-from app.compat import client, deepstack, labelling, torchserve
+from app.compat import client, torchserve
 from app.config import split
 from app.config.values import CLIENTS
 from app.errors import Code, ServiceError, invalid_request
@@ -88,16 +88,11 @@ def create_app(service: Service, *, hosted: bool = False, card_of: str = "") -> 
 
 def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], administered: bool = True) -> None:
     """Add everything there is. Each route needs a rule in app.access.rules, or no client reaches it."""
-    app.include_router(predict.router)
-    if "x-anylabeling" in compat:  # Before ours: its list of models says more.
-        app.include_router(labelling.router)
-    for each in (status, v2, infer, repository, devices, torchserve, stats):
-        app.include_router(each.router)
-    if "deepstack" in compat:
-        app.include_router(deepstack.router)
-    for name in compat:
+    for name in compat:  # Before ours: X-AnyLabeling's list of models says more.
         if name not in CLIENTS:
             app.include_router(client.router(name))
+    for each in (predict, status, v2, infer, repository, devices, torchserve, stats):
+        app.include_router(each.router)
     describe_api(app)
     mount_docs(app, administered=administered)
     app.state.page = None

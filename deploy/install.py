@@ -407,7 +407,8 @@ def install(
         run_pip([*pip, *requirements(read_project(), named)])
         return
     # Together, as pip would look for anychip elsewhere.
-    run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT), *link, str(ROOT / "plugins" / "tools")])
+    brought = [argument for name in ("compat", "tools") for argument in (*link, str(ROOT / "plugins" / name))]
+    run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT), *brought])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.
         run_pip([*pip, "--force-reinstall", "--no-deps", "opencv-python-headless"])

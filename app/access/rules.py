@@ -7,6 +7,7 @@ Must not know keys.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from app.errors import ServiceError
@@ -58,18 +59,6 @@ ROUTES: dict[str, dict[str, Need]] = {
     "/v2/repository/models/{model}/unload": {"POST": "admin"},
     "/v2/repository/models/{model}/traffic": {"POST": "admin"},
     "/models": {"GET": "infer"},
-    "/v1/vision/detection": {"POST": "infer"},
-    "/v1/vision/scene": {"POST": "infer"},
-    "/v1/vision/custom/list": {"POST": "infer"},
-    "/v1/vision/listmodels": {"POST": "infer"},
-    "/v1/vision/custom/{model}": {"POST": "infer"},
-    "/v1/predict": {"POST": "infer"},
-    "/v1/models/{model}/info": {"GET": "infer"},
-    "/health": {"GET": "open"},
-    "/v1/status/ping": {"GET": "open"},
-    "/v1/server/status/ping": {"GET": "open"},
-    "/v1/status/version": {"GET": "open"},
-    "/v1/server/status/version": {"GET": "open"},
     "/predictions/{model}": {"POST": "infer", "PUT": "infer"},
     "/predictions/{model}/{version}": {"POST": "infer", "PUT": "infer"},
 }
@@ -122,9 +111,10 @@ _OTHER_SPELLING = re.compile(
 )
 
 
-def offer(path: str) -> None:
-    """Take in the route of a client that another package answers: it asks what `:predict` asks."""
-    _FIXED[path] = {"POST": "infer"}
+def offer(routes: Mapping[str, dict[str, Need]]) -> None:
+    """Take in the routes of clients that another package answers."""
+    _FIXED.update({path: needs for path, needs in routes.items() if "{" not in path})
+    _PATTERNS.extend((_pattern(path), needs) for path, needs in routes.items() if "{" in path)
 
 
 def _pattern(template: str) -> re.Pattern[str]:

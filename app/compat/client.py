@@ -1,7 +1,8 @@
 """Clients of other servers that packages answer, by the entry-point group `anychip.clients`: `--compat NAME`.
 
-Owns: that contract, for clients that post a JSON object with one image in base64, and the route of each. A package says
-which path, which model and what the answer looks like; the rest is that of any request.
+Owns: that contract. A package brings a module with `router` and `NEEDS`, what each of its paths asks of a caller; or,
+for clients that post a JSON object with one image in base64, a JsonClient. That one says which path, which model and
+what the answer looks like; the rest is that of any request.
 """
 
 from __future__ import annotations
@@ -69,12 +70,16 @@ class ClientCall(HttpCall[Answer]):
 
 
 def router(name: str) -> APIRouter:
-    """The route of a client that an installed package answers. Raises ValueError where that brings another thing."""
+    """The routes of a client that an installed package answers. Raises ValueError where that brings another thing."""
     [entry] = entry_points(group=CLIENT_GROUP, name=name)
-    client = entry.load()()
+    brought = entry.load()
+    if isinstance(getattr(brought, "router", None), APIRouter):
+        offer(brought.NEEDS)
+        return brought.router  # type: ignore[no-any-return]
+    client = brought()
     if not isinstance(client, JsonClient):
-        raise ValueError(f"{entry.value} makes no app.compat.client.JsonClient")
-    offer(client.path)
+        raise ValueError(f"{entry.value} has no router, and makes no app.compat.client.JsonClient")
+    offer({client.path: {"POST": "infer"}})
     found = APIRouter(tags=[name], include_in_schema=False)
 
     @found.post(client.path)

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-CLIENTS = ("deepstack", "image-client", "triton", "triton-metrics", "ultralytics", "x-anylabeling")
+CLIENTS = ("image-client", "triton", "triton-metrics", "ultralytics")
 """Clients of other servers that are answered where `compat` names them."""
+PACKAGED = ("deepstack", "x-anylabeling")
+"""The clients of anychip-compat (plugins/compat)."""
 CLIENT_GROUP = "anychip.clients"
 """The entry-point group of clients that other packages answer (app.compat.client)."""
 CASCADE_GROUP = "anychip.cascades"
@@ -68,7 +70,8 @@ def _known_clients(value: str) -> str:
     known = (*CLIENTS, *(entry.name for entry in entry_points(group=CLIENT_GROUP)))
     unknown = [name for name in split(value) if name not in known]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        hint = ": pip install 'anychip[compat]'" if unknown[0] in PACKAGED else ""
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}{hint}")
     return value
 
 

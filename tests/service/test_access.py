@@ -14,6 +14,7 @@ import grpc
 import httpx
 import pytest
 
+from anychip_compat.deepstack import NEEDS
 from app.access import keys
 from app.access.rules import ROUTES, RPCS
 from models import sample
@@ -93,7 +94,7 @@ def test_every_route_answers_whom_it_should(guarded, who, bind):
     _, made, urls, _ = guarded
     found, wanted = {}, {}
     with httpx.Client(base_url=urls[bind], timeout=WAIT_S, headers=headers_of(made, who)) as client:
-        for path, needs in ROUTES.items():
+        for path, needs in {**ROUTES, **NEEDS}.items():
             for method, need in needs.items():
                 with client.stream(method, filled(path)) as answer:
                     passed = answer.status_code not in (401, 403)

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anychip_compat import deepstack, labelling
 from app.access import keys
 from app.access.access import Access, KeyForbiddenError, check_exposure, check_secrets
 from app.access.hosts import Hosts, is_loopback
@@ -41,7 +42,9 @@ def routes(app: Any) -> Iterator[tuple[str, str]]:
 def test_every_route_has_a_rule_and_every_rule_a_route() -> None:
     app = FastAPI(docs_url=None, redoc_url=None)
     add_routes(app, playground=True, compat=("deepstack", "x-anylabeling"))
-    assert set(routes(app)) == {(path, method) for path, needs in ROUTES.items() for method in needs}
+    known = (ROUTES, deepstack.NEEDS, labelling.NEEDS)
+    wanted = {(path, method) for table in known for path, needs in table.items() for method in needs}
+    assert set(routes(app)) == wanted
 
 
 def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:

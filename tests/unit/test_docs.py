@@ -98,8 +98,8 @@ def test_the_api_page_names_every_route() -> None:
     """Read from the routes' sources; the versioned paths and the two spellings of Triton's are named in a sentence."""
     declared = {
         route
-        for room in ("http/routes", "compat")
-        for path in (ROOT / "app" / room).rglob("*.py")
+        for room in ("app/http/routes", "app/compat", "plugins/compat")
+        for path in (ROOT / room).rglob("*.py")
         for route in re.findall(
             r'^@router\.\w+\(\s*"([^"]+)"|^ROUTE = "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE
         )

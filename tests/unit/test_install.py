@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from app.http.docs_page import mount_docs
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / "plugins" / "tools"
+COMPAT, TOOLS = ROOT / "plugins" / "compat", ROOT / "plugins" / "tools"
 PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
 
 
@@ -243,9 +243,9 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("copy", "extras", "expected"),
     [
-        (False, "", ["--editable", str(ROOT), "--editable", str(TOOLS)]),
-        (True, "", [str(ROOT), str(TOOLS)]),
-        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(TOOLS)]),
+        (False, "", ["--editable", str(ROOT), "--editable", str(COMPAT), "--editable", str(TOOLS)]),
+        (True, "", [str(ROOT), str(COMPAT), str(TOOLS)]),
+        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(COMPAT), str(TOOLS)]),
     ],
 )
 def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
@@ -300,7 +300,7 @@ def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_reg
     install.install(tmp_path, False, environ, copy=True)
     torchvision, anychip = commands
     assert torchvision[-4:] == ["--index-url", "https://mirror.example/whl/cpu", "--no-deps", "torchvision==0.25.*"]
-    assert anychip[-2:] == [str(ROOT), str(TOOLS)]
+    assert anychip[-3:] == [str(ROOT), str(COMPAT), str(TOOLS)]
 
 
 def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ROOT / "plugins" / "tools"
-ROOMS = [ROOT / "app", ROOT / "models", ROOT / "backends", TOOLS / "anychip_tools"]
+PLUGINS = {"anychip_compat": ROOT / "plugins" / "compat", "anychip_tools": ROOT / "plugins" / "tools"}
+ROOMS = [ROOT / "app", ROOT / "models", ROOT / "backends", *(folder / name for name, folder in PLUGINS.items())]
 SOURCES = sorted(path for room in ROOMS for path in room.rglob("*.py"))
 _SERVICE = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
 FORBIDDEN = {
-    "app": {"ultralytics", "anychip_tools"},
-    "models": {"ultralytics", "anychip_tools", "app", "backends", *_SERVICE},
-    "backends": {"ultralytics", "anychip_tools", "app", "models", "PIL", *_SERVICE},
-    "anychip_tools": {"ultralytics"},
+    "app": {"ultralytics", *PLUGINS},
+    "models": {"ultralytics", *PLUGINS, "app", "backends", *_SERVICE},
+    "backends": {"ultralytics", *PLUGINS, "app", "models", "PIL", *_SERVICE},
+    "anychip_compat": {"ultralytics", "anychip_tools"},
+    "anychip_tools": {"ultralytics", "anychip_compat"},
 }
 ORDER = (
     "errors",
@@ -57,7 +58,7 @@ ORDER = (
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(TOOLS if path.is_relative_to(TOOLS) else ROOT))
+    return str(path.relative_to(next((each for each in PLUGINS.values() if path.is_relative_to(each)), ROOT)))
 
 
 def part_of(module: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from app.access.rules import Need
 from app.errors import ServiceError, invalid_request
 from app.http.answer import as_json, as_response
 from app.http.call import AsgiRequest, HttpCall
@@ -27,6 +28,12 @@ from app.protocols.parameters import DEFAULT_OPTIONS, number
 from models import Options, PixelModel
 
 router = APIRouter(tags=["x-anylabeling"], include_in_schema=False)
+NEEDS: dict[str, dict[str, Need]] = {
+    "/v1/predict": {"POST": "infer"},
+    "/v1/models": {"GET": "infer"},
+    "/v1/models/{model}/info": {"GET": "infer"},
+    "/health": {"GET": "open"},
+}
 
 _LEAST_VISIBILITY = 0.5
 _FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "MODEL_LOADING", "DEADLINE_UNREACHABLE")

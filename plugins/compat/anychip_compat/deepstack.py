@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from app.access.rules import Need
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.http.answer import as_json, as_response
@@ -29,6 +30,17 @@ from app.protocols.parameters import number
 from models import Finds, Options, PixelModel
 
 router = APIRouter(tags=["deepstack"], include_in_schema=False)
+NEEDS: dict[str, dict[str, Need]] = {
+    "/v1/vision/detection": {"POST": "infer"},
+    "/v1/vision/scene": {"POST": "infer"},
+    "/v1/vision/custom/list": {"POST": "infer"},
+    "/v1/vision/listmodels": {"POST": "infer"},
+    "/v1/vision/custom/{model}": {"POST": "infer"},
+    "/v1/status/ping": {"GET": "open"},
+    "/v1/server/status/ping": {"GET": "open"},
+    "/v1/status/version": {"GET": "open"},
+    "/v1/server/status/version": {"GET": "open"},
+}
 
 _MOST = 20
 _LEAST_CONFIDENCE = 0.4
