@@ -1,29 +1,13 @@
-"""The device that a command computes on, and how networks are loaded on it.
+"""The device that a command computes on.
 
 Owns: what of the settings a command needs for it. Must not run anything on a device.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from app.config import Settings, split
-from app.precision.gate import compile_options
-from app.precision.probes import Calibration
 from app.worker.load import load_plugins
-from backends import Choice, CompileOptions, choose, simulated
-from models import Model, PixelModel
-
-
-def load_options(
-    model: Model, settings: Settings, choice: Choice, precision: str, items: npt.NDArray[np.uint8]
-) -> CompileOptions:
-    """How `anychip serve` loads a network: through the gate, int8 calibrated. Raises CalibrationError."""
-    int8 = precision == "int8" and isinstance(model, PixelModel)
-    calibration = Calibration(model, settings.calibrate) if int8 else None  # type: ignore[arg-type]
-    given = items if choice.backend.facts.computes else None
-    return compile_options(model, given, calibration, settings.cache_dir.expanduser())
+from backends import Choice, choose, simulated
 
 
 def open_device(settings: Settings) -> tuple[Choice, str]:

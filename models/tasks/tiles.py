@@ -45,9 +45,6 @@ class Tiling:
         return [*range(0, last, step), last]
 
 
-NO_TILES = Tiling(0)
-
-
 def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
     """By model, out of `cars=640` or `cars=640:0.1`: side and overlap. Raises ValueError."""
     tilings = {}

@@ -111,9 +111,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     from anychip_tools.benchmark.device_sweep import sweep
+    from anychip_tools.loading import load_options
     from anychip_tools.subjects import open_named
     from app.precision.probes import probes
-    from app.tools.device import load_options, open_device
+    from app.tools.device import open_device
     from backends import EngineRefusedError, OutOfDeviceMemoryError
 
     model = open_named(parsed.model, settings)

@@ -54,9 +54,10 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # It would say that it starts and stops.
     import torch
 
+    from anychip_tools.loading import load_options
     from anychip_tools.subjects import open_named
     from app.precision.probes import probes
-    from app.tools.device import load_options, open_device
+    from app.tools.device import open_device
 
     settings = read_settings(parsed)
     model = open_named(parsed.model, settings)
