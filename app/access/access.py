@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.access.addresses import client_of
-from app.access.hosts import Hosts, is_loopback
+from app.access.addresses import Hosts, client_of, is_loopback
 from app.access.keys import CallerLimits, Key, Keys, KeysError, Role, client_limits
 from app.access.rules import Bind, Need
 from app.config import split

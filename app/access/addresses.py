@@ -1,12 +1,15 @@
-"""What an address is counted as: one client has one name, over whichever transport it comes.
+"""What an address is counted as, and which names in a Host header mean this service.
 
-Owns: this name. Must not know transports: how an address is written in gRPC's `peer` is gRPC's business.
+Owns: one name for one client, over whichever transport it comes; and the rule against DNS rebinding, with which a page
+in a browser gives its own name the address of this service and then reads its answers as its own. Such a request has
+that name as its Host. Must not know transports: how an address is written in gRPC's `peer` is gRPC's business.
 """
 
 from __future__ import annotations
 
 import functools
 import ipaddress
+import re
 
 
 def client_of(address: str) -> str:
@@ -27,3 +30,57 @@ def _network_of(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)))
+
+
+_PORT = re.compile(rb"(.*?)(?::\d{0,5})?")
+_KNOWN_AT_MOST = 1024
+
+
+class Hosts:
+    """Names that mean this service."""
+
+    def __init__(self, names: tuple[str, ...], *, checked: bool) -> None:
+        """`names`: those that were named; `*` is all of them, `*.example.com` those below.
+
+        Localhost and addresses are this service's always, as rebinding needs a name. `checked`: whether a name counts
+        as another's where none was named.
+        """
+        self._every = "*" in names or not (names or checked)
+        self._exact = {name.lower() for name in names if not name.startswith("*")}
+        self._below = tuple(name[1:].lower() for name in names if name.startswith("*."))
+        self._known: set[bytes] = set()  # Of headers: those that were found good.
+
+    def accepts(self, header: bytes) -> bool:
+        """Whether a Host header names this service. None at all (HTTP/1.0) is no browser's."""
+        if self._every or not header or header in self._known:
+            return True
+        if not self._names(header):
+            return False
+        if len(self._known) < _KNOWN_AT_MOST:
+            self._known.add(header)
+        return True
+
+    def _names(self, header: bytes) -> bool:
+        found = _PORT.fullmatch(header)
+        host = found[1].decode("latin-1").lower().rstrip(".") if found else ""
+        if host in self._exact or host.endswith(self._below):
+            return True
+        return host == "localhost" or host.endswith(".localhost") or is_address(host)
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, in brackets where it has colons."""
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a service that listens there hears this machine alone."""
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback

@@ -18,7 +18,7 @@ from models import PixelModel, Placement
 from models.contract.cascade import Region
 
 if TYPE_CHECKING:
-    from app.decoder.inbox import Inbox
+    from app.decoder.messages import Inbox
     from app.processes.arena import Arena
 
 

@@ -22,7 +22,7 @@ from app.processes.forking import fork_on_request, name_process, received, settl
 from app.processes.packing import read_packed
 
 if TYPE_CHECKING:
-    from app.decoder.inbox import Inbox
+    from app.decoder.messages import Inbox
     from app.processes.arena import Arena
 
 _LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
@@ -76,11 +76,11 @@ def prepare_to_decode() -> None:
     import cv2
     import torch
 
-    from app.images import jpeg
+    from app.images import decoding
 
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
-    jpeg.library()
+    decoding.library()
 
 
 class _ToServer(logging.Handler):
@@ -119,7 +119,7 @@ def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descript
     name_process("anychip-decoder")
     import torch
 
-    from app.decoder.inbox import Inbox
+    from app.decoder.messages import Inbox
     from app.processes.arena import Arena
     from models.confinement import confine_decoder
 

@@ -18,10 +18,16 @@ import time
 from collections.abc import Callable
 
 from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
-from app.decoding.image import DecodeFailedError, ImageLimits, Outcome, PendingImage
-from app.decoding.process import DecoderProcess
-from app.decoding.replicas import Loss, Replicas
-from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError
+from app.decoding.process import DecoderProcess, Loss, Replicas
+from app.decoding.waiting import (
+    ClientTurns,
+    DecodeFailedError,
+    DecodeQueue,
+    DecodeQueueFullError,
+    ImageLimits,
+    Outcome,
+    PendingImage,
+)
 from app.images.header import ImageTooLargeError, InvalidImageError
 from app.processes.arena import Arena
 from models import Placement

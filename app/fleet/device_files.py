@@ -12,8 +12,7 @@ import logging
 from collections.abc import Mapping
 
 from app.fleet.process import Computed, WorkerProcess
-from app.fleet.served_model import ModelPool
-from app.fleet.submission import ItemStatus, Submission, files_among
+from app.fleet.submission import ItemStatus, ModelPool, Submission, files_among
 from app.scheduling.queue import Batch, Item
 
 REFUSED_IN_A_ROW = 64

@@ -16,9 +16,8 @@ from app.config import Settings
 from app.config.values import memory_of
 from app.errors import ServiceError
 from app.fleet import footprints
-from app.fleet.batch_records import BatchRecords
 from app.fleet.device_metrics import DeviceMetrics, ServedStates
-from app.fleet.dispatcher import Dispatcher
+from app.fleet.dispatcher import BatchRecords, Dispatcher
 from app.fleet.handover import Handovers
 from app.fleet.plans import has_own_workers, how_served, memories, worker_devices, worker_plans
 from app.fleet.process import Computed, Message, WorkerProcess, WorkerStartError
@@ -27,8 +26,7 @@ from app.fleet.readiness import Readiness
 from app.fleet.releases import Releases
 from app.fleet.replica import Events, Replica
 from app.fleet.residents import Residents
-from app.fleet.served_model import ModelPool
-from app.fleet.submission import Submission
+from app.fleet.submission import ModelPool, Submission
 from app.link import ModelState
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing

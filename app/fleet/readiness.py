@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from app.fleet.replica import Replica
-from app.fleet.served_model import ModelPool
+from app.fleet.submission import ModelPool
 from app.link import ModelState
 from app.scheduling.scheduler import Scheduler
 

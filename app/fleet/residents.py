@@ -23,7 +23,7 @@ from typing import Any
 from app.errors import ServiceError
 from app.fleet.footprints import Footprint, in_words
 from app.fleet.process import WorkerProcess
-from app.fleet.served_model import ModelPool
+from app.fleet.submission import ModelPool
 from app.observability.metrics import Metrics
 from app.scheduling.residency import Place, Residency, Tenant
 from app.scheduling.scheduler import Scheduler

@@ -1,27 +1,88 @@
-"""One item in the owner's hands, from its slot to its one reply.
+"""What the owner has in hand: a model with its slots and counters, and each of its items until its one reply.
 
-Owns: its status. Must not know what fills its slot, nor who asked for it.
+Owns: an item's status. Must not know what fills its slot, nor who asked for it; nor queues or workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app import logs
-from app.fleet.served_model import ModelPool
-from app.link import Reply, Terms
+from app.link import Reply, ServedModel, Terms
+from app.observability.metrics import Metrics, ModelMetrics
+from app.observability.triton_statistics import ModelStatistics
+from app.processes.arena import FreeSlots
 from app.worker.messages import Run
-from models import Options, Placement, TensorOptions
+from models import Model, Options, Placement, TensorOptions
 
 if TYPE_CHECKING:
-    from app.decoding.image import PendingImage
+    from app.decoding.waiting import PendingImage
     from app.scheduling.queue import Batch, Item, Reservation
+
 
 NOWHERE = Placement(0, 0)
 """Where a row of tensors lies."""
+
+
+class ModelPool(ServedModel):
+    """A model with its slots. `index` is also its pool in the arena and its position in every `Load`."""
+
+    def __init__(self, index: int, model: Model, slots: int, metrics: Metrics) -> None:
+        super().__init__(index, model, ModelMetrics(metrics, model.name), ModelStatistics())
+        self.slots = FreeSlots(slots)
+        self.forms = [self]
+        """This one and its other form, each with slots and a queue of its own."""
+        self.unloaded = False
+        """New requests are refused: no worker has the model, or the last one is about to give it up."""
+        self.passes_files = False
+        """Whether its workers decode files, which then go into slots in place of pixels (--decode)."""
+        self.mirror: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
+        """Is called with the items of each batch and their results, before their slots are given back."""
+        self.images = 0
+        """Images accepted and not yet answered."""
+        self._watchers: set[asyncio.Event] = set()  # Set whenever a request of any form has ended.
+
+    def add_form(self, floats: ModelPool) -> None:
+        """Make `floats` the form of this model that takes normalised tensors."""
+        self.floats = floats
+        self.forms.append(floats)
+        floats.metrics, floats.statistics, floats._watchers = self.metrics, self.statistics, self._watchers
+
+    def answered(self, count: int) -> None:
+        """A request for so many images has ended."""
+        self.images -= count
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def drained(self) -> None:
+        """Until no accepted image, in any form, waits for its answer."""
+        ended = asyncio.Event()
+        self._watchers.add(ended)
+        try:
+            while self.images_under_way:
+                ended.clear()
+                await ended.wait()
+        finally:
+            self._watchers.discard(ended)
+
+    @property
+    def images_under_way(self) -> int:
+        """Images accepted and not yet answered, in any form."""
+        return sum(form.images for form in self.forms)
+
+    @property
+    def slots_taken(self) -> int:
+        """Slots in use, in any form."""
+        return sum(form.slots.taken for form in self.forms)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its forms in the scheduler."""
+        return tuple(form.model.name for form in self.forms)
 
 
 class ItemStatus(Enum):

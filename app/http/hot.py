@@ -27,8 +27,7 @@ from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError
 from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
-from app.http.body import Body, Fields
-from app.http.call import HttpRequest
+from app.http.call import Body, Fields, HttpRequest
 from app.http.connection import KEEP_ALIVE, ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict

@@ -1,13 +1,19 @@
 """Encoded images to RGB pixels.
 
-Owns: decoding and EXIF orientation. Must not know models, threads or HTTP.
+Owns: decoding, by which library, and EXIF orientation. Must not know models, threads or HTTP.
 
     bytes ─► read_header ─► check_pixels ─► decode ─► uint8 [h, w, 3]
 
 The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
-JPEG at full size is decoded by the fastest library that is here (app.images.jpeg), large JPEG at reduced scale and
-everything else by Pillow, opened by format so that nothing is guessed and no metadata is read. torchvision decodes only
-JPEG here: its PNG decoder (0.29.2) ends the process at a wrong checksum, its WebP decoder knows no animations.
+JPEG is decoded by the fastest library that is here and works, what that leaves and everything else by Pillow, opened by
+format so that nothing is guessed and no metadata is read. torchvision decodes only JPEG here: its PNG decoder (0.29.2)
+ends the process at a wrong checksum, its WebP decoder knows no animations.
+
+All libraries of JPEG end in libjpeg-turbo with its exact transform, so their pixels are the same to the bit; one counts
+only if it decodes a sample as Pillow does, at each scale it offers, and says that a file cut short is one. simplejpeg
+brings a libjpeg-turbo of its own and is the fastest (docs/decoding.md); there are no builds of it for some processors.
+torchvision's operator is called directly: since 0.29 its Python wrapper warns at every call, as image decoding is
+announced to leave torchvision; OpenCV then takes its place. torchcodec wants FFmpeg and a newer torch than vendors'.
 """
 
 from __future__ import annotations
@@ -16,7 +22,10 @@ import contextlib
 import io
 import struct
 import zlib
+from collections.abc import Callable
+from functools import cache
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -28,8 +37,14 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
-from app.images import jpeg
 from app.images.header import Format, Header, InvalidImageError
+from models.vision import torchvision
+
+Encoded = bytes | bytearray | memoryview
+Pixels = npt.NDArray[np.uint8]
+Read = Callable[[Encoded, int], Pixels | None]
+"""Decodes at a whole, half, quarter or eighth (1, 2, 4, 8), sides rounded up: uint8 [height, width, 3] as stored. None
+where it cannot or will not. May raise anything at a broken file."""
 
 _MAX_SCANS = 100
 """Scans of a JPEG: a progressive one has about ten, and each makes the decoder pass over every pixel, so that a few
@@ -41,9 +56,6 @@ _BAND_PIXELS = 1 << 18
 _PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
 """Down and across the stored image (its transpose from 5 on) for each EXIF orientation."""
-
-Encoded = bytes | bytearray | memoryview
-_Pixels = npt.NDArray[np.uint8]
 
 
 def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None) -> Tensor:
@@ -68,14 +80,14 @@ def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None
     return torch.from_numpy(_oriented(stored, header.orientation))
 
 
-def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None) -> _Pixels:
+def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None) -> Pixels:
     if _scans(encoded) > _MAX_SCANS:
         raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
     width, height = header.stored_size
     least_width, least_height = header.turn(*size) if size else (width, height)
     fits = [by for by in (8, 4, 2) if width >= by * least_width and height >= by * least_height]
     reduction = fits[0] if fits else 1
-    read = jpeg.reader()
+    read = reader()
     pixels = None if read is None else read(encoded, reduction)
     if pixels is None:
         with _JpegFile(io.BytesIO(encoded)) as image:
@@ -142,7 +154,7 @@ def _pixel_chunks(encoded: Encoded) -> bytes:
     raise InvalidImageError(f"the PNG has more than {_MAX_CHUNKS} chunks")
 
 
-def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | None = None) -> _Pixels:
+def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | None = None) -> Pixels:
     """The first frame as stored; of a JPEG at the smallest scale that is not under `least`."""
     if image.size != header.stored_size:  # Pixels were counted by our header, memory is taken by Pillow's.
         raise InvalidImageError(f"the {header.format} contradicts its header")
@@ -150,7 +162,7 @@ def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | No
         image.draft(None, least)
     image.load()
     width, height = image.size
-    pixels: _Pixels = np.empty((height, width, 3), np.uint8)
+    pixels: Pixels = np.empty((height, width, 3), np.uint8)
     rows = max(1, _BAND_PIXELS // width)
     for top in range(0, height, rows):  # In bands: a third of the memory, and it stays in the cache.
         band = image.crop((0, top, width, min(top + rows, height)))
@@ -161,10 +173,92 @@ def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | No
     return pixels
 
 
-def _oriented(stored: _Pixels, orientation: int) -> _Pixels:
+def _oriented(stored: Pixels, orientation: int) -> Pixels:
     if orientation == 1:
         return stored
     down, across = STEPS[orientation]
     points = stored.view("V3")[:, :, 0]  # A pixel as one item: numpy copies those faster than three bytes.
     turned = (points.T if orientation >= 5 else points)[::down, ::across]
     return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape, 3)
+
+
+def by_simplejpeg(data: Encoded, reduction: int) -> Pixels | None:
+    """simplejpeg; what it finds wrong it does not read, as it cannot tell damage from an early end."""
+    import simplejpeg
+
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if colours in ("CMYK", "YCCK"):  # These it turns into three colours in a way of its own.
+            return None
+        least = {} if reduction == 1 else {"min_height": -(-height // reduction), "min_width": -(-width // reduction)}
+        return np.asarray(simplejpeg.decode_jpeg(data, "RGB", **least))
+    except ValueError:
+        return None
+
+
+def by_torchvision(data: Encoded, reduction: int) -> Pixels | None:
+    """The operator behind torchvision.io.decode_jpeg; some builds come without libjpeg."""
+    if reduction > 1:
+        return None
+    writable = data if isinstance(data, bytearray) or not memoryview(data).readonly else bytearray(data)
+    encoded = torch.frombuffer(writable, dtype=torch.uint8)  # It would not write, but asks for memory that it could.
+    pixels = torch.ops.image.decode_jpeg(encoded, torchvision.io.ImageReadMode.RGB.value, False)
+    return np.asarray(pixels.permute(1, 2, 0).numpy())
+
+
+def by_opencv(data: Encoded, reduction: int) -> Pixels | None:
+    """OpenCV; four colours it turns into three in a way of its own, so they are not read."""
+    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+        if image.mode == "CMYK":
+            return None
+    found = cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV[reduction] | cv2.IMREAD_IGNORE_ORIENTATION)
+    return None if found is None else np.asarray(cv2.cvtColor(found, cv2.COLOR_BGR2RGB))
+
+
+_OPENCV = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+
+READERS: dict[str, Read] = {"simplejpeg": by_simplejpeg, "torchvision": by_torchvision, "OpenCV": by_opencv}
+"""In the order in which they are tried; then comes Pillow, which reads everything."""
+
+
+@cache
+def library() -> str:
+    """The name of the first reader that works, "Pillow" where none does."""
+    return next((name for name, read in READERS.items() if _works(read)), "Pillow")
+
+
+def reader() -> Read | None:
+    """The first reader that works; None: Pillow."""
+    return READERS.get(library())
+
+
+def _works(read: Read) -> bool:
+    stream = io.BytesIO()
+    Image.radial_gradient("L").resize((90, 50)).convert("RGB").save(stream, "JPEG")
+    sample = stream.getvalue()
+    try:
+        for reduction in (1, 2, 4, 8):
+            pixels = read(sample, reduction)
+            if pixels is None and reduction > 1:
+                continue  # Pillow then does it.
+            if pixels is None or not np.array_equal(pixels, by_pillow(sample, reduction)):
+                return False
+    except Exception:  # Without its library, or without the operator, each fails in a way of its own.
+        return False
+    try:
+        return read(sample[: len(sample) // 2], 1) is None
+    except Exception:
+        return True
+
+
+def by_pillow(data: Encoded, reduction: int) -> Pixels:
+    """What all of them are compared with. Raises what Pillow raises."""
+    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+        if reduction > 1:
+            image.draft(None, (image.width // reduction, image.height // reduction))
+        return np.asarray(image.convert("RGB"))

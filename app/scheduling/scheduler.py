@@ -9,7 +9,7 @@ no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must 
 
 Work-conserving: an idle worker gets whatever is there, at once. While it computes, one full batch may wait in front of
 it; a partial batch keeps filling until the worker is free, and while several clients ask a full one is sent late, so
-that images which come meanwhile have a place in it (app.scheduling.contention). Models share a worker by device time,
+that images which come meanwhile have a place in it (app.scheduling.workers). Models share a worker by device time,
 not by requests: each has a virtual clock that runs on by the seconds its batches take, and the model furthest behind
 goes first (start-time fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its deadline is refused at
 the door; what has become hopeless meanwhile is dropped when a batch is formed, never computed.
@@ -26,10 +26,8 @@ from itertools import count
 from typing import Generic
 
 from app.scheduling.batching import BatchLatencies
-from app.scheduling.contention import RATE_KEPT, Sharing
-from app.scheduling.expectation import Serving, expected_s, is_probe, rate
 from app.scheduling.queue import Batch, Checked, DeadlineUnreachableError, Item, LostBatches, Queue, Reservation, T
-from app.scheduling.worker_state import WorkerState
+from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, expected_s, is_probe, rate
 
 PRIORITY_WORTH_S = 1.0
 """Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""

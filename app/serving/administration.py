@@ -14,7 +14,7 @@ from app import link
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
-from app.fleet.served_model import ModelPool
+from app.fleet.submission import ModelPool
 from app.link import DecodedBy, Devices, DeviceStatus, ModelState, ServedOn, ShadowReport
 from app.observability.triton_statistics import FIRST_VERSION
 from app.serving.repository import Repository

@@ -17,12 +17,10 @@ import numpy as np
 
 from app.access.limits import ClientLease
 from app.decoder.messages import Kind, pack_regions
-from app.decoding.image import Outcome, PendingImage
 from app.decoding.pool import Decoders
-from app.decoding.waiting import DecodeQueueFullError
+from app.decoding.waiting import DecodeQueueFullError, Outcome, PendingImage
 from app.errors import ServiceError, internal_error
-from app.fleet.served_model import ModelPool
-from app.fleet.submission import NOWHERE, Submission
+from app.fleet.submission import NOWHERE, ModelPool, Submission
 from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
 from app.images.passing import may_pass, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms

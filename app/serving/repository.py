@@ -23,7 +23,7 @@ from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.process import WorkerStartError
-from app.fleet.served_model import ModelPool
+from app.fleet.submission import ModelPool
 from app.precision.described import Described
 from app.serving.opening import Opening
 from models import Model, ModelError, NormalisedModel, PixelModel

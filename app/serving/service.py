@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from app.config import Settings, split
 from app.config.values import by_version
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
-from app.decoding.image import ImageLimits
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import FORK_SERVER
+from app.decoding.waiting import ImageLimits
 from app.errors import ServiceError
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import taken_up
-from app.fleet.served_model import ModelPool
+from app.fleet.submission import ModelPool
 from app.link import Tables
 from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings

@@ -19,8 +19,7 @@ from functools import partial
 from typing import Any
 
 from app.fleet.fleet import Fleet
-from app.fleet.served_model import ModelPool
-from app.fleet.submission import ItemStatus, Submission
+from app.fleet.submission import ItemStatus, ModelPool, Submission
 from app.link import Array, ClassDifference, Reply, Result, ShadowReport, Terms
 from app.observability.metrics import Metrics
 from app.scheduling.queue import DeadlineUnreachableError, Item, QueueFullError

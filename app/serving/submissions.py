@@ -18,8 +18,7 @@ from prometheus_client import Counter
 from app.decoding.pool import Decoders
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
-from app.fleet.served_model import ModelPool
-from app.fleet.submission import ItemStatus, Submission
+from app.fleet.submission import ItemStatus, ModelPool, Submission
 from app.link import Content, Encoded, Link, Reply, Room, ServedModel, Tables, Terms, too_late
 from app.scheduling.queue import Checked, DeadlineUnreachableError, NeverRoomError, QueueFullError, Reservation
 from app.serving.filling import Filling

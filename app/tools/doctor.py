@@ -157,8 +157,7 @@ def _kernel(_: Settings) -> Check:
 
 
 def _images(_: Settings) -> Check:
-    from app.images import jpeg
-    from app.images.decoding import decode
+    from app.images.decoding import READERS, decode, library
     from app.images.header import read_header
     from models.sample import IMAGES
 
@@ -170,9 +169,9 @@ def _images(_: Settings) -> Check:
         return Check(
             "images", "FAIL", f"a JPEG cannot be decoded: {_line(str(error))}", "install pillow and torchvision again"
         )
-    order = ", ".join([*jpeg.READERS, "Pillow"])
+    order = ", ".join([*READERS, "Pillow"])
     size = f"{header.width} x {header.height}"
-    detail = f"{jpeg.library()} made {tuple(pixels.shape)} bytes of a JPEG of {size} (the first that works of {order})"
+    detail = f"{library()} made {tuple(pixels.shape)} bytes of a JPEG of {size} (the first that works of {order})"
     return Check("images", "PASS", detail)
 
 

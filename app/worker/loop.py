@@ -19,11 +19,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from app.processes.arena import Arena
-from app.worker.link import ServerLink
-from app.worker.load import LoadedDevice
-from app.worker.loader import Loader
+from app.worker.load import LoadedDevice, Loader
 from app.worker.memory import MemoryWatch
-from app.worker.messages import Done, Ended, Failed, LoadModel, Release, Run, Stop, UnloadModel
+from app.worker.messages import Done, Ended, Failed, LoadModel, Release, Run, ServerLink, Stop, UnloadModel
 from app.worker.results import Result, ResultError, write_results
 from backends import BackendError, DeviceLostError, Executable, OutOfDeviceMemoryError, Started
 from models import Options, TensorOptions

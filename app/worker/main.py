@@ -158,11 +158,10 @@ def import_libraries() -> None:
 
 def run(channel: Channel, arena: Arena, load: Load) -> None:
     """Load what is asked for, then serve until Stop or until the other end is gone."""
-    from app.worker.link import ServerLink
     from app.worker.load import load_device
     from app.worker.loop import Worker
     from app.worker.memory import MemoryWatch
-    from app.worker.messages import Ended, Progress
+    from app.worker.messages import Ended, Progress, ServerLink
 
     link = ServerLink(channel)
     with contextlib.closing(channel), contextlib.closing(arena):

@@ -1,17 +1,23 @@
 """What the server and a worker say to each other, over a channel each.
 
-Owns: the messages and how they are written, nothing else. They are small: pixels and results lie in the arena, and what
-is to be loaded comes in memory of its own.
+Owns: the messages, how they are written, and the worker's end of the channel: the lock between its threads, and the
+thread that says that the process lives. Must not know what follows from a message. Messages are small: pixels and
+results lie in the arena, and what is to be loaded comes in memory of its own.
 
     server ─► Begin (app.worker.begin, with the arena's two descriptors and the Load's), Run, Release, Stop
     worker ─► Progress, Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
 Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or
-by a file it loads, can send wrong answers and cannot make the server run anything, or count under any name.
+by a file it loads, can send wrong answers and cannot make the server run anything, or count under any name. A server
+that does not read costs a worker nothing: what it does not take waits (channel), and beats are left out meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from app.precision.probes import Calibration
+from app.processes.channel import Channel
 from app.worker.guard import LeakLimits, Trigger
 from backends import Device
 from models import Model, Options, TensorOptions
+
+BEAT_INTERVAL_S = 0.5
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
 """What a worker may call something that the server then counts under this name."""
@@ -299,3 +308,58 @@ def from_worker(data: bytes) -> FromWorker:
     """What a worker has sent. Raises ValueError for anything that is not one of these messages."""
     message: FromWorker = _decode(data)
     return message
+
+
+class ServerLink:
+    """A context in which the heart beats."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._received: deque[bytes] = deque()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> ServerLink:
+        self._heart.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._heart.join()
+
+    def send(self, message: FromWorker, descriptors: Sequence[int] = ()) -> None:
+        """Raises ConnectionError when the server is gone, ChannelError when it has not read for long."""
+        with self._lock:
+            self._channel.send(to_server(message), descriptors)
+
+    def receive(self, timeout_s: float) -> ToWorker | None:
+        """The next message, None when none came in time. Raises EOFError, ConnectionError."""
+        ends_s = time.monotonic() + timeout_s
+        while not self._received:
+            left_s = ends_s - time.monotonic()
+            if not self._waited(left_s) and left_s <= 0:
+                return None
+        return from_server(self._received.popleft())
+
+    def flush(self, timeout_s: float) -> None:
+        """Before the end: let the server have what still waits, if it reads. Raises EOFError, ConnectionError."""
+        ends_s = time.monotonic() + timeout_s
+        while self._channel.waiting and time.monotonic() < ends_s:
+            self._waited(ends_s - time.monotonic())
+
+    def _waited(self, timeout_s: float) -> bool:
+        """Read and write what can be within this time; whether there was anything."""
+        readable, writable = self._channel.wait(timeout_s)  # Not under the lock: the heart must beat meanwhile.
+        with self._lock:
+            if writable:
+                self._channel.flush()
+            if readable:
+                self._received.extend(self._channel.receive())
+        return readable or writable
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # The server is gone: the other thread hears it too.
+            while not self._stop.wait(BEAT_INTERVAL_S):
+                if not self._channel.waiting:
+                    self.send(Beat())

@@ -42,7 +42,7 @@ class ImageDecoder(ABC):
 
 
 class NvjpegDecoder(ImageDecoder):
-    """nvJPEG by torchvision's operator; its Python wrapper warns at every call since 0.29 (app.images.jpeg)."""
+    """nvJPEG by torchvision's operator; its Python wrapper warns at every call since 0.29 (app.images.decoding)."""
 
     name = "nvJPEG"
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from app.access.hosts import Hosts
+from app.access.addresses import Hosts
 
 pytest.importorskip("yaml")
 

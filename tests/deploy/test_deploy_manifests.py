@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.access.hosts import Hosts
+from app.access.addresses import Hosts
 from app.config import Settings
 from app.observability.metrics import Metrics
 

@@ -20,9 +20,8 @@ import torch
 from PIL import Image
 
 from app.decoder.messages import DecodePlan, Kind
-from app.decoding.image import ImageLimits, PendingImage
 from app.decoding.pool import Decoders
-from app.decoding.waiting import DecodeQueueFullError
+from app.decoding.waiting import DecodeQueueFullError, ImageLimits, PendingImage
 from app.images.decoding import decode
 from app.images.header import ImageTooLargeError, InvalidImageError, read_header
 from app.processes.arena import Arena, FreeSlots

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from anychip_compat import deepstack, labelling
 from app.access import keys
 from app.access.access import Access, KeyForbiddenError, check_exposure, check_secrets
-from app.access.hosts import Hosts, is_loopback
+from app.access.addresses import Hosts, is_loopback
 from app.access.rules import ROUTES, RPCS, administered, check_spelling, need_of
 from app.application import add_routes
 from app.config import Settings

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from app.decoder.messages import Decoded, DecodePlan, Status, jobs_in
 from app.decoding import pool
-from app.decoding.image import ImageLimits, PendingImage
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import DecoderProcess
+from app.decoding.waiting import ImageLimits, PendingImage
 from app.processes.arena import Arena
 
 SMALL, LARGE = bytes(60_000), bytes(3_000_000)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.decoder.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
-from app.decoding.image import PendingImage
-from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError
+from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, PendingImage
 
 
 def waiting(model, name, rank_s, large=False):

@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from app.decoder.decoder import Decoder
-from app.decoder.inbox import Inbox
-from app.decoder.messages import DecodePlan, Job, Kind
+from app.decoder.messages import DecodePlan, Inbox, Job, Kind
 from app.images.decoding import decode
 from app.images.header import Header, InvalidImageError, read_header
 from app.images.passing import MOST_PIXELS, may_pass, read_file, write_file

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from app.errors import ServiceError
 from app.grpc import contents
 from app.grpc.messages import message
-from app.http.body import read_images, read_query
+from app.http.call import read_images, read_query
 from app.images.decoding import decode, sample_images
 from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from app.images.passing import may_pass

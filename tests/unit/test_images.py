@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from app.images import decoding, jpeg
+from app.images import decoding
 from app.images.header import ImageError, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from tests.support.photographs import FILES
 
@@ -131,10 +131,10 @@ def test_the_header_has_pillows_size(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "JPEG" in kind])
-@pytest.mark.parametrize("library", [*jpeg.READERS, "Pillow"])
+@pytest.mark.parametrize("library", [*decoding.READERS, "Pillow"])
 def test_every_library_gives_the_same_pixels(kind, library, monkeypatch):
     pixels = decode(KINDS[kind])
-    monkeypatch.setattr(jpeg, "library", lambda: library)
+    monkeypatch.setattr(decoding, "library", lambda: library)
     assert np.abs(decode(KINDS[kind]) - pixels).max() <= ("CMYK" in kind)
     with pytest.raises(InvalidImageError):
         decode(KINDS[kind][: len(KINDS[kind]) // 2])
@@ -143,17 +143,17 @@ def test_every_library_gives_the_same_pixels(kind, library, monkeypatch):
 @pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".jpg"], ids=lambda path: path.name)
 def test_every_reader_of_jpeg_has_pillows_pixels_to_the_bit(path):
     encoded = path.read_bytes()
-    for name, read in jpeg.READERS.items():
+    for name, read in decoding.READERS.items():
         for reduction in (1, 2, 4, 8):
             for data in (encoded, memoryview(encoded), bytearray(encoded)):
                 pixels = read(data, reduction)
                 assert pixels is not None or (name, reduction) in {("torchvision", by) for by in (2, 4, 8)}
-                assert pixels is None or np.array_equal(pixels, jpeg.by_pillow(encoded, reduction))
+                assert pixels is None or np.array_equal(pixels, decoding.by_pillow(encoded, reduction))
 
 
 def test_a_reader_that_takes_a_part_for_the_whole_is_not_used(monkeypatch):
     def lenient(data, reduction):
-        return jpeg.by_pillow(whole(data), reduction)
+        return decoding.by_pillow(whole(data), reduction)
 
     def whole(data):
         seen.append(bytes(data))
@@ -163,16 +163,16 @@ def test_a_reader_that_takes_a_part_for_the_whole_is_not_used(monkeypatch):
         raise AttributeError("no such operator")
 
     seen = []
-    monkeypatch.setattr(jpeg, "READERS", {"lenient": lenient, "absent": absent})
-    jpeg.library.cache_clear()
+    monkeypatch.setattr(decoding, "READERS", {"lenient": lenient, "absent": absent})
+    decoding.library.cache_clear()
     try:
-        assert jpeg.library() == "Pillow"
-        assert jpeg.reader() is None
-        monkeypatch.setattr(jpeg, "READERS", {"absent": absent, "OpenCV": jpeg.by_opencv})
-        jpeg.library.cache_clear()
-        assert jpeg.library() == "OpenCV"
+        assert decoding.library() == "Pillow"
+        assert decoding.reader() is None
+        monkeypatch.setattr(decoding, "READERS", {"absent": absent, "OpenCV": decoding.by_opencv})
+        decoding.library.cache_clear()
+        assert decoding.library() == "OpenCV"
     finally:
-        jpeg.library.cache_clear()
+        decoding.library.cache_clear()
 
 
 def test_a_gif_is_as_large_as_its_first_frame():

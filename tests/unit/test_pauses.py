@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.scheduling.expectation import PROBE_BATCHES
 from app.scheduling.queue import DeadlineUnreachableError
 from app.scheduling.scheduler import Scheduler
+from app.scheduling.workers import PROBE_BATCHES
 
 LASTS_S = 2.0
 DECODE_S = 0.002

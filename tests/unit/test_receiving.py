@@ -8,7 +8,7 @@ import pytest
 
 from app.grpc import receiving
 from app.grpc.receiving import Receiver
-from app.http import body
+from app.http import call
 from app.ingress.budget import Budget
 from app.ingress.converter import Converter
 
@@ -32,7 +32,7 @@ async def test_the_loop_goes_on_while_a_large_form_is_read(parts):
     counting = asyncio.create_task(count())
     whole = b"\r\n".join(FILE + part for part in parts) + END
     headers = {b"content-type": b"multipart/form-data; boundary=b"}
-    found = await body.read_images(headers, whole, 4, None, None)
+    found = await call.read_images(headers, whole, 4, None, None)
     counting.cancel()
     assert [bytes(each) for each in found] == parts
     assert turns >= 7  # Once for each megabyte but the first.
@@ -42,10 +42,10 @@ async def test_the_loop_goes_on_while_a_large_form_is_read(parts):
 @pytest.mark.parametrize("begin", [0, len(FILE) - 4], ids=["parsed", "searched"])
 @pytest.mark.parametrize("at", range(-2, 12))
 async def test_a_boundary_across_two_pieces_is_found(begin, at):
-    before = begin + body._PIECE_BYTES - len(FILE) - at
+    before = begin + call._PIECE_BYTES - len(FILE) - at
     parts = [b"x" * before, b"z"]
     whole = b"\r\n".join(FILE + part for part in parts) + END
-    found = await body.read_images({b"content-type": b"multipart/form-data; boundary=b"}, whole, 4, None, None)
+    found = await call.read_images({b"content-type": b"multipart/form-data; boundary=b"}, whole, 4, None, None)
     assert [bytes(each) for each in found] == parts
 
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.scheduling import contention as sharing
+from app.scheduling import workers as sharing
 from app.scheduling.batching import BatchLatencies
 from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, NeverRoomError, QueueFullError
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler

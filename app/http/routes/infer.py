@@ -19,8 +19,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.errors import invalid_request
 from app.http.answer import Content, Header, as_response
-from app.http.body import WINDOW, Body, Fields
-from app.http.call import AsgiRequest, HttpCall, HttpRequest
+from app.http.call import WINDOW, AsgiRequest, Body, Fields, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.converter import OUTPUTS, TENSORS
 from app.ingress.inference import run

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request, Response
 from app.config import Settings
 from app.errors import invalid_request
 from app.http.answer import Content, as_json, as_large_json, as_response
-from app.http.body import read_images, read_query
-from app.http.call import AsgiRequest, HttpCall, HttpRequest
+from app.http.call import AsgiRequest, HttpCall, HttpRequest, read_images, read_query
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
 from app.ingress.ingress import Ingress, Run
@@ -79,7 +78,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
 
 
 class PredictCall(HttpCall[Answer]):
-    """Encoded images in one of the forms of app.http.body.
+    """Encoded images in one of the forms of app.http.call.
 
     `any_type`: a body of any type that is no form is an image.
     """

@@ -18,8 +18,7 @@ from app.access.rules import Need
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.http.answer import as_json, as_response
-from app.http.body import read_form
-from app.http.call import AsgiRequest
+from app.http.call import AsgiRequest, read_form
 from app.http.routes.predict import PredictCall
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run
