@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, split_regions
+from app.decoder.messages import Decoded, DecodePlan, Inbox, Job, Kind, Status, split_regions
 from app.images.decoding import Encoded, decode
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from app.images.parts import part_of
@@ -18,7 +18,6 @@ from models import PixelModel, Placement
 from models.contract.cascade import Region
 
 if TYPE_CHECKING:
-    from app.decoder.messages import Inbox
     from app.processes.arena import Arena
 
 

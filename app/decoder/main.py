@@ -17,12 +17,11 @@ import time
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Status, jobs_in, pack_answer
+from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Status, jobs_in, pack_answer
 from app.processes.forking import fork_on_request, name_process, received, settle
 from app.processes.packing import read_packed
 
 if TYPE_CHECKING:
-    from app.decoder.messages import Inbox
     from app.processes.arena import Arena
 
 _LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
@@ -119,7 +118,6 @@ def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descript
     name_process("anychip-decoder")
     import torch
 
-    from app.decoder.messages import Inbox
     from app.processes.arena import Arena
     from models.confinement import confine_decoder
 

@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from app.fleet.process import Computed, WorkerProcess
-from app.fleet.submission import ItemStatus, ModelPool, Submission, files_among
-from app.scheduling.queue import Batch, Item
+from app.fleet.process import WorkerProcess
+from app.fleet.submission import ModelPool, Submission, files_among
+from app.scheduling.queue import Batch, ItemStatus
+from app.worker.messages import Done
 
 REFUSED_IN_A_ROW = 64
 """Undecodable files of a model before its files are decoded by the host for a while: more than one request may have."""
@@ -43,9 +44,7 @@ class DeviceFiles:
             pause.cancel()
         self._pauses.clear()
 
-    def refused(
-        self, pool: ModelPool, batch: Batch[Submission], done: Computed, device: str
-    ) -> frozenset[Item[Submission]]:
+    def refused(self, pool: ModelPool, batch: Batch[Submission], done: Done, device: str) -> frozenset[Submission]:
         """The items whose files the device could not decode, of those that are still wanted. Counts both kinds.
 
         A worker is not believed that it was asked to decode what is no file.
@@ -55,7 +54,7 @@ class DeviceFiles:
             return frozenset()
         refused = [batch.items[position] for position in asked.intersection(done.undecoded)]
         self._count(pool, device, decoded=len(asked) - len(refused), refused=len(refused))
-        return frozenset([item for item in refused if item.payload.status is not ItemStatus.ENDED])
+        return frozenset([item for item in refused if item.status is not ItemStatus.ENDED])
 
     def _count(self, pool: ModelPool, device: str, *, decoded: int, refused: int) -> None:
         pool.metrics.device_decodes(device, decoded=decoded, refused=refused)

@@ -1,6 +1,6 @@
 """Items between their queue and the workers: batches are sent, and every item gets exactly one outcome.
 
-    enqueue ─► dispatch ─► Run ─► worker ─► Computed ─► Result
+    enqueue ─► dispatch ─► Run ─► worker ─► Done ─► Result
                   ▲                  ├─ Failed, or it is gone: its items again, one by one, once
                   └── every event ◄──┘
 
@@ -14,20 +14,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from app.errors import ServiceError
 from app.fleet.device_files import DeviceFiles
-from app.fleet.process import Computed, WorkerProcess
-from app.fleet.submission import ItemStatus, ModelPool, Submission, run_of
+from app.fleet.process import WorkerProcess
+from app.fleet.submission import ModelPool, Submission, run_of
 from app.link import ComputedBy, Result, too_late
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
-from app.scheduling.queue import Batch, Item
+from app.scheduling.queue import Attempt, Batch, ItemStatus
 from app.scheduling.scheduler import Scheduler
-from app.worker.messages import Failed
+from app.worker.messages import Done, Failed
+from app.worker.results import Arrays
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -49,7 +50,7 @@ class BatchRecords:
             padding.inc(batch.size - len(batch.items))
 
     def done(
-        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Computed
+        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Done
     ) -> SpanContext | None:
         """A batch is done. Returns its span, where one of its requests is traced."""
         try:
@@ -63,9 +64,9 @@ class BatchRecords:
             return None
 
     def _span(
-        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Computed
+        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Done
     ) -> SpanContext | None:
-        traces = [trace for item in batch.items if (trace := item.payload.terms.recorder.trace) is not None]
+        traces = [trace for item in batch.items if (trace := item.terms.recorder.trace) is not None]
         if self._tracing is None or not traces:
             return None
         assert worker.ready is not None
@@ -114,40 +115,33 @@ class Dispatcher:
             self._wake.cancel()
         self.files.stop()
 
-    def enqueue(self, submission: Submission) -> None:
+    def enqueue(self, item: Submission) -> None:
         """Queue an item whose slot is filled: for the first time, or where it was before.
 
         It fails with NOT_READY where the model was unloaded or lost its last worker meanwhile.
         """
-        item = submission.item
-        if item is not None:
-            submission.status = ItemStatus.QUEUED
-            self._scheduler.requeue(item, alone=item.alone)
+        if item.queued_s:
+            self._scheduler.requeue(item)
         else:
-            name = submission.reservation.model
+            name = item.reservation.model
             if not self._scheduler.serves(name):
                 try:
                     self._refuse_unless_served(name)
                 except ServiceError as error:
-                    self._fail(submission, error)
+                    self._fail(item, error)
                     return
-            submission.queued_s = time.monotonic()
-            submission.status = ItemStatus.QUEUED
-            submission.item = self._scheduler.enqueue(
-                submission.reservation, submission, submission.queued_s, submission.position
-            )
+            self._scheduler.enqueue(item, time.monotonic())
         self.dispatch_soon()
 
-    def discard(self, submission: Submission) -> None:
-        """Take an item that has ended out of its queue."""
-        assert submission.item is not None
-        self._scheduler.discard(submission.item)
-        submission.give_slot()
+    def discard(self, item: Submission, error: ServiceError) -> None:
+        """End an item that waits in its queue."""
+        self._scheduler.discard(item)
+        self._fail(item, error)
 
     def refuse_waiting(self, model: str, reason: str) -> None:
         """Nothing will compute what waits for a model."""
-        for item in self._scheduler.queues[model].discard_all():
-            self._fail(item.payload, ServiceError("NOT_READY", reason, retry_after_s=60))
+        for item in self._scheduler.queues[model].take_all():
+            self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))
 
     def dispatch_soon(self) -> None:
         """Dispatch once, after all that this turn of the loop brings, and before those that it answers go on."""
@@ -161,8 +155,8 @@ class Dispatcher:
         now_s = time.monotonic()
         batches, dropped = self._scheduler.dispatch(now_s)
         for item in dropped:
-            self._models[item.model].metrics.expired["queue"].inc()
-            self._fail(item.payload, too_late())
+            item.pool.metrics.expired["queue"].inc()
+            self._fail(item, too_late())
         for batch in batches:
             self._send(batch)
         if self._wake is not None:
@@ -175,48 +169,47 @@ class Dispatcher:
     def _send(self, batch: Batch[Submission]) -> None:
         worker, pool = self._workers[batch.worker], self._models[batch.model]
         self._records.sent(batch, pool, worker.device)
-        for item in batch.items:
-            item.payload.status = ItemStatus.COMPUTING
         worker.send(run_of(batch, pool.index))
 
-    def _fail(self, submission: Submission, error: ServiceError) -> None:
+    def _fail(self, item: Submission, error: ServiceError) -> None:
         """An item out of its queue and with no worker ends."""
-        submission.end(error)
-        submission.give_slot()
+        item.end(error)
+        item.give_slot()
 
-    def _refill(self, submission: Submission) -> None:
+    def _refill(self, item: Submission) -> None:
         """The device could not decode its file, or it may have ended a worker: the host fills its slot with pixels."""
-        refill, submission.refill = submission.refill, None
+        refill, item.refill = item.refill, None
         assert refill is not None
-        submission.status = ItemStatus.FILLING
-        refill(submission)
+        item.status = ItemStatus.FILLING
+        refill(item)
 
-    def _again(self, items: Iterable[Item[Submission]], reason: str, *, suspects: bool) -> None:
+    def _again(self, items: Iterable[Submission], reason: str, *, suspects: bool) -> None:
         """Items whose batch has failed: those that may be to blame run once more, each alone."""
         for item in items:
-            submission = item.payload
-            if submission.status is ItemStatus.ENDED:  # The client left, or its deadline passed.
-                submission.give_slot()
-            elif suspects and item.alone and submission.refill is None:
-                about = {"request_id": submission.request_id}
-                log.error("an image for %s failed twice, the second time alone: %s", item.model, reason, extra=about)
-                self._fail(submission, ServiceError("INFERENCE_FAILED", "the model could not answer"))
+            if item.status is ItemStatus.ENDED:  # The client left, or its deadline passed.
+                item.give_slot()
+            elif suspects and item.attempt is Attempt.ALONE and item.refill is None:
+                about = {"request_id": item.request_id}
+                name = item.reservation.model
+                log.error("an image for %s failed twice, the second time alone: %s", name, reason, extra=about)
+                self._fail(item, ServiceError("INFERENCE_FAILED", "the model could not answer"))
             else:
-                submission.pool.metrics.retried.inc()
-                item.alone |= suspects
-                if suspects and submission.refill is not None:  # It may be its file: pixels do no harm.
-                    self._refill(submission)
+                item.pool.metrics.retried.inc()
+                if suspects:
+                    item.attempt = Attempt.ALONE
+                if suspects and item.refill is not None:  # It may be its file: pixels do no harm.
+                    self._refill(item)
                 else:
-                    self.enqueue(submission)
+                    self.enqueue(item)
 
-    def computed(self, worker: WorkerProcess, done: Computed) -> None:
-        """A worker has answered with results."""
+    def computed(self, worker: WorkerProcess, done: Done, results: Sequence[Arrays]) -> None:
+        """A worker has answered with these results, one for each item."""
         now_s = time.monotonic()
         learn, prepare_s = not (done.fitted or done.undecoded), done.prepare_s
         batch = self._scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
         # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
-        if len(done.results) != len(batch.items):
-            self._lost(worker, batch, f"{len(done.results)} results came for {len(batch.items)} items")
+        if len(results) != len(batch.items):
+            self._lost(worker, batch, f"{len(results)} results came for {len(batch.items)} items")
             return
         pool = self._models[batch.model]
         if done.fitted:
@@ -224,22 +217,21 @@ class Dispatcher:
         span = self._records.done(batch, pool, worker, done)
         again = self.files.refused(pool, batch, done, worker.device)
         if pool.mirror is not None and not again:
-            pool.mirror(batch.items, done.results)
+            pool.mirror(batch.items, results)
         for item in batch.items:
             if item not in again:
-                item.payload.give_slot()
+                item.give_slot()
         self._finished(worker)  # The device first, then those who wait.
         model = worker.model(pool.index)
         computed_by = _computed_by(worker, pool)
-        for item, arrays in zip(batch.items, done.results, strict=True):
-            submission = item.payload
+        for item, arrays in zip(batch.items, results, strict=True):
             if item in again:
-                self._refill(submission)
-            elif submission.status is ItemStatus.ENDED:
+                self._refill(item)
+            elif item.status is ItemStatus.ENDED:
                 pool.metrics.wasted.inc()
             else:
-                placement, begun_s, queued_s = submission.placement, submission.begun_s, submission.queued_s
-                submission.end(Result(arrays, model, computed_by, placement, begun_s, queued_s, done.infer_s, span))
+                times = item.begun_s, item.queued_s, done.infer_s
+                item.end(Result(arrays, model, computed_by, item.placement, *times, span))
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
         """A worker has answered that a batch failed."""
@@ -248,7 +240,7 @@ class Dispatcher:
 
     def _lost(self, worker: WorkerProcess, batch: Batch[Submission], reason: str) -> None:
         """A batch has failed, and the worker lives on."""
-        about = {"request_id": ",".join(item.payload.request_id for item in batch.items), "worker": worker.id}
+        about = {"request_id": ",".join(item.request_id for item in batch.items), "worker": worker.id}
         log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, reason, extra=about)
         self._again(batch.items, reason, suspects=True)
         self._finished(worker)
@@ -280,9 +272,9 @@ class Dispatcher:
         """The items of a worker whose process cannot be killed go on in other slots: it may still write to theirs."""
         pool = self._models[batch.model]
         for item in batch.items:
-            left, slot = item.payload.slot, pool.slots.take()
+            left, slot = item.slot, pool.slots.take()
             self._arena.slot(pool.index, slot)[:] = self._arena.slot(pool.index, left)
-            item.payload.slot = slot
+            item.slot = slot
             worker.exited.add_done_callback(lambda _, left=left: pool.slots.give(left))  # type: ignore[misc]
         log.warning("%d slots of %s are in quarantine until %s is gone", len(batch.items), batch.model, worker.id)
 

@@ -20,7 +20,7 @@ from app.fleet.device_metrics import DeviceMetrics, ServedStates
 from app.fleet.dispatcher import BatchRecords, Dispatcher
 from app.fleet.handover import Handovers
 from app.fleet.plans import has_own_workers, how_served, memories, worker_devices, worker_plans
-from app.fleet.process import Computed, Message, WorkerProcess, WorkerStartError
+from app.fleet.process import Message, WorkerProcess, WorkerStartError
 from app.fleet.profiles import Profile, store_sizes
 from app.fleet.readiness import Readiness
 from app.fleet.releases import Releases
@@ -115,6 +115,7 @@ class Fleet:
         """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
         events = Events(
             ready=self._worker_ready,
+            computed=self.dispatcher.computed,
             message=self._worker_message,
             retiring=self.dispatcher.retire,
             gone=self._worker_gone,
@@ -240,8 +241,6 @@ class Fleet:
 
     def _worker_message(self, worker: WorkerProcess, message: Message) -> None:
         match message:
-            case Computed():
-                self.dispatcher.computed(worker, message)
             case Failed():
                 self.dispatcher.failed(worker, message)
             case Stats():

@@ -51,7 +51,7 @@ from app.worker.messages import (
     from_worker,
     to_worker,
 )
-from app.worker.results import Result, map_overflow, read_results
+from app.worker.results import Arrays, map_overflow, read_results
 
 if TYPE_CHECKING:
     from models import Model
@@ -100,23 +100,10 @@ class WorkerPlan:
         return replace(self, load=self.load.with_models(own))
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A batch is done. `results`: each item's, in order, None where the network computed NaN or infinity; `infer_s`:
-    seconds the device took; `fitted`: how many items at once its memory held, where that was not the whole batch;
-    `prepare_s`, `undecoded`: as in Done.
-    """
-
-    batch_id: int
-    results: list[Result]
-    infer_s: float
-    fitted: int = 0
-    prepare_s: float = 0.0
-    undecoded: tuple[int, ...] = ()
-
-
-Message: TypeAlias = Computed | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
+Message: TypeAlias = Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
 """What others hear of a worker that serves."""
+Computed: TypeAlias = "Callable[[WorkerProcess, Done, Sequence[Arrays]], None]"
+"""Hears of a batch that is done, and of what it computed for each of its items."""
 
 
 class WorkerStartError(Exception):
@@ -153,7 +140,12 @@ class WorkerProcess:
     _numbers = itertools.count(1)
 
     def __init__(
-        self, device: str, plan: WorkerPlan, arena: Arena, heard: Callable[[WorkerProcess, Message], None]
+        self,
+        device: str,
+        plan: WorkerPlan,
+        arena: Arena,
+        computed: Computed,
+        heard: Callable[[WorkerProcess, Message], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.device = device
@@ -169,7 +161,7 @@ class WorkerProcess:
         self.ended: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[None] = loop.create_future()
         self._arena = arena
-        self._heard = heard
+        self._computed, self._heard = computed, heard
         self._channel: Channel | None = None
         self._spawned: Spawned | None = None
         self._started: asyncio.Future[Ready] = loop.create_future()
@@ -393,7 +385,7 @@ class WorkerProcess:
             case Done():
                 run = self._answered(message.batch_id)
                 self.answered = True
-                self._heard(self, self._computed(run, message))
+                self._computed(self, message, self._results(run, message))
             case Failed():
                 self._answered(message.batch_id)
                 self._heard(self, message)
@@ -415,15 +407,14 @@ class WorkerProcess:
         self._answered_s = self._heard_s
         return self._sent.popleft()[0]
 
-    def _computed(self, run: Run, done: Done) -> Computed:
+    def _results(self, run: Run, done: Done) -> list[Arrays]:
         """Raises ResultError, ChannelError, OSError, ValueError."""
         overflow = None
         if done.overflow_bytes:
             assert self._channel is not None
             overflow = map_overflow(self._channel.take_descriptor(), done.overflow_bytes)
         places = [self._arena.result(run.model, slot) for slot in run.slots]
-        results = read_results(done.results, places, overflow)
-        return Computed(done.batch_id, results, done.infer_s, done.fitted, done.prepare_s, done.undecoded)
+        return read_results(done.results, places, overflow)
 
     def _close(self, reason: str) -> None:
         if not self._closed.done():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.fleet.breaker import Breaker
-from app.fleet.process import Message, WorkerPlan, WorkerProcess, WorkerStartError
+from app.fleet.process import Computed, Message, WorkerPlan, WorkerProcess, WorkerStartError
 from app.processes.arena import Arena
 
 log = logging.getLogger("anychip.workers")
@@ -35,6 +35,7 @@ class Events:
     """
 
     ready: Callable[[WorkerProcess], None]
+    computed: Computed
     message: Callable[[WorkerProcess, Message], None]
     retiring: Callable[[WorkerProcess], None]
     gone: Callable[[WorkerProcess, str], None]
@@ -204,7 +205,7 @@ class Replica:
         await asyncio.sleep(pause_s)
 
     async def _start(self, plan: WorkerPlan) -> WorkerProcess:
-        worker = WorkerProcess(self.device, plan, self._arena, self._events.message)
+        worker = WorkerProcess(self.device, plan, self._arena, self._events.computed, self._events.message)
         self._old.add(worker)  # Not the current one yet, but to be stopped with the rest.
         worker.ended.add_done_callback(lambda _: self._forget(worker))
         try:

@@ -1,6 +1,6 @@
 """What the owner has in hand: a model with its slots and counters, and each of its items until its one reply.
 
-Owns: an item's status. Must not know what fills its slot, nor who asked for it; nor queues or workers.
+Owns: these records. Must not know what fills a slot, nor who asked for it; nor workers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from app import logs
@@ -16,12 +15,12 @@ from app.link import Reply, ServedModel, Terms
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.arena import FreeSlots
+from app.scheduling.queue import Batch, Item, ItemStatus
 from app.worker.messages import Run
 from models import Model, Options, Placement, TensorOptions
 
 if TYPE_CHECKING:
     from app.decoding.waiting import PendingImage
-    from app.scheduling.queue import Batch, Item, Reservation
 
 
 NOWHERE = Placement(0, 0)
@@ -85,41 +84,23 @@ class ModelPool(ServedModel):
         return tuple(form.model.name for form in self.forms)
 
 
-class ItemStatus(Enum):
-    """Where an item is; the value is what metrics call that stage."""
-
-    FILLING = "decode"
-    """Its slot is being filled, for the first time or once more."""
-    QUEUED = "queue"
-    """It waits for a worker."""
-    COMPUTING = "infer"
-    """A worker has it."""
-    ENDED = "ended"
-    """Its reply is given. Who has its slot in hand (a decoder, a worker) gives it back when that is over."""
-
-
 @dataclass(eq=False, slots=True)
-class Submission:
+class Submission(Item):
     """An item. `ended`: is called with its one reply; `image`: what decoders have of it, while its slot is filled;
-    `refill`: where its slot holds a file, fills it with pixels instead; `item`: its place in the queue, once it had
-    one; `request_id`: for the log. Seconds are of `time.monotonic()`.
+    `refill`: where its slot holds a file, fills it with pixels instead; `request_id`: for the log. Seconds are of
+    `time.monotonic()`.
     """
 
     token: int
     pool: ModelPool
     slot: int
     options: Options | TensorOptions
-    position: int
-    reservation: Reservation
     terms: Terms
     ended: Callable[[Submission, Reply], None]
     begun_s: float
-    queued_s: float = 0.0
-    status: ItemStatus = ItemStatus.FILLING
     placement: Placement = NOWHERE
     image: PendingImage | None = None
     refill: Callable[[Submission], None] | None = None
-    item: Item[Submission] | None = None
     request_id: str = field(default_factory=logs.request_id.get)
 
     def end(self, reply: Reply) -> None:
@@ -131,21 +112,19 @@ class Submission:
     def give_slot(self) -> None:
         """No process looks at the slot any more."""
         self.pool.slots.give(self.slot)
-        self.item = None  # Each would keep the other until garbage is collected.
 
 
 def run_of(batch: Batch[Submission], model: int) -> Run:
     """What a worker hears of a batch: one item's options for all where they are the same, as they mostly are."""
-    items = [item.payload for item in batch.items]
-    asked = [item.options for item in items]
+    asked = [item.options for item in batch.items]
     if all([each is asked[0] for each in asked]):  # noqa: C419 - faster
         asked = asked[:1]
     options = tuple([each for each in asked if isinstance(each, Options)])
     tensor_options = tuple([each for each in asked if isinstance(each, TensorOptions)])
-    slots = tuple([item.slot for item in items])
+    slots = tuple([item.slot for item in batch.items])
     return Run(batch.id, model, slots, options, batch.size, files_among(batch.items), tensor_options)
 
 
-def files_among(items: Sequence[Item[Submission]]) -> tuple[int, ...]:
+def files_among(items: Sequence[Submission]) -> tuple[int, ...]:
     """The positions of those whose slots hold a file."""
-    return tuple([position for position, item in enumerate(items) if item.payload.refill is not None])
+    return tuple([position for position, item in enumerate(items) if item.refill is not None])

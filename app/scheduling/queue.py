@@ -10,11 +10,10 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from app.scheduling.batching import Lateness
-
-T = TypeVar("T")
 
 _STANDS_S = 0.001
 
@@ -54,46 +53,65 @@ class Checked(NamedTuple):
 class Reservation:
     """Room in a model's queue for the images of one request: `left` of `images` are still on their way to it.
 
+    `client`: whose request it is, "" where that is not known. The scheduler fills the rest when it lets the request in:
     `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
     included; None where the model had no worker. `interruptions`: of the model's work until then.
-    `client`: whose request it is, "" where that is not known; `behind`: how many requests it had under way;
-    `first_s`: the rank of the first image that came into the queue; `alone`: nothing else of the model was under way.
+    `behind`: how many requests its client had under way; `first_s`: the rank of the first image that came into the
+    queue; `alone`: nothing else of the model was under way.
     """
 
     model: str
     images: int
-    left: int
     priority: int
     deadline_s: float
-    admitted_s: float
-    expected_s: float | None
-    interruptions: int = 0
     client: str = ""
-    behind: int = 0
-    first_s: float | None = None
-    alone: bool = False
+    left: int = field(init=False, default=0)
+    admitted_s: float = field(init=False, default=0.0)
+    expected_s: float | None = field(init=False, default=None)
+    interruptions: int = field(init=False, default=0)
+    behind: int = field(init=False, default=0)
+    first_s: float | None = field(init=False, default=None)
+    alone: bool = field(init=False, default=False)
+
+
+class ItemStatus(Enum):
+    """Where an item is; the value is what metrics call that stage."""
+
+    FILLING = "decode"
+    """Its slot is being filled, for the first time or once more."""
+    QUEUED = "queue"
+    """It waits for a worker."""
+    COMPUTING = "infer"
+    """It has left the queue: a worker has it, or who took it out ends it at once."""
+    ENDED = "ended"
+    """Its reply is given. Who has its slot in hand (a decoder, a worker) gives it back when that is over."""
+
+
+class Attempt(Enum):
+    """Which time it is that an item is computed."""
+
+    FIRST = 1
+    AGAIN = 2
+    """A batch with it was lost or failed."""
+    ALONE = 3
+    """It may have been the reason: it runs in a batch of its own, with nothing else on its worker."""
 
 
 @dataclass(eq=False, slots=True)
-class Item(Generic[T]):
-    """One image that waits for its answer. `payload` is the caller's.
-
-    `position`: which image of its request. `requeued`: a batch with it was lost or failed. `alone`: it may have been
-    the reason; it runs in a batch of its own, with nothing else on its worker. `rank_s`: its order in the queue.
+class Item:
+    """One image of a request, at a position there; its owner's kind has more. `queued_s`: since when it waits for a
+    worker, 0 before; `rank_s`: its order in the queue.
     """
 
-    model: str
-    payload: T
-    deadline_s: float
-    priority: int = 0
-    position: int = 0
-    alone: bool = False
-    requeued: bool = False
-    reservation: Reservation | None = field(default=None, repr=False)
-    enqueued_s: float = 0.0
-    dispatched_s: float = 0.0
-    rank_s: float = field(default=0.0, repr=False)
-    queued: bool = field(default=False, repr=False)
+    reservation: Reservation
+    position: int
+    status: ItemStatus = field(init=False, default=ItemStatus.FILLING)
+    attempt: Attempt = field(init=False, default=Attempt.FIRST)
+    queued_s: float = field(init=False, default=0.0)
+    rank_s: float = field(init=False, default=0.0)
+
+
+T = TypeVar("T", bound=Item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,7 @@ class Batch(Generic[T]):
     id: int
     worker: str
     model: str
-    items: tuple[Item[T], ...]
+    items: tuple[T, ...]
     size: int
     dispatched_s: float
 
@@ -127,9 +145,9 @@ class Queue(Generic[T]):
     in_flight: int = 0  # Images with workers.
     interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
-    heap: list[tuple[float, int, Item[T]]] = field(default_factory=list)
+    heap: list[tuple[float, int, T]] = field(default_factory=list)
     aged: bool = False  # Whether `oldest_s` is asked for.
-    ages: list[tuple[float, int, Item[T]]] = field(default_factory=list)  # The heap's items by `enqueued_s`.
+    ages: list[tuple[float, int, T]] = field(default_factory=list)  # The heap's items by `queued_s`.
     clients: dict[str, tuple[int, float]] = field(default_factory=dict)  # Requests under way, the last one's rank.
     lateness: Lateness = field(default_factory=Lateness)
     urgent_lateness: Lateness = field(default_factory=Lateness)  # Of priorities above the normal one: they overtake.
@@ -145,7 +163,7 @@ class Queue(Generic[T]):
         if taken + images > self.limit:
             raise QueueFullError(f"{model} has {taken} of {self.limit} images waiting")
 
-    def late(self, items: Iterable[Item[T]], answered_s: float) -> None:
+    def late(self, items: Iterable[T], answered_s: float) -> None:
         """Learn from when items were answered, or would have been.
 
         Items of one batch share its noise, so only the latest counts. Of a request only the first image counts: the
@@ -155,11 +173,11 @@ class Queue(Generic[T]):
         late_s: dict[bool, tuple[float, bool]] = {}
         for item in items:
             admitted = item.reservation
-            if admitted is None or admitted.expected_s is None or admitted.interruptions != self.interruptions:
+            if admitted.expected_s is None or admitted.interruptions != self.interruptions:
                 continue
-            if item.position or item.requeued:
+            if item.position or item.attempt is not Attempt.FIRST:
                 continue
-            seconds, urgent = answered_s - admitted.admitted_s - admitted.expected_s, item.priority > 0
+            seconds, urgent = answered_s - admitted.admitted_s - admitted.expected_s, admitted.priority > 0
             latest = late_s.get(urgent)
             if latest is None or seconds > latest[0]:
                 late_s[urgent] = seconds, admitted.alone
@@ -182,10 +200,9 @@ class Queue(Generic[T]):
         """Images waiting or reserved that go before new ones of this priority."""
         return sum([images for other, images in self.ahead.items() if other >= priority]) if self.ahead else 0
 
-    def begin(self, reservation: Reservation) -> Reservation:
-        """Keep room for its images; count a request of its client, and how many of that client's it is behind. It is
-        returned.
-        """
+    def begin(self, reservation: Reservation) -> None:
+        """Keep room for its images; count a request of its client, and how many of that client's it is behind."""
+        reservation.left = reservation.images
         reservation.interruptions = self.interruptions
         reservation.alone = not (self.reserved or self.depth or self.in_flight)
         self.reserved += reservation.left
@@ -195,7 +212,6 @@ class Queue(Generic[T]):
         if client := reservation.client:
             reservation.behind, last_s = self.clients.get(client, (0, -math.inf))
             self.clients[client] = (reservation.behind + 1, last_s)
-        return reservation
 
     def end(self, reservation: Reservation) -> None:
         """The request of a reservation has ended: give back what is left of it. Idempotent."""
@@ -224,43 +240,45 @@ class Queue(Generic[T]):
             self.clients[client] = (requests, reservation.first_s)
         return max(now, reservation.first_s or now) + position * seconds_an_image
 
-    def push(self, item: Item[T], order: int) -> None:
+    def push(self, item: T, order: int) -> None:
         """Let an item wait; `order` decides between equal ranks."""
         heapq.heappush(self.heap, (item.rank_s, order, item))
         if self.aged:
-            heapq.heappush(self.ages, (item.enqueued_s, order, item))
-        item.queued = True
+            heapq.heappush(self.ages, (item.queued_s, order, item))
+        item.status = ItemStatus.QUEUED
         self.depth += 1
-        self.count(item.priority, 1)
+        self.count(item.reservation.priority, 1)
 
-    def first(self) -> Item[T]:
+    def first(self) -> T:
         """The next item. Raises IndexError when none waits."""
         return self.heap[0][2]
 
-    def discard(self, item: Item[T]) -> None:
+    def take(self, item: T) -> None:
         """Take a waiting item out."""
-        item.queued = False
+        item.status = ItemStatus.COMPUTING
         self.depth -= 1
-        self.count(item.priority, -1)
+        self.count(item.reservation.priority, -1)
         # The first is always one that waits: what was sent must not be here a second time when it is requeued.
-        while self.heap and not self.heap[0][2].queued:
+        while self.heap and self.heap[0][2].status is not ItemStatus.QUEUED:
             heapq.heappop(self.heap)
-        # Other discarded items stay until they surface; rebuilt when they are most of it, memory stays bounded.
+        # Other items stay until they surface; rebuilt when they are most of it, memory stays bounded.
         if len(self.heap) > 2 * self.depth + 16:
-            self.heap = [entry for entry in self.heap if entry[2].queued]
+            self.heap = [entry for entry in self.heap if entry[2].status is ItemStatus.QUEUED]
             heapq.heapify(self.heap)
         if self.aged:
-            while self.ages and not self.ages[0][2].queued:
+            while self.ages and self.ages[0][2].status is not ItemStatus.QUEUED:
                 heapq.heappop(self.ages)
             if len(self.ages) > 2 * self.depth + 16:
-                self.ages = [(item.enqueued_s, order, item) for _, order, item in self.heap if item.queued]
+                waiting = [entry for entry in self.heap if entry[2].status is ItemStatus.QUEUED]
+                self.ages = [(item.queued_s, order, item) for _, order, item in waiting]
                 heapq.heapify(self.ages)
 
-    def discard_all(self) -> list[Item[T]]:
+    def take_all(self) -> list[T]:
         """Take every waiting item out, in order."""
-        items = [entry[2] for entry in sorted(self.heap, key=lambda entry: entry[:2]) if entry[2].queued]
+        ordered = sorted(self.heap, key=lambda entry: entry[:2])
+        items = [item for _, _, item in ordered if item.status is ItemStatus.QUEUED]
         for item in items:
-            self.discard(item)
+            self.take(item)
         return items
 
     def oldest_s(self) -> float:

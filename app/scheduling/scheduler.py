@@ -26,7 +26,17 @@ from itertools import count
 from typing import Generic
 
 from app.scheduling.batching import BatchLatencies
-from app.scheduling.queue import Batch, Checked, DeadlineUnreachableError, Item, LostBatches, Queue, Reservation, T
+from app.scheduling.queue import (
+    Attempt,
+    Batch,
+    Checked,
+    DeadlineUnreachableError,
+    ItemStatus,
+    LostBatches,
+    Queue,
+    Reservation,
+    T,
+)
 from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, expected_s, is_probe, rate
 
 PRIORITY_WORTH_S = 1.0
@@ -75,38 +85,31 @@ class Scheduler(Generic[T]):
             raise DeadlineUnreachableError(least_s)
         return last_s
 
-    def reserve(
-        self,
-        model: str,
-        images: int,
-        deadline_s: float,
-        priority: int,
-        now: float,
-        *,
-        client: str = "",
-        checked: Checked | None = None,
-    ) -> Reservation:
-        """Reserve room for `images` of a client, all or none. `checked`: what `check` has found for one of them.
+    def reserve(self, reservation: Reservation, now: float, checked: Checked | None = None) -> None:
+        """Reserve room for the images of a request, all or none. `checked`: what `check` has found for one of them.
 
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
-        queue = self.queues[model]
+        model, images, priority = reservation.model, reservation.images, reservation.priority
+        queue, deadline_s = self.queues[model], reservation.deadline_s
         if checked is not None and images == 1 and checked.stands(model, deadline_s, priority, now):
             queue.check_room(model, images)
             first_s = checked.expected_s
         else:
             first_s = self.check(model, images, deadline_s, priority, now)
-        self._clients.asked(client, now)
+        self._clients.asked(reservation.client, now)
         if images > 1:
             first_s, _ = expected_s(queue, self._serving[model], model, priority=priority, images=1, now=now)
-        return queue.begin(Reservation(model, images, images, priority, deadline_s, now, first_s, client=client))
+        reservation.admitted_s, reservation.expected_s = now, first_s
+        queue.begin(reservation)
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: give back what was reserved and not filled. Idempotent."""
         self.queues[reservation.model].end(reservation)
 
-    def enqueue(self, reservation: Reservation, payload: T, now: float, position: int = 0) -> Item[T]:
-        """Turn one image of a reservation into a waiting item. Raises ValueError when nothing is left of it."""
+    def enqueue(self, item: T, now: float) -> None:
+        """Let an item of a reservation wait. Raises ValueError when nothing is left of that."""
+        reservation, position = item.reservation, item.position
         model, priority = reservation.model, reservation.priority
         if not reservation.left:
             raise ValueError(f"nothing is left of this reservation for {model}")
@@ -114,24 +117,23 @@ class Scheduler(Generic[T]):
         reservation.left -= 1
         queue.reserved -= 1
         queue.count(priority, -1)
-        item = Item(model, payload, reservation.deadline_s, priority, position, reservation=reservation, enqueued_s=now)
+        item.queued_s = now
         images_per_s = rate(self._serving[model], model) if position or reservation.behind else 0.0
         rank_s = queue.rank_s(reservation, now, position, 1 / (REQUEST_SHARE * images_per_s) if images_per_s else 0.0)
         item.rank_s = rank_s - priority * PRIORITY_WORTH_S
         queue.push(item, next(self._order))
-        return item
 
-    def requeue(self, item: Item[T], *, alone: bool) -> None:
+    def requeue(self, item: T) -> None:
         """Put an item of a lost batch back where it was in the order, even into a full queue: it was accepted."""
-        item.alone = alone
-        item.requeued = True
-        self.queues[item.model].push(item, next(self._order))
+        if item.attempt is Attempt.FIRST:
+            item.attempt = Attempt.AGAIN
+        self.queues[item.reservation.model].push(item, next(self._order))
 
-    def discard(self, item: Item[T]) -> bool:
+    def discard(self, item: T) -> bool:
         """Take a waiting item out; False when it is no longer waiting."""
-        if not item.queued:
+        if item.status is not ItemStatus.QUEUED:
             return False
-        self.queues[item.model].discard(item)
+        self.queues[item.reservation.model].take(item)
         return True
 
     def drain_time_s(self, model: str) -> float:
@@ -219,10 +221,10 @@ class Scheduler(Generic[T]):
         worker.free_s = now + sum([worker.latencies[other.model].of(other.size) for other in worker.batches.values()])
         return batch
 
-    def dispatch(self, now: float) -> tuple[list[Batch[T]], list[Item[T]]]:
+    def dispatch(self, now: float) -> tuple[list[Batch[T]], list[T]]:
         """The batches to send now, and the items dropped because no batch can answer them in time any more."""
         batches: list[Batch[T]] = []
-        dropped: list[Item[T]] = []
+        dropped: list[T] = []
         while self._free and any(queue.depth for queue in self.queues.values()):
             at_once = not self._clients.at(now)
             free = [worker for worker in self._free.values() if worker.takes_more(now, at_once=at_once)]
@@ -265,12 +267,12 @@ class Scheduler(Generic[T]):
         else:
             self._free.pop(worker.name, None)
 
-    def _form(self, worker: WorkerState[T], now: float, dropped: list[Item[T]]) -> Batch[T] | None:
+    def _form(self, worker: WorkerState[T], now: float, dropped: list[T]) -> Batch[T] | None:
         """Form the worker's next batch and count it as in flight; None where there is none for it now."""
         idle = not worker.batches
         for model in sorted((m for m in worker.latencies if self.queues[m].depth), key=worker.turn_s):
             queue, latencies = self.queues[model], worker.latencies[model]
-            if not idle and queue.first().alone:
+            if not idle and queue.first().attempt is Attempt.ALONE:
                 return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.
             if queue.depth < latencies.ceiling(now):
                 if not idle:
@@ -289,7 +291,7 @@ class Scheduler(Generic[T]):
             worker.clock_s = worker.turn_s(model)
             worker.served_s[model] = worker.clock_s + latencies.of(size)
             worker.free_s = max(now, worker.free_s) + latencies.of(size)
-            worker.alone = items[0].alone
+            worker.alone = items[0].attempt is Attempt.ALONE
             batch = Batch(next(self._ids), worker.name, model, tuple(items), size, now)
             worker.batches[batch.id] = batch
             self._credits_changed(worker)
@@ -299,31 +301,31 @@ class Scheduler(Generic[T]):
 
 def _taken(
     queue: Queue[T], model: str, worker: WorkerState[T], serving: Serving[T], *, most: int, now: float
-) -> tuple[list[Item[T]], list[Item[T]]]:
+) -> tuple[list[T], list[T]]:
     """Take the items of a batch of at most `most` out of the queue; returns them, and those that are hopeless."""
     latencies = worker.latencies[model]
-    items: list[Item[T]] = []
-    hopeless: list[Item[T]] = []
+    items: list[T] = []
+    hopeless: list[T] = []
     wanted = latencies.best_size(min(queue.depth, most), now)
     best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
     while queue.depth and len(items) < wanted:
         item = queue.first()
-        if item.alone and items:
+        alone, deadline_s = item.attempt is Attempt.ALONE, item.reservation.deadline_s
+        if alone and items:
             break
-        if item.deadline_s < here_s:
+        if deadline_s < here_s:
             others = [(other, each) for other, each in serving if other is not worker]
             elsewhere_s = (now + other.wait_s(now) + each.of(each.sizes[0]) for other, each in others)
             best_s = min([here_s, *elsewhere_s])
-            if best_s <= item.deadline_s < now + latencies.least_s:
+            if best_s <= deadline_s < now + latencies.least_s:
                 break  # This worker was never fast enough for it, another is: left to that one.
-        queue.discard(item)
+        queue.take(item)
         # One that is only expected to be late is dropped if others can use its place, and given a try if not.
-        if item.deadline_s <= now or (item.deadline_s < best_s and queue.depth >= wanted - len(items)):
+        if deadline_s <= now or (deadline_s < best_s and queue.depth >= wanted - len(items)):
             hopeless.append(item)
             continue
-        item.dispatched_s = now
         items.append(item)
-        if item.alone:
+        if alone:
             break
     if hopeless:
         queue.late(hopeless, max(now, best_s))

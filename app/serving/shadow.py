@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any
 
 from app.fleet.fleet import Fleet
-from app.fleet.submission import ItemStatus, ModelPool, Submission
+from app.fleet.submission import ModelPool, Submission
 from app.link import Array, ClassDifference, Reply, Result, ShadowReport, Terms
 from app.observability.metrics import Metrics
-from app.scheduling.queue import DeadlineUnreachableError, Item, QueueFullError
+from app.scheduling.queue import DeadlineUnreachableError, ItemStatus, QueueFullError, Reservation
 from models import Model, ModelError, Options, PixelModel
 
 HELD = 16
@@ -73,17 +73,17 @@ class Shadow:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _mirror(self, items: Sequence[Item[Submission]], results: Sequence[tuple[Array, ...] | None]) -> None:
+    def _mirror(self, items: Sequence[Submission], results: Sequence[tuple[Array, ...] | None]) -> None:
         """A batch of the live version is done, and its slots still hold its images."""
-        for item, arrays in zip(items, results, strict=True):
-            live, now_s = item.payload, time.monotonic()
+        for live, arrays in zip(items, results, strict=True):
+            now_s = time.monotonic()
             has_pixels = live.refill is None and live.status is not ItemStatus.ENDED and arrays is not None
             if not has_pixels or len(self._held) >= HELD or random.random() >= self._share:
                 continue
             assert arrays is not None
             slot, arena = self._other.slots.take(), self._fleet.arena
             arena.slot(self._other.index, slot)[:] = arena.slot(live.pool.index, live.slot)
-            copied = Submission(-1, self._other, slot, live.options, 0, live.reservation, live.terms, _ignored, now_s)
+            copied = Submission(live.reservation, 0, -1, self._other, slot, live.options, live.terms, _ignored, now_s)
             copied.placement = live.placement
             self._held.append(_Pair(copied, live.pool.model, arrays, now_s))
         if self._held and self._timer is None:
@@ -101,8 +101,9 @@ class Shadow:
             pair = self._held.popleft()
             item, name = pair.item, self._other.model.name
             item.terms = Terms(now_s + _DEADLINE_S, _LAST)
+            item.reservation = Reservation(name, 1, _LAST, item.terms.deadline_s)
             try:
-                item.reservation = scheduler.reserve(name, 1, item.terms.deadline_s, _LAST, now_s)
+                scheduler.reserve(item.reservation, now_s)
             except (QueueFullError, DeadlineUnreachableError):
                 self._give_up(item)
             else:

@@ -18,9 +18,16 @@ from prometheus_client import Counter
 from app.decoding.pool import Decoders
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
-from app.fleet.submission import ItemStatus, ModelPool, Submission
+from app.fleet.submission import ModelPool, Submission
 from app.link import Content, Encoded, Link, Reply, Room, ServedModel, Tables, Terms, too_late
-from app.scheduling.queue import Checked, DeadlineUnreachableError, NeverRoomError, QueueFullError, Reservation
+from app.scheduling.queue import (
+    Checked,
+    DeadlineUnreachableError,
+    ItemStatus,
+    NeverRoomError,
+    QueueFullError,
+    Reservation,
+)
 from app.serving.filling import Filling
 from models import Options, Placement, TensorOptions
 
@@ -66,15 +73,14 @@ class Submissions(Link):
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
         checked = cast("Checked | None", terms.checked)  # `check` has made it.
+        room = _OwnRoom(self, self._fleet.models[name], terms, count)
         try:
-            reservation = self._fleet.scheduler.reserve(
-                name, count, terms.deadline_s, terms.priority, now_s, client=terms.client, checked=checked
-            )
+            self._fleet.scheduler.reserve(room, now_s, checked)
         except NeverRoomError as error:
             raise invalid_request(f"{error}; send fewer at a time") from None
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
-        return _Reserved(self, self._fleet.models[name], terms, reservation, count)
+        return room.begun(now_s)
 
     def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:  # noqa: D102
         return self._filling.measured(image, terms.client_lease)
@@ -82,20 +88,10 @@ class Submissions(Link):
     def submit(  # noqa: D102
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
     ) -> None:
-        assert isinstance(room, _Reserved)
-        now_s = time.monotonic()
+        assert isinstance(room, _OwnRoom)
+        pool, terms, now_s = room.pool, room.terms, time.monotonic()
         items = [
-            Submission(
-                token,
-                room.pool,
-                room.pool.slots.take(),
-                options,
-                position + number,
-                room.reservation,
-                room.terms,
-                self._ended,
-                now_s,
-            )
+            Submission(room, position + number, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
             for number, token in enumerate(tokens)
         ]
         for item in items:
@@ -125,11 +121,12 @@ class Submissions(Link):
         status = item.status
         if counts is not None:
             counts[status.value].inc()
+        if status is ItemStatus.QUEUED:
+            self._fleet.dispatcher.discard(item, error)
+            return
         item.end(error)
         if status is ItemStatus.FILLING:
             self._filling.drop(item)
-        elif status is ItemStatus.QUEUED:
-            self._fleet.dispatcher.discard(item)
 
     def _filled(self, item: Submission, filled: Placement | ServiceError) -> None:
         """No process writes to the item's slot any more."""
@@ -163,22 +160,25 @@ class Submissions(Link):
         raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None
 
 
-class _Reserved(Room):
-    """A reservation; one timer ends all of its items at their deadline."""
+class _OwnRoom(Room, Reservation):
+    """A room as the scheduler knows it; one timer ends all of its items at their deadline."""
 
-    def __init__(
-        self, submissions: Submissions, pool: ModelPool, terms: Terms, reservation: Reservation, count: int
-    ) -> None:
-        super().__init__(pool, terms)
-        self.pool, self.reservation, self.tokens = pool, reservation, list[int]()
-        self._submissions, self._count = submissions, count
-        pool.images += count
-        seconds = terms.deadline_s - time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(seconds, submissions.expire, self.tokens)
+    def __init__(self, submissions: Submissions, pool: ModelPool, terms: Terms, count: int) -> None:
+        Room.__init__(self, pool, terms)
+        Reservation.__init__(self, pool.model.name, count, terms.priority, terms.deadline_s, terms.client)
+        self.pool, self.tokens = pool, list[int]()
+        self._submissions = submissions
+
+    def begun(self, now_s: float) -> _OwnRoom:
+        """The same, let in."""
+        self.pool.images += self.images
+        seconds = self.deadline_s - now_s
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._submissions.expire, self.tokens)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         for token in self.tokens:
             self._submissions.cancel(token)
-        self.pool.answered(self._count)
-        self._submissions.release(self.reservation)
+        self.pool.answered(self.images)
+        self._submissions.release(self)

@@ -22,7 +22,7 @@ from app.processes.arena import Arena
 from app.worker.load import LoadedDevice, Loader
 from app.worker.memory import MemoryWatch
 from app.worker.messages import Done, Ended, Failed, LoadModel, Release, Run, ServerLink, Stop, UnloadModel
-from app.worker.results import Result, ResultError, write_results
+from app.worker.results import Arrays, ResultError, write_results
 from backends import BackendError, DeviceLostError, Executable, OutOfDeviceMemoryError, Started
 from models import Options, TensorOptions
 
@@ -108,7 +108,7 @@ class Worker:
     def _done(
         self,
         run: Run,
-        results: list[Result],
+        results: list[Arrays],
         infer_s: float,
         undecoded: tuple[int, ...],
         *,
@@ -216,14 +216,14 @@ class Worker:
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
             return _failed(run, error)
 
-    def _results(self, run: Run, pixels: Pixels) -> tuple[list[Result], int]:
+    def _results(self, run: Run, pixels: Pixels) -> tuple[list[Arrays], int]:
         """Every item's result, and how many at once the device's memory held.
 
         Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
         smallest batch fits, ValueError, BackendError.
         """
         executable = self._models[run.model].executable
-        results: list[Result] = []
+        results: list[Arrays] = []
         asked, size = run.asked(), run.batch_size
         while len(results) < len(run.slots):
             first = len(results)
@@ -237,7 +237,7 @@ class Worker:
             results += self._reduced(run, outputs, asked[first : first + size], size)
         return results, size
 
-    def _reduced(self, run: Run, outputs: Outputs, asked: Sequence[Options | TensorOptions], size: int) -> list[Result]:
+    def _reduced(self, run: Run, outputs: Outputs, asked: Sequence[Options | TensorOptions], size: int) -> list[Arrays]:
         """What is sent of the outputs of a batch of `size`, an entry of `asked` for each. Raises ValueError."""
         model = self._models[run.model].model
         if any(len(output) != size for output in outputs):

@@ -26,7 +26,7 @@ from app.worker.messages import ArrayLayout
 
 Array: TypeAlias = npt.NDArray[Any]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Result: TypeAlias = tuple[Array, ...] | None
+Arrays: TypeAlias = tuple[Array, ...] | None
 """What `Model.reduce` returned for one item; None where the network computed NaN or infinity."""
 Layout: TypeAlias = tuple[ArrayLayout, ...] | None
 
@@ -39,7 +39,7 @@ class ResultError(Exception):
     """Results that cannot be sent, or that are not what was announced."""
 
 
-def write_results(results: Sequence[Result], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], int, int]:
+def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], int, int]:
     """Write each result to its place; the layouts, and the overflow's size and descriptor (0 and -1: there is none).
 
     The descriptor is the caller's. Raises ResultError.
@@ -74,9 +74,9 @@ def write_results(results: Sequence[Result], places: Iterable[Bytes]) -> tuple[t
     return tuple(layouts), overflow_bytes, descriptor
 
 
-def read_results(layouts: Sequence[Layout], places: Iterable[Bytes], overflow: Bytes | None) -> list[Result]:
+def read_results(layouts: Sequence[Layout], places: Iterable[Bytes], overflow: Bytes | None) -> list[Arrays]:
     """What was written. Arrays from places are copies, those from `overflow` are views. Raises ResultError."""
-    results: list[Result] = []
+    results: list[Arrays] = []
     start = 0
     for layout, place in zip(layouts, places, strict=True):
         if layout is None:

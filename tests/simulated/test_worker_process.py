@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from app.fleet import process as worker_process
-from app.fleet.process import AttendedClock, Computed, WorkerPlan, WorkerProcess, WorkerStartError
+from app.fleet.process import AttendedClock, WorkerPlan, WorkerProcess, WorkerStartError
 from app.fleet.replica import Events, Replica
 from app.processes.arena import Arena
 from app.processes.channel import MAX_WAITING_BYTES
@@ -46,6 +46,7 @@ class Watched:
         self.said = []
         self.events = Events(
             ready=lambda worker: self.said.append("ready"),
+            computed=lambda worker, done, results: self.messages.put_nowait((done, results)),
             message=lambda worker, message: self.messages.put_nowait(message),
             retiring=lambda worker: self.said.append("retiring"),
             gone=lambda worker, reason: self.said.append("gone"),
@@ -67,7 +68,7 @@ class Watched:
         await self._measuring.__aexit__(*raised)
 
     def worker(self):
-        return WorkerProcess("null:0", self.plan, self.arena, self.events.message)
+        return WorkerProcess("null:0", self.plan, self.arena, self.events.computed, self.events.message)
 
     async def hear(self, kind):
         """The next message of a kind."""
@@ -100,8 +101,8 @@ async def test_a_slow_import_and_megabytes_of_probes_hold_nobody_up():
         worker = watched.worker()
         await asyncio.wait_for(worker.start(), WAIT_S)
         worker.send(run(1, (0, 1)))
-        done = await watched.hear(Computed)
-        assert [result[0].nbytes for result in done.results] == [2 << 20, 2 << 20]
+        _, results = await watched.hear(tuple)
+        assert [result[0].nbytes for result in results] == [2 << 20, 2 << 20]
         await worker.stop()
 
 
@@ -169,7 +170,7 @@ async def test_time_in_which_the_server_was_stopped_counts_against_nobody():
         os.kill(worker.pid, signal.SIGSTOP)
         watched.measured.stand_still(4)
         os.kill(worker.pid, signal.SIGCONT)
-        assert isinstance(await watched.hear(Computed | Failed), Computed)
+        assert isinstance(await watched.hear((tuple, Failed)), tuple)
         await asyncio.sleep(1)
         assert not worker.ended.done()
         # A worker that is stopped alone does hang.
@@ -257,10 +258,10 @@ async def test_an_answer_out_of_turn_ends_the_worker():
 async def test_statistics_come_though_the_vendor_does_not_answer():
     async with Watched() as watched:
         plan = replace(watched.plan, load=replace(watched.plan.load, plugins=("tests.support.silent_vendor",)))
-        worker = WorkerProcess("null:0", plan, watched.arena, watched.events.message)
+        worker = WorkerProcess("null:0", plan, watched.arena, watched.events.computed, watched.events.message)
         await asyncio.wait_for(worker.start(), WAIT_S)
         stats = [await watched.hear(Stats) for _ in range(2)]
         assert all(each.resident > 10_000_000 for each in stats)
         worker.send(run(1))
-        await watched.hear(Computed)
+        await watched.hear(tuple)
         await worker.stop()

@@ -35,8 +35,8 @@ MUTATIONS = (
     Mutation(
         "a client that leaves keeps its place in the queue",
         "app/serving/submissions.py",
-        "            self._fleet.dispatcher.discard(item)\n",
-        "            pass\n",
+        "            self._fleet.dispatcher.discard(item, error)\n",
+        "            item.end(error)\n",
         "test_dispatcher.py",
     ),
     Mutation(
@@ -63,15 +63,15 @@ MUTATIONS = (
     Mutation(
         "the image to blame is tried for ever",
         "app/fleet/dispatcher.py",
-        "elif suspects and item.alone and submission.refill is None:",
+        "elif suspects and item.attempt is Attempt.ALONE and item.refill is None:",
         "elif False:",
         "test_dispatcher.py",
     ),
     Mutation(
         "what a lost batch had is not tried alone",
         "app/fleet/dispatcher.py",
-        "                item.alone |= suspects\n",
-        "",
+        "                    item.attempt = Attempt.ALONE\n",
+        "                    pass\n",
         "test_dispatcher.py",
     ),
     Mutation(

@@ -18,6 +18,7 @@ from app.link import Terms
 from app.scheduling.scheduler import Scheduler
 from app.serving.filling import Filling
 from tests.support.images import png
+from tests.support.queueing import Image, enqueue, reserve
 
 WIDE = png(size=(20, 5))
 
@@ -119,8 +120,8 @@ def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
     assert len(limits) == 0
 
 
-def scheduler() -> Scheduler[str]:
-    made: Scheduler[str] = Scheduler({"m": 1000})
+def scheduler() -> Scheduler[Image]:
+    made: Scheduler[Image] = Scheduler({"m": 1000})
     made.add_worker("w", {"m": {1: 0.01}})
     return made
 
@@ -128,11 +129,11 @@ def scheduler() -> Scheduler[str]:
 def test_a_modest_client_goes_before_the_backlog_of_a_greedy_one() -> None:
     """At 100 images a second: 200 of one client wait, and one of another comes."""
     queues = scheduler()
-    greedy = [queues.reserve("m", 1, math.inf, 0, 0.0, client="greedy") for _ in range(200)]
+    greedy = [reserve(queues, "m", 1, math.inf, 0, 0.0, client="greedy") for _ in range(200)]
     for number, reservation in enumerate(greedy):
-        queues.enqueue(reservation, f"greedy {number}", 0.0)
-    modest = queues.reserve("m", 1, math.inf, 0, 0.1, client="modest")
-    queues.enqueue(modest, "modest", 0.1)
+        enqueue(queues, reservation, f"greedy {number}", 0.0)
+    modest = reserve(queues, "m", 1, math.inf, 0, 0.1, client="modest")
+    enqueue(queues, modest, "modest", 0.1)
     order = []
     now_s = 0.1
     while queues.queues["m"].depth or queues.queues["m"].in_flight:

@@ -12,12 +12,11 @@ from app.config import Settings
 from app.errors import ServiceError
 from app.fleet import device_files
 from app.fleet.fleet import Fleet
-from app.fleet.process import Computed
 from app.ingress.items import Replies
 from app.link import Frame, ModelState, Tables, Terms
 from app.observability.metrics import Metrics
 from app.serving.submissions import Submissions
-from app.worker.messages import Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
+from app.worker.messages import Done, Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
 
 PLAN = SimpleNamespace(has=lambda index: True)
 MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random", is_program=False)
@@ -87,7 +86,15 @@ def submit(fleet, room, position, *, is_last=True):
 
 
 def done(run, results=None):
-    return Computed(run.batch_id, [()] * len(run.slots) if results is None else list(results), 0.001)
+    """What a worker says of a batch, and what it has computed."""
+    return Done(run.batch_id, (), 0.001), [()] * len(run.slots) if results is None else list(results)
+
+
+def hear(fleet, worker, message):
+    if isinstance(message, tuple):
+        fleet.dispatcher.computed(worker, *message)
+    else:
+        fleet._worker_message(worker, message)
 
 
 async def turns(number=5):
@@ -114,7 +121,7 @@ async def test_what_comes_in_one_turn_of_the_loop_goes_in_one_batch():
         await turns()
         [run] = worker.runs
         assert len(run.slots) == 8
-        fleet._worker_message(worker, done(run))
+        hear(fleet, worker, done(run))
         await asyncio.gather(*tasks)
 
 
@@ -125,12 +132,12 @@ async def test_a_batch_whose_results_do_not_fit_is_tried_again_and_no_slot_is_lo
         before = free_slots(fleet)
         tasks = ask(fleet, 8)
         await turns()
-        fleet._worker_message(worker, done(worker.runs[0], results))
+        hear(fleet, worker, done(worker.runs[0], results))
         for number in range(1, 9):
             await turns()
             assert len(worker.runs) == number + 1
             assert len(worker.runs[-1].slots) == 1
-            fleet._worker_message(worker, done(worker.runs[-1]))
+            hear(fleet, worker, done(worker.runs[-1]))
         assert len(await asyncio.gather(*tasks)) == 8
         assert free_slots(fleet) == before
 
@@ -146,7 +153,7 @@ async def test_a_deadline_that_passes_with_a_worker_is_answered_when_it_passes()
             await asyncio.wait_for(task, 20)
         assert error.value.code == "DEADLINE_EXCEEDED"
         assert free_slots(fleet) == before - 1, "the worker still looks at it"
-        fleet._worker_message(worker, done(run))
+        hear(fleet, worker, done(run))
         assert free_slots(fleet) == before
 
 
@@ -161,7 +168,7 @@ async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
         monkeypatch.setattr(fleet.models["m"], "statistics", SimpleNamespace(batch=fail))
         [task] = ask(fleet)
         await turns()
-        fleet._worker_message(worker, done(worker.runs[0]))
+        hear(fleet, worker, done(worker.runs[0]))
         assert (await task).computed_by.weights == worker.id
         assert free_slots(fleet) == before
 
@@ -184,7 +191,7 @@ async def test_the_image_that_takes_down_a_device_with_two_batches_fails_alone()
                 fleet._worker_ready(workers[lost])
             else:
                 worker.answered.add(begun[0].batch_id)
-                fleet._worker_message(worker, done(begun[0]))
+                hear(fleet, worker, done(begun[0]))
             await turns()
         failed = [task.exception() for task in tasks if task.exception()]
         assert [error.code for error in failed] == ["INFERENCE_FAILED"]
@@ -203,7 +210,7 @@ async def test_what_a_lost_worker_had_not_begun_is_computed_together():
         answered = 0
         await turns()
         while answered < len(workers[1].runs):
-            fleet._worker_message(workers[1], done(workers[1].runs[answered]))
+            hear(fleet, workers[1], done(workers[1].runs[answered]))
             answered += 1
             await turns()
         assert [len(run.slots) for run in workers[1].runs] == [1] * 8 + [8]
@@ -237,9 +244,9 @@ async def test_the_slots_of_clients_that_left_are_free_in_the_end(end):
         if end == "the worker dies":
             fleet._worker_gone(worker, "it died")
         elif end == "the batch fails":
-            fleet._worker_message(worker, Failed(worker.runs[0].batch_id, "it failed"))
+            hear(fleet, worker, Failed(worker.runs[0].batch_id, "it failed"))
         else:
-            fleet._worker_message(worker, done(worker.runs[0]))
+            hear(fleet, worker, done(worker.runs[0]))
         assert free_slots(fleet) == before
 
 
@@ -254,7 +261,7 @@ async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fai
             run = worker.runs[answered]
             answered += 1
             answer = Failed(run.batch_id, "poison") if poison in run.slots else done(run)
-            fleet._worker_message(worker, answer)
+            hear(fleet, worker, answer)
             await turns()
         assert [bool(task.exception()) for task in tasks].count(True) == 1
         assert answered == 9
@@ -270,7 +277,7 @@ async def test_an_upload_that_outlives_an_unload_is_refused_and_does_not_wait_fo
         # While workers still have the model, what was accepted is answered.
         task = submit(fleet, room, 0, is_last=False)
         await turns()
-        fleet._worker_message(worker, done(worker.runs[0]))
+        hear(fleet, worker, done(worker.runs[0]))
         await task
         fleet.dispatcher.retire(worker)
         fleet._worker_ready(Worker("null:0#2", models=(None,)))
@@ -291,7 +298,7 @@ async def test_between_a_workers_death_and_the_next_start_requests_wait():
         following = Worker("null:0#2")
         fleet._worker_ready(following)
         await turns()
-        fleet._worker_message(following, done(following.runs[0]))
+        hear(fleet, following, done(following.runs[0]))
         assert (await task).computed_by.weights == following.id
 
 
@@ -323,7 +330,7 @@ async def test_many_callers_share_one_release():
         [release] = [message for message in worker.sent if isinstance(message, Release)]
         tasks.pop().cancel()
         await turns()
-        fleet._worker_message(worker, Released("request", {2: 7}, release.request))
+        hear(fleet, worker, Released("request", {2: 7}, release.request))
         assert await asyncio.gather(*tasks) == [{worker.id: {2: 7}}] * 999
 
 
@@ -354,7 +361,7 @@ async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slot
             [slot] = other.runs[-1].slots
             assert slot not in run.slots
             seen.add(int(fleet.arena.slot(0, slot)[0]) - 1)
-            fleet._worker_message(other, done(other.runs[-1]))
+            hear(fleet, other, done(other.runs[-1]))
         await asyncio.gather(*tasks)
         assert seen == set(run.slots)
         # It may still write to these, until it is gone.
@@ -399,9 +406,8 @@ def with_files(fleet):
 
 
 def undone(run, undecoded):
-    return Computed(
-        run.batch_id, [None if row in undecoded else () for row in range(len(run.slots))], 0.001, 0, 0.0, undecoded
-    )
+    results = [None if row in undecoded else () for row in range(len(run.slots))]
+    return Done(run.batch_id, (), 0.001, undecoded=undecoded), results
 
 
 async def test_slots_with_files_are_named_to_the_worker():
@@ -413,7 +419,7 @@ async def test_slots_with_files_are_named_to_the_worker():
         [run] = worker.runs
         assert {run.slots[position] for position in run.files} == with_files(fleet)
         assert len(run.files) == 2
-        fleet._worker_message(worker, done(run))
+        hear(fleet, worker, done(run))
         await asyncio.gather(*tasks)
         assert not with_files(fleet)
         assert free_slots(fleet) == before
@@ -426,7 +432,7 @@ async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_fron
         tasks = ask_with_files(fleet, host, 8, set(range(8)))
         await turns()
         [run] = worker.runs
-        fleet._worker_message(worker, undone(run, (3,)))
+        hear(fleet, worker, undone(run, (3,)))
         await turns()
         assert host.asked == [run.slots[3]]
         assert sum(task.done() for task in tasks) == 7
@@ -439,7 +445,7 @@ async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_fron
                 if run.slots[3] in worker.runs[number].slots:
                     assert worker.runs[number].slots[0] == run.slots[3], "what came later goes before it"
                     assert worker.runs[number].files == ()
-                fleet._worker_message(worker, done(worker.runs[number]))
+                hear(fleet, worker, done(worker.runs[number]))
                 await turns()
         await asyncio.gather(*tasks, *others)
         assert len(host.asked) == 1
@@ -452,7 +458,7 @@ async def test_an_image_that_the_host_cannot_decode_either_fails_with_its_words(
         before = free_slots(fleet)
         [task] = ask_with_files(fleet, host, 1, {0})
         await turns()
-        fleet._worker_message(worker, undone(worker.runs[0], (0,)))
+        hear(fleet, worker, undone(worker.runs[0], (0,)))
         host.may_end.set()
         with pytest.raises(ServiceError, match="broken or truncated"):
             await task
@@ -466,7 +472,7 @@ async def test_whoever_leaves_while_the_host_decodes_takes_no_slot_along(fails):
         before = free_slots(fleet)
         [task] = ask_with_files(fleet, host, 1, {0})
         await turns()
-        fleet._worker_message(worker, undone(worker.runs[0], (0,)))
+        hear(fleet, worker, undone(worker.runs[0], (0,)))
         await turns()
         task.cancel()
         await turns()
@@ -485,7 +491,7 @@ async def test_whoever_left_before_the_device_gave_up_costs_the_host_nothing():
         await turns()
         task.cancel()
         await turns()
-        fleet._worker_message(worker, undone(worker.runs[0], (0,)))
+        hear(fleet, worker, undone(worker.runs[0], (0,)))
         await turns()
         assert host.asked == []
         assert free_slots(fleet) == before
@@ -498,7 +504,7 @@ async def test_a_worker_is_not_believed_that_it_was_asked_to_decode_pixels(undec
         before = free_slots(fleet)
         [task] = ask(fleet)
         await turns()
-        fleet._worker_message(worker, undone(worker.runs[0], undecoded))
+        hear(fleet, worker, undone(worker.runs[0], undecoded))
         await task
         assert free_slots(fleet) == before
 
@@ -518,7 +524,7 @@ async def test_files_of_a_batch_that_ended_its_worker_are_decoded_on_the_host_an
             await turns()
             assert [len(run.slots) for run in workers[1].runs] == [1] * (number + 1)
             assert workers[1].runs[-1].files == ()
-            fleet._worker_message(workers[1], done(workers[1].runs[-1]))
+            hear(fleet, workers[1], done(workers[1].runs[-1]))
         await asyncio.gather(*tasks)
         assert free_slots(fleet) == before
 
@@ -540,11 +546,11 @@ async def of_device(fleet, worker, undecoded=()):
     """A batch of eight files, of which the device cannot decode these."""
     tasks = ask_with_files(fleet, FILLED, 8, range(8))
     await turns()
-    fleet._worker_message(worker, undone(worker.runs[-1], tuple(undecoded)))
+    hear(fleet, worker, undone(worker.runs[-1], tuple(undecoded)))
     while not all(task.done() for task in tasks):
         await turns()
         if worker.runs[-1].files == () and not fleet.scheduler.idle(worker.id):
-            fleet._worker_message(worker, done(worker.runs[-1]))
+            hear(fleet, worker, done(worker.runs[-1]))
     await asyncio.gather(*tasks)
 
 

@@ -23,7 +23,7 @@ class Worker:
 
     made: ClassVar[list["Worker"]] = []
 
-    def __init__(self, device, plan, arena, events):
+    def __init__(self, device, plan, arena, *_hear):
         loop = asyncio.get_running_loop()
         self.device, self.plan = device, plan
         self.id = f"{device}#{len(self.made)}"
@@ -77,6 +77,7 @@ class Serving:
         self.gone = []
         events = Events(
             ready=lambda worker: None,
+            computed=lambda worker, done, results: None,
             message=lambda worker, message: None,
             retiring=lambda worker: None,
             gone=lambda worker, reason: self.gone.append(worker),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from app.scheduling.queue import DeadlineUnreachableError
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.workers import PROBE_BATCHES
+from tests.support.queueing import enqueue, reserve
 
 LASTS_S = 2.0
 DECODE_S = 0.002
@@ -68,7 +69,7 @@ class Service:
     def _ask(self, model):
         deadline_s = self.now + LASTS_S
         try:
-            reservation = self.scheduler.reserve(model, 1, deadline_s, 0, self.now)
+            reservation = reserve(self.scheduler, model, 1, deadline_s, 0, self.now)
         except DeadlineUnreachableError:
             self.refused.append((self.now, model))
             self._at(self.now + RETRY_S, self._ask, model)
@@ -79,7 +80,7 @@ class Service:
         if self.now >= reservation.deadline_s:
             self._ask(reservation.model)
         else:
-            self._at(reservation.deadline_s, self._expire, self.scheduler.enqueue(reservation, None, self.now))
+            self._at(reservation.deadline_s, self._expire, enqueue(self.scheduler, reservation, None, self.now))
         self.scheduler.release(reservation)
 
     def _expire(self, item):
@@ -165,7 +166,7 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
     """A neighbour keeps the worker busy, and nothing of the model teaches anything."""
     scheduler = Scheduler({"m": 100, "neighbour": 100})
     scheduler.add_worker("w", {"m": {1: 0.1}, "neighbour": {1: 0.1}})
-    scheduler.enqueue(scheduler.reserve("neighbour", 1, 1e9, 0, 0.0), None, 0.0)
+    enqueue(scheduler, reserve(scheduler, "neighbour", 1, 1e9, 0, 0.0), None, 0.0)
     assert scheduler.dispatch(0.0)[0]
     lateness = scheduler.queues["m"].lateness
     for _ in range(100):
@@ -174,13 +175,13 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
     let_in = []
     for now in (step * 0.01 for step in range(3000)):
         try:
-            scheduler.release(scheduler.reserve("m", 1, now + LASTS_S, 0, now))
+            scheduler.release(reserve(scheduler, "m", 1, now + LASTS_S, 0, now))
         except DeadlineUnreachableError:
             assert now - let_in[-1] < PROBE_BATCHES * 0.1 + 0.011
         else:
             let_in.append(now)
         with pytest.raises(DeadlineUnreachableError):  # No batch was ever fast enough for it: not even as a try.
-            scheduler.reserve("m", 1, now + 0.09, 0, now)
+            reserve(scheduler, "m", 1, now + 0.09, 0, now)
     apart = [after - before for before, after in pairwise(let_in)]
     tries = apart[: apart.index(pytest.approx(0.01))]
     assert len(tries) > 3
@@ -192,7 +193,7 @@ def test_what_waited_for_a_worker_that_stood_still_teaches_no_lateness():
     scheduler = Scheduler({"m": 100, "neighbour": 100})
     scheduler.add_worker("w", {"m": {1: 0.1}, "neighbour": {1: 0.1}})
     for model in ("m", "m", "neighbour"):
-        scheduler.enqueue(scheduler.reserve(model, 1, 1e9, 0, 0.0), None, 0.0)
+        enqueue(scheduler, reserve(scheduler, model, 1, 1e9, 0, 0.0), None, 0.0)
     now, sent = 8.0, scheduler.dispatch(0.0)[0]
     while sent:
         scheduler.finish("w", sent.pop(0).id, now)
@@ -214,11 +215,11 @@ def test_clients_that_ask_gently_after_an_overload_of_the_decoders_are_let_in():
         reservations = []
         for begun_s in (0.0, 0.02):
             try:
-                reservations.append(scheduler.reserve("m", 1, now + begun_s + LASTS_S, 0, now + begun_s))
+                reservations.append(reserve(scheduler, "m", 1, now + begun_s + LASTS_S, 0, now + begun_s))
             except DeadlineUnreachableError:
                 refused += 1
         for reservation, decoded_s in zip(reservations, (0.05, 0.07), strict=False):
-            scheduler.enqueue(reservation, None, now + decoded_s)
+            enqueue(scheduler, reservation, None, now + decoded_s)
             [batch], dropped = scheduler.dispatch(now + decoded_s)
             assert not dropped
             scheduler.finish("w", batch.id, now + decoded_s + 0.01)
@@ -233,10 +234,10 @@ def test_what_overtakes_does_not_keep_out_what_is_refused():
         scheduler.queues["m"].lateness.learn(5 * LASTS_S)
     let_in = 0
     for now in (step * 0.1 for step in range(200)):
-        scheduler.enqueue(scheduler.reserve("m", 1, now + LASTS_S, 1, now), None, now)
+        enqueue(scheduler, reserve(scheduler, "m", 1, now + LASTS_S, 1, now), None, now)
         for batch in scheduler.dispatch(now)[0]:
             try:
-                scheduler.release(scheduler.reserve("m", 1, now + LASTS_S, -1, now))
+                scheduler.release(reserve(scheduler, "m", 1, now + LASTS_S, -1, now))
                 let_in += 1
             except DeadlineUnreachableError:
                 pass

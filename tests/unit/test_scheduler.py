@@ -15,6 +15,7 @@ from app.scheduling import workers as sharing
 from app.scheduling.batching import BatchLatencies
 from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, NeverRoomError, QueueFullError
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
+from tests.support.queueing import enqueue, requeue, reserve
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
 FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
@@ -31,13 +32,13 @@ def make(limits=None, ladder=LINEAR, workers=("w",), **options):
 
 def put(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0):
     """So many requests of one image each."""
-    return [scheduler.enqueue(scheduler.reserve(model, 1, deadline, priority, now), None, now) for _ in range(images)]
+    return [enqueue(scheduler, reserve(scheduler, model, 1, deadline, priority, now), None, now) for _ in range(images)]
 
 
 def put_request(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0):
     """One request of so many images."""
-    reservation = scheduler.reserve(model, images, deadline, priority, now)
-    return [scheduler.enqueue(reservation, None, now, position) for position in range(images)]
+    reservation = reserve(scheduler, model, images, deadline, priority, now)
+    return [enqueue(scheduler, reservation, None, now, position) for position in range(images)]
 
 
 def dispatch(scheduler, now=0.0):
@@ -143,7 +144,7 @@ def test_the_waiting_time_counts_from_the_oldest_that_waits(gone):
     items = [item for now in (1.0, 1.1, 1.2) for item in put(scheduler, 1, now=now)]
     for item in items[:gone]:
         scheduler.discard(item)
-    assert scheduler.wake_at(1.2) == pytest.approx(items[gone].enqueued_s + 0.5)
+    assert scheduler.wake_at(1.2) == pytest.approx(items[gone].queued_s + 0.5)
 
 
 def test_without_a_waiting_time_nobody_needs_waking():
@@ -158,49 +159,49 @@ def test_without_a_waiting_time_nobody_needs_waking():
 def test_the_queue_is_bounded_exactly_and_reservations_count():
     scheduler = make({"m": 5}, workers=())
     put(scheduler, 2)
-    reservation = scheduler.reserve("m", 3, NEVER, 0, 0.0)
+    reservation = reserve(scheduler, "m", 3, NEVER, 0, 0.0)
     with pytest.raises(QueueFullError, match="5 of 5"):
-        scheduler.reserve("m", 1, NEVER, 0, 0.0)
+        reserve(scheduler, "m", 1, NEVER, 0, 0.0)
     scheduler.release(reservation)
     assert put(scheduler, 3)
     with pytest.raises(QueueFullError):
-        scheduler.reserve("m", 1, NEVER, 0, 0.0)
+        reserve(scheduler, "m", 1, NEVER, 0, 0.0)
 
 
 def test_a_reservation_is_all_or_nothing():
     scheduler = make({"m": 5}, workers=())
     put(scheduler, 1)
     with pytest.raises(QueueFullError):
-        scheduler.reserve("m", 5, NEVER, 0, 0.0)
-    scheduler.reserve("m", 4, NEVER, 0, 0.0)
+        reserve(scheduler, "m", 5, NEVER, 0, 0.0)
+    reserve(scheduler, "m", 4, NEVER, 0, 0.0)
 
 
 def test_what_would_never_fit_is_told_from_what_does_not_fit_now():
     scheduler = make({"m": 5}, workers=())
     put(scheduler, 5)
     with pytest.raises(QueueFullError):
-        scheduler.reserve("m", 5, NEVER, 0, 0.0)
+        reserve(scheduler, "m", 5, NEVER, 0, 0.0)
     with pytest.raises(NeverRoomError, match="6 images are more than the 5"):
-        scheduler.reserve("m", 6, NEVER, 0, 0.0)
+        reserve(scheduler, "m", 6, NEVER, 0, 0.0)
 
 
 def test_releasing_a_reservation_twice_releases_it_once():
     scheduler = make({"m": 4}, workers=())
-    reservation = scheduler.reserve("m", 2, NEVER, 0, 0.0)
-    scheduler.reserve("m", 2, NEVER, 0, 0.0)
+    reservation = reserve(scheduler, "m", 2, NEVER, 0, 0.0)
+    reserve(scheduler, "m", 2, NEVER, 0, 0.0)
     scheduler.release(reservation)
     scheduler.release(reservation)
-    scheduler.reserve("m", 2, NEVER, 0, 0.0)
+    reserve(scheduler, "m", 2, NEVER, 0, 0.0)
     with pytest.raises(QueueFullError):
-        scheduler.reserve("m", 1, NEVER, 0, 0.0)
+        reserve(scheduler, "m", 1, NEVER, 0, 0.0)
 
 
 def test_no_more_images_come_than_were_reserved():
     scheduler = make()
-    reservation = scheduler.reserve("m", 1, NEVER, 0, 0.0)
-    scheduler.enqueue(reservation, None, 0.0)
+    reservation = reserve(scheduler, "m", 1, NEVER, 0, 0.0)
+    enqueue(scheduler, reservation, None, 0.0)
     with pytest.raises(ValueError, match="nothing is left"):
-        scheduler.enqueue(reservation, None, 0.0)
+        enqueue(scheduler, reservation, None, 0.0)
 
 
 def test_a_full_queue_of_one_model_leaves_the_other_alone():
@@ -225,7 +226,7 @@ def test_a_discarded_item_frees_its_place_and_is_never_sent():
     gone, stays = put(scheduler, 2)
     assert scheduler.discard(gone)
     assert not scheduler.discard(gone)
-    scheduler.reserve("m", 1, NEVER, 0, 0.0)
+    reserve(scheduler, "m", 1, NEVER, 0, 0.0)
     scheduler.add_worker("w", {"m": LINEAR})
     assert items_of(dispatch(scheduler)) == [stays]
 
@@ -240,8 +241,8 @@ def test_an_item_that_was_sent_can_no_longer_be_discarded():
 def test_discarding_all_returns_them_in_order_and_frees_their_room():
     scheduler = make({"m": 4}, workers=())
     low, high = put(scheduler, 1), put(scheduler, 1, priority=1)
-    assert scheduler.queues["m"].discard_all() == high + low
-    assert scheduler.queues["m"].discard_all() == []
+    assert scheduler.queues["m"].take_all() == high + low
+    assert scheduler.queues["m"].take_all() == []
     assert len(put(scheduler, 4)) == 4
 
 
@@ -278,9 +279,9 @@ def enough(seconds):
 def test_a_deadline_no_batch_was_ever_fast_enough_for_is_refused_at_the_door():
     scheduler = make()
     with pytest.raises(DeadlineUnreachableError) as refusal:
-        scheduler.reserve("m", 1, enough(0.0099), 0, 0.0)
+        reserve(scheduler, "m", 1, enough(0.0099), 0, 0.0)
     assert refusal.value.expected_s == pytest.approx(0.010)
-    scheduler.reserve("m", 1, enough(0.0101), 0, 0.0)
+    reserve(scheduler, "m", 1, enough(0.0101), 0, 0.0)
 
 
 def test_what_waits_and_what_runs_counts_against_a_deadline():
@@ -301,7 +302,7 @@ def test_what_was_found_a_moment_ago_is_not_looked_for_again():
     found = Checked("m", enough(0.15), 0, 0.0, scheduler.check("m", 1, enough(0.15), 0, 0.0))
     put(scheduler, 1)
     # By now the queue would refuse it: what was found decides, and only for what it was found for.
-    assert scheduler.reserve("m", 1, enough(0.15), 0, 0.0005, checked=found).expected_s == pytest.approx(0.1)
+    assert reserve(scheduler, "m", 1, enough(0.15), 0, 0.0005, checked=found).expected_s == pytest.approx(0.1)
     for images, deadline_s, priority, now in (
         (1, enough(0.15), 0, 0.002),
         (1, enough(0.149), 0, 0.0),
@@ -309,15 +310,15 @@ def test_what_was_found_a_moment_ago_is_not_looked_for_again():
         (1, enough(0.15), -1, 0.0),
     ):
         with pytest.raises(DeadlineUnreachableError):
-            scheduler.reserve("m", images, deadline_s, priority, now, checked=found)
+            reserve(scheduler, "m", images, deadline_s, priority, now, checked=found)
     put(scheduler, 8)
     with pytest.raises(QueueFullError):
-        scheduler.reserve("m", 1, enough(0.15), 0, 0.0, checked=found)
+        reserve(scheduler, "m", 1, enough(0.15), 0, 0.0, checked=found)
 
 
 def test_a_reservation_counts_against_a_deadline_until_released():
     scheduler = make(ladder={1: 0.1})
-    reservation = scheduler.reserve("m", 5, NEVER, 0, 0.0)
+    reservation = reserve(scheduler, "m", 5, NEVER, 0, 0.0)
     with pytest.raises(DeadlineUnreachableError):
         scheduler.check("m", 1, 0.55, 0, 0.0)
     scheduler.release(reservation)
@@ -411,9 +412,9 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
     scheduler = make(ladder={1: 0.01})
     now = 0.0
     for _ in range(200):  # The image takes 50 ms to be there; the batch itself is as fast as expected.
-        reservation = scheduler.reserve("m", 1, NEVER, 0, now)
+        reservation = reserve(scheduler, "m", 1, NEVER, 0, now)
         now += 0.05
-        scheduler.enqueue(reservation, None, now)
+        enqueue(scheduler, reservation, None, now)
         [batch] = dispatch(scheduler, now)
         now += 0.01
         scheduler.finish("w", batch.id, now)
@@ -424,14 +425,14 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
     assert refusal.value.expected_s == pytest.approx(0.07, abs=0.005)
     assert scheduler.check("m", 1, now + 0.08, 0, now) == pytest.approx(0.02, abs=0.001)
     # Where images wait to be decoded, those of a higher priority overtake, and are not refused for the others' sake.
-    urgent = scheduler.reserve("m", 1, NEVER, 1, now)
+    urgent = reserve(scheduler, "m", 1, NEVER, 1, now)
     assert scheduler.check("m", 1, now + 0.06, 1, now) == pytest.approx(0.03, abs=0.001)
     for _ in range(200):
-        scheduler.enqueue(urgent, None, now + 0.1)
+        enqueue(scheduler, urgent, None, now + 0.1)
         now += 0.11
         for batch in (*dispatch(scheduler, now - 0.01), *dispatch(scheduler, now)):
             scheduler.finish("w", batch.id, now)
-        urgent = scheduler.reserve("m", 1, NEVER, 1, now)
+        urgent = reserve(scheduler, "m", 1, NEVER, 1, now)
     with pytest.raises(DeadlineUnreachableError):
         scheduler.check("m", 1, now + 0.06, 1, now)
 
@@ -441,7 +442,7 @@ def test_what_waited_for_another_worker_teaches_no_lateness():
     running, behind, waiting = put(scheduler, 3)
     assert items_of(dispatch(scheduler)) == [running, behind]
     scheduler.remove_worker("w")
-    scheduler.requeue(behind, alone=False)
+    requeue(scheduler, behind, alone=False)
     put(scheduler, 1, now=0.1)
     scheduler.add_worker("v", {"m": {1: 0.01}})
     now, sent = 5.0, dispatch(scheduler, 5.0)
@@ -528,7 +529,7 @@ def test_without_a_worker_items_wait_for_the_one_on_its_way():
     scheduler = make(workers=())
     [item] = put(scheduler, 1, deadline=0.5)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.reserve("m", 1, 0.5, 0, 0.6)
+        reserve(scheduler, "m", 1, 0.5, 0, 0.6)
     scheduler.add_worker("w", {"m": LINEAR})
     assert items_of(dispatch(scheduler, 0.4)) == [item]
 
@@ -682,7 +683,7 @@ def test_items_of_a_lost_batch_run_alone_and_the_innocent_ones_behind_it_togethe
     scheduler.remove_worker("w")
     for batch in (ran, behind):
         for item in batch.items:
-            scheduler.requeue(item, alone=batch is ran)
+            requeue(scheduler, item, alone=batch is ran)
     scheduler.add_worker("v", {"m": {1: 0.01, 2: 0.02}})
     sent, now = dispatch(scheduler), 0.0
     for batch in sent:
@@ -698,7 +699,7 @@ def test_what_must_run_alone_joins_no_batch_that_begins_with_another():
     [batch] = dispatch(scheduler)
     scheduler.remove_worker("w")
     [suspect] = batch.items
-    scheduler.requeue(suspect, alone=True)
+    requeue(scheduler, suspect, alone=True)
     [urgent] = put(scheduler, 1, priority=1)
     scheduler.add_worker("v", {"m": {1: 0.01, 2: 0.02}})
     [first] = dispatch(scheduler)
@@ -733,7 +734,7 @@ def test_an_item_that_runs_alone_is_its_workers_only_batch():
     for batch in dispatch(scheduler):
         scheduler.finish("w", batch.id, 0.1, learn=False)
         for item in batch.items:
-            scheduler.requeue(item, alone=True)
+            requeue(scheduler, item, alone=True)
     put(scheduler, 16, now=0.1)
     for number in range(16):
         [batch] = dispatch(scheduler, 0.1 + number)
@@ -751,7 +752,7 @@ def test_what_must_run_alone_waits_for_the_batch_that_runs():
     put(scheduler, 1)
     [running] = dispatch(scheduler)
     for item in items:
-        scheduler.requeue(item, alone=item is items[0])
+        requeue(scheduler, item, alone=item is items[0])
     assert dispatch(scheduler) == [], "a full batch waits, and its first item must run alone"
     scheduler.finish("w", running.id, 0.01)
     assert items_of(dispatch(scheduler, 0.01)) == items[:1]
@@ -763,7 +764,7 @@ def test_what_must_run_alone_is_not_overtaken_for_ever_by_another_model():
     waiting = dispatch(scheduler)
     [item] = put(scheduler, 1, "b")
     scheduler.discard(item)
-    scheduler.requeue(item, alone=True)
+    requeue(scheduler, item, alone=True)
     now, overtaken = 0.0, 0
     while item not in waiting[0].items:
         overtaken += 1
@@ -796,7 +797,7 @@ def test_a_poisonous_image_takes_two_workers_down_and_nobody_else_with_it(poison
                 assert item is poison, "an innocent image failed"
                 ended.append(item)
             else:
-                scheduler.requeue(item, alone=True)
+                requeue(scheduler, item, alone=True)
         deaths += bool(flying)
     assert deaths == 2
 
@@ -807,7 +808,7 @@ def test_lost_items_come_back_into_a_full_queue_and_before_later_ones():
     [batch] = dispatch(scheduler)
     [later] = put(scheduler, 1, now=1.0)
     scheduler.remove_worker("w")
-    scheduler.requeue(batch.items[0], alone=False)
+    requeue(scheduler, batch.items[0], alone=False)
     assert scheduler.queues["m"].depth == 2
     with pytest.raises(QueueFullError):
         put(scheduler, 1, now=1.0)
@@ -820,8 +821,8 @@ def test_a_lost_item_that_waits_again_is_there_once():
     [item] = put(scheduler, 1)
     dispatch(scheduler)
     scheduler.remove_worker("w")
-    scheduler.requeue(item, alone=True)
-    assert scheduler.queues["m"].discard_all() == [item]
+    requeue(scheduler, item, alone=True)
+    assert scheduler.queues["m"].take_all() == [item]
     assert scheduler.queues["m"].depth == 0
 
 
@@ -984,7 +985,7 @@ class Simulation:
 
 
 def waits(log):
-    return [now - item.enqueued_s for item, now in log]
+    return [now - item.queued_s for item, now in log]
 
 
 def test_a_flood_of_high_priority_does_not_starve_a_low_one():
@@ -995,8 +996,8 @@ def test_a_flood_of_high_priority_does_not_starve_a_low_one():
     [(low, answered_s)] = [(item, now) for item, now in simulation.log if item.priority == 0]
     # It goes behind what came up to three levels' worth later, and that queue, which grew by 20 % of the time since
     # the start, is at its place when the flood's images of the moment 2 + 3 s are.
-    behind_s = 3 * PRIORITY_WORTH_S + 0.2 * (low.enqueued_s + 3 * PRIORITY_WORTH_S)
-    assert 3 * PRIORITY_WORTH_S - 0.5 < answered_s - low.enqueued_s < behind_s + 1.0
+    behind_s = 3 * PRIORITY_WORTH_S + 0.2 * (low.queued_s + 3 * PRIORITY_WORTH_S)
+    assert 3 * PRIORITY_WORTH_S - 0.5 < answered_s - low.queued_s < behind_s + 1.0
     assert simulation.scheduler.queues["m"].depth > 100, "the flood must have been one"
 
 
@@ -1024,7 +1025,7 @@ class Crowd(Simulation):
         self.at(1.0, self.ask, "modest")
 
     def ask(self, now, client):
-        self.scheduler.enqueue(self.scheduler.reserve("m", 1, NEVER, 0, now, client=client), None, now)
+        enqueue(self.scheduler, reserve(self.scheduler, "m", 1, NEVER, 0, now, client=client), None, now)
 
     def run(self, until_s=NEVER):
         while self._events and self._events[0][0] < until_s:
@@ -1041,7 +1042,7 @@ class Crowd(Simulation):
             client = item.reservation.client
             self.scheduler.release(item.reservation)
             if client == "modest":
-                self.modest_s.append(now - item.enqueued_s)
+                self.modest_s.append(now - item.queued_s)
                 self.at(now + self.random.uniform(*self.pause_s), self.ask, client)
             else:
                 self.at(now + 0.001, self.ask, client)
@@ -1074,7 +1075,7 @@ def test_a_batch_size_is_as_short_as_the_rate_to_be_kept_allows(rate_kept, size)
 def test_batches_are_as_short_as_the_throughput_to_be_kept_allows_while_several_clients_ask():
     scheduler = make(ladder=LINEAR)
     for client in "abababababababab":
-        scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
+        enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
     [first] = dispatch(scheduler)
     assert len(first.items) == 4
     alone = make(ladder=LINEAR)
@@ -1086,7 +1087,7 @@ def test_one_client_alone_has_its_next_batch_sent_at_once():
     scheduler = make(ladder=CONSTANT)
     for client, now in (("a", 0.0), ("a", 0.1), ("b", 2.0)):
         for _ in range(16):
-            scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, now, client=client), None, now)
+            enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 0, now, client=client), None, now)
         batches = dispatch(scheduler, now)
         assert [len(batch.items) for batch in batches] == [8, 8]
         for batch in batches:
@@ -1096,18 +1097,18 @@ def test_one_client_alone_has_its_next_batch_sent_at_once():
 def test_the_next_batch_is_sent_late_while_two_clients_ask_and_in_time():
     scheduler = make(ladder=CONSTANT)
     for client in "abababababababab":
-        scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
+        enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 0, 0.0, client=client), None, 0.0)
     [first] = dispatch(scheduler)
     due_s = scheduler.wake_at(0.0)
     assert due_s == pytest.approx(0.02 - sharing.early_s(0.02, 0.0))
     assert dispatch(scheduler, due_s - 0.001) == []
-    late = scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 5, 0.005, client="c"), None, 0.005)
+    late = enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 5, 0.005, client="c"), None, 0.005)
     [second] = dispatch(scheduler, due_s)
     assert second.items[0] is late
     scheduler.finish("w", first.id, 0.02, prepare_s=0.015)
     assert scheduler.wake_at(0.02) is None, "nothing more is to be sent"
     for client in "abababab":
-        scheduler.enqueue(scheduler.reserve("m", 1, NEVER, 0, 0.021, client=client), None, 0.021)
+        enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 0, 0.021, client=client), None, 0.021)
     due_s = 0.04 - sharing.early_s(0.02, 0.2 * 0.015)
     assert scheduler.wake_at(0.021) == pytest.approx(due_s), "the worker needs longer to begin it"
 
@@ -1163,7 +1164,7 @@ class Outage(Simulation):
         self.lost = self.scheduler.remove_worker(name)
         for batch in self.lost.begun + self.lost.waiting:
             for item in batch.items:
-                self.scheduler.requeue(item, alone=batch in self.lost.begun)
+                requeue(self.scheduler, item, alone=batch in self.lost.begun)
 
     def restart(self, now, name):
         self.scheduler.add_worker(name, {"m": self.ladder})
@@ -1256,7 +1257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reserve(self, model, images, lasts_s, priority):
         before = self._held(model)
         try:
-            self.reservations.append(self.scheduler.reserve(model, images, self.now + lasts_s, priority, self.now))
+            self.reservations.append(reserve(self.scheduler, model, images, self.now + lasts_s, priority, self.now))
         except NeverRoomError:
             assert images > self.LIMITS[model]
             return
@@ -1267,7 +1268,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             # Only what 40 s of waiting taught can explain that 100 s are not enough.
             assert lasts_s < 100.0 or self.now >= 40.0
             ladders = [self.scheduler._workers[name].latencies[model] for name in self._idle()]
-            assert before or not ladders or lasts_s < min(ladder.least_s for ladder in ladders) * images
+            assert before or not ladders or lasts_s <= min(ladder.least_s for ladder in ladders) * images
         assert before + images <= self.LIMITS[model]
 
     @precondition(lambda self: self.reservations)
@@ -1275,7 +1276,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def enqueue(self, data, images, send):
         reservation = data.draw(st.sampled_from(self.reservations))
         for position in range(min(images, reservation.left)):
-            self.queued.append(self.scheduler.enqueue(reservation, object(), self.now, position))
+            self.queued.append(enqueue(self.scheduler, reservation, object(), self.now, position))
         if not reservation.left:
             self.reservations.remove(reservation)
         if send:
@@ -1300,7 +1301,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(sorted(LIMITS)))
     def discard_all(self, model):
-        gone = self.scheduler.queues[model].discard_all()
+        gone = self.scheduler.queues[model].take_all()
         assert sorted(map(id, gone)) == sorted(id(item) for item in self.queued if item.model == model)
         self.queued = [item for item in self.queued if item.model != model]
         self._end(gone)
@@ -1348,7 +1349,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if item.alone and suspects:
                 self._end([item])  # It failed a second time.
                 continue
-            self.scheduler.requeue(item, alone=suspects or item.alone)
+            requeue(self.scheduler, item, alone=suspects or item.alone)
             self.queued.append(item)
             self.returned.add(item)
 
