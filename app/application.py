@@ -57,9 +57,10 @@ def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
     return {"telemetry": {"tracer_provider": tracing.provider, "metrics": False, "logs": False, "exclude": untraced}}
 
 
-def create_app(service: Service, *, hosted: bool = False, card_of: str = "") -> FastAPI:
+def create_app(service: Service, *, hosted: bool = False, card_of: str = "", share: float = 1.0) -> FastAPI:
     """The application over a service that its caller starts and stops; `hosted`: others listen for it; `card_of`: where
-    what is asked of all cards is answered, if this is the service of one (app.cards).
+    what is asked of all cards is answered, if this is the service of one (app.cards). `share`: of the bytes that
+    requests may hold; other ingresses have the rest.
 
     Raises KeysError.
     """
@@ -72,7 +73,7 @@ def create_app(service: Service, *, hosted: bool = False, card_of: str = "") -> 
         redirect_slashes=False,
     )
     app.state.link = service.link
-    app.state.ingress = ingress = Ingress(service.link, Access(service.settings, hosted=hosted))
+    app.state.ingress = ingress = Ingress(service.link, Access(service.settings, hosted=hosted), share)
     service.on_stop.append(ingress.close)
     app.state.stats_feed = stats.StatsFeed(service.link)
     app.add_exception_handler(HTTPException, _framework_error)

@@ -6,9 +6,10 @@
                               ─ what is there, load, unload, release ► administration
 
 Owns: these records and these calls, and nothing behind them. The ingress (http, grpc, compat, protocols, ingress) knows
-nothing else of the owner (serving, scheduling, fleet, decoding, worker), and the owner nothing of the ingress. Today
-both live in one process and one event loop, and the owner's class implements the calls in memory; nothing here needs
-that: tokens are numbers, replies are records. Must not know a transport, nor how anything is computed.
+nothing else of the owner (serving, scheduling, fleet, decoding, worker), and the owner nothing of the ingress. Both
+live in one process and one event loop, where the owner's class implements the calls in memory; with --ingresses there
+are more ingresses, each in a process of its own, and app.link_messages is what the two say to each other. Must not know
+a transport, nor how anything is computed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pydantic import BaseModel
 from app.access.limits import ClientLease
 from app.config import Settings
 from app.errors import ServiceError
+from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.recorder import Recorder
 from app.observability.tracing import Tracing
@@ -140,6 +142,26 @@ Reply: TypeAlias = Result | ServiceError
 def too_late() -> ServiceError:
     """The deadline of something that was accepted has passed."""
     return ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the answer was there")
+
+
+def image_refusal(error: ImageError) -> ServiceError:
+    """What a client hears of an encoded image that cannot be used."""
+    return ServiceError("IMAGE_TOO_LARGE" if isinstance(error, ImageTooLargeError) else "INVALID_IMAGE", str(error))
+
+
+def measured(image: Encoded, lease: ClientLease | None, max_pixels: int) -> tuple[int, int]:
+    """Width and height of an image as displayed, by its header alone; `lease`: what they count against.
+
+    Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
+    """
+    try:
+        header = read_header(image)
+        check_pixels(header, max_pixels)
+    except ImageError as error:
+        raise image_refusal(error) from None
+    if lease is not None and lease.counts_pixels:
+        lease.hold_pixels(header.width * header.height)
+    return header.width, header.height
 
 
 class DecodedBy(BaseModel):
@@ -371,7 +393,7 @@ class Link(ABC):
         """From now on `on_reply` is called with each reply and its token."""
 
     @abstractmethod
-    def check(self, served: ServedModel, terms: Terms) -> None:
+    async def check(self, served: ServedModel, terms: Terms) -> None:
         """Refuse a request of at least one image before its body is read, if it would be refused afterwards.
 
         Raises DRAINING, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.
@@ -384,12 +406,12 @@ class Link(ABC):
         Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
         """
 
-    @abstractmethod
     def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:
         """Width and height of an image as displayed, by its header alone; its pixels count from now on.
 
         Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
         """
+        return measured(image, terms.client_lease, self.settings.max_image_pixels)
 
     @abstractmethod
     def submit(

@@ -14,11 +14,10 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
@@ -30,9 +29,10 @@ from app.compat import torchserve
 from app.config import Settings
 from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
 from app.fleet.spawn import stop_forking
-from app.http.connection import ConnectionLimits, too_many
+from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.http.opening import OpeningApp, OpeningProtocol
+from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS, Server, configured
 from app.ingress.budget import Budget
 from app.ingress.ingress import connections
 from app.ingress.interrupt import ended_before
@@ -40,6 +40,7 @@ from app.ingress.listener import Listener
 from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
+from app.serving.ingresses import OWNERS_SHARE, Ingresses, count_of
 from app.serving.opening import Opening
 from app.serving.service import Service
 from backends import Choice
@@ -56,52 +57,7 @@ _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """For each thing that still goes on after a second signal."""
 _ADMIN_RPC_CONNECTIONS = 64
-_NEW_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 4
-"""So many more than before are there when a collection of garbage begins, and so many begin until one looks at what is
-older. Python's 700 are but a few requests under way: a collection then finds nothing, again and again, and that took a
-twentieth of what a request takes. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
 _TOLD_EVERY_S = 0.5
-
-
-class Server(uvicorn.Server):
-    """uvicorn, without its signal handling and its listening: the order of shutdown and the limits are ours."""
-
-    def __init__(self, config: uvicorn.Config, connections: Budget, hurry: asyncio.Event, tls: Tls | None) -> None:
-        super().__init__(config)
-        self.connections, self.hurry, self.tls = connections, hurry, tls
-
-    def become(self, app: ASGIApp, kind: Any) -> None:
-        """Serve another application, by protocols of this kind, to those that connect from now on."""
-        self.config.loaded_app, self.config.http_protocol_class = app, kind
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; `sockets` are not ours. Raises OSError."""
-        self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
-        try:
-            await self.listen(self.config.port, self.config.host)
-        except OSError as error:
-            log.error("%s", error)
-            message = f"cannot listen on {self.config.host}:{self.config.port}; is another service there?"
-            raise OSError(message) from None
-        self.started = True
-
-    async def listen(self, port: int, host: str, *, reuse_port: bool = False) -> Listener:
-        """Listen on a port, perhaps one more. Raises OSError."""
-        config = self.config
-
-        def connection() -> asyncio.BaseProtocol:  # uvicorn's types do not know the buffered kind.
-            made = cast(Any, config.http_protocol_class)(config, self.server_state, {})
-            return cast(asyncio.BaseProtocol, made)
-
-        listener = Listener(connection, self.connections, config.ssl, too_many())
-        self.servers.append(listener)
-        await listener.listen(host, port, reuse_port=reuse_port)
-        return listener
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `serve`."""
-        yield
 
 
 async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: str = "") -> None:
@@ -147,6 +103,9 @@ async def _serve(
     loop = asyncio.get_running_loop()
     tracing = from_settings(settings)
     service = Service(settings, models, tracing, choice)
+    count = count_of(settings, traced=tracing is not None)
+    carried = _Carried(server)
+    ingresses = service.made_ingresses(count, carried.begin) if count else None
     watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall_seconds.set)
     watchdog.start()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -154,13 +113,13 @@ async def _serve(
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         check_secrets(settings, programs=any(model.is_program for model in models))
-        app = create_app(service, card_of=card_of)
+        app = create_app(service, card_of=card_of, share=OWNERS_SHARE if count else 1.0)
         app.state.ingress.connections = server.connections
         ports.become(app)
         async with ports.rpc.pop_all() as ports.rpc:
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
-            starting = asyncio.create_task(_started(service, app))
+            starting = asyncio.create_task(_started(service, app, ingresses))
             shared: Listener | None = None
             try:
                 async with _told(service.administration.why_not):
@@ -171,9 +130,11 @@ async def _serve(
                     # hundreds of thousands of objects) would stop every request for a tenth of a second.
                     gc.collect()
                     gc.freeze()
-                    gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS)
+                    gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS)
                     watchdog.forget()
                     shared = await _sharing(server, settings)
+                    if ingresses is not None:
+                        server.pass_on(ingresses.take)
                     if card_of:  # Now that calls can be answered: others share this port, too.
                         await ports.listen_for_rpc(settings, reuse_port=True)
                         ports.become(app)
@@ -190,11 +151,15 @@ async def _serve(
                 shared.close()  # From now on the others get all new connections.
             await drain(service, settings, stop)
             app.state.ingress.refuse_what_is_under_way()
+            if ingresses is not None:
+                ingresses.end()
             # While there are listeners: what comes now, or waits for a worker, is told why it gets no other answer.
             await _stopped(service, stop)
             for each in filter(None, (server, admin_server)):
                 each.should_exit = True  # Both at once.
     finally:
+        if ingresses is not None:
+            await ingresses.stop(hurry=stop.is_set())
         await _stopped(service, stop)
         await stop_forking()
         watchdog.close()
@@ -234,9 +199,28 @@ async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
             print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
-async def _started(service: Service, app: FastAPI) -> None:
+async def _started(service: Service, app: FastAPI, ingresses: Ingresses | None) -> None:
     """Every model answers, and what takes a tenth of a second when it is first asked for is there."""
-    await asyncio.gather(service.start(), asyncio.to_thread(app.openapi))
+    beside = [ingresses.start()] if ingresses is not None else []
+    await asyncio.gather(service.start(), asyncio.to_thread(app.openapi), *beside)
+
+
+class _Carried:
+    """Connections that ingresses hand on: with what is not for them."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._beginning: set[asyncio.Task[Any]] = set()
+
+    def begin(self, end: socket.socket, address: str, encrypted: bool) -> None:
+        """Serve what comes from the end of a socket. `address`: the client's; `encrypted`: it speaks TLS."""
+        made = self._server.connection()
+        made.carried_from = address, encrypted
+        end.setblocking(False)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.connect_accepted_socket(lambda: made, end))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
 
 
 def _make_room(connections: int, descriptors: int = 1) -> int:
@@ -303,21 +287,7 @@ async def _listening(
 ) -> AsyncIterator[Server]:
     """A server that listens; ends with its connections closed: in a `hurry` those, too, that read no answer."""
     hurry, (host, port) = hurry or asyncio.Event(), where
-    config = uvicorn.Config(
-        app,
-        http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
-        host=host,
-        port=port,
-        log_config=None,  # Its lines are ours to form.
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # Nothing here asks where a request came from.
-        lifespan="off",
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=5,
-    )
-    config.load()
+    config = configured(app, kind, settings, host, port)
     config.ssl = tls.context if tls else None
     server = Server(config, counted, hurry, tls)
     serving = asyncio.create_task(server.serve())

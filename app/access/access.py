@@ -8,6 +8,7 @@ for its `Need`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -129,6 +130,14 @@ class Access:
         if not sent and authorization[:7].lower() == b"bearer ":
             sent = authorization[7:].strip()
         return self._identified(self.keys, sent, "admin" if need == "admin" else "infer")
+
+    def counts(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether what the caller has under way is limited; False where it is refused."""
+        if self.keys is None:
+            return self._limits.any
+        with contextlib.suppress(ServiceError):
+            return self.admit("infer", "public", headers, "").limits.any
+        return False
 
     def _check_administration(self, need: Need, bind: Bind, origin: bytes) -> None:
         if origin:

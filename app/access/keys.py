@@ -54,6 +54,11 @@ class CallerLimits:
     images_per_s: float = 0.0
     priority: int = 0
 
+    @property
+    def any(self) -> bool:
+        """Whether one of them counts what is under way."""
+        return bool(self.requests or self.bytes or self.pixels or self.images_per_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from app.config.values import Clients, CommaSeparated, split
+from app.config.values import Clients, CommaSeparated, IngressCount, split
 
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT_DISTANCE = 2
@@ -26,6 +26,11 @@ class NetworkSettings(BaseModel):
         ge=0,
         le=65535,
         description="Port that several services of this machine share, beside their own --port (SO_REUSEPORT); 0: none",
+    )
+    ingresses: IngressCount = Field(
+        "auto",
+        description="Processes that read requests and write answers beside the one that orders them; 0: that one does "
+        "it all; auto: 0 up to 4 cores, then one for 5 cores, at most 4 (docs/ingresses.md)",
     )
     compat: Clients = Field(
         "",

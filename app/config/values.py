@@ -121,9 +121,19 @@ def _batches_or_word(value: Any) -> Any:
     return int(value)
 
 
+def _count_or_auto(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if not str(value).isdecimal() or int(value) > _MOST_INGRESSES:
+        raise ValueError(f"must be auto, or a number up to {_MOST_INGRESSES}")
+    return int(value)
+
+
+_MOST_INGRESSES = 32
 CommaSeparated = Annotated[str, BeforeValidator(_joined)]
 ModelList = Annotated[CommaSeparated, AfterValidator(_not_empty)]
 BatchSizes = Annotated[CommaSeparated, AfterValidator(_ascending)]
 Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]
 DeviceMemory = Annotated[str, BeforeValidator(_memory)]
 GuardPolicy = Annotated[Literal["off", "auto"] | int, BeforeValidator(_batches_or_word)]
+IngressCount = Annotated[Literal["auto"] | int, BeforeValidator(_count_or_auto)]

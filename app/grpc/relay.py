@@ -25,6 +25,7 @@ from urllib.parse import unquote
 
 from app.access.addresses import client_of
 from app.ingress.budget import Budget
+from app.ingress.carrying import Carried
 from app.ingress.listener import Listener
 from app.ingress.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
 
@@ -45,7 +46,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, relay: Relay) -> None:
         self.name = secrets.token_hex(8)
-        self.core = _Core(self)
+        self.core = Carried(self)
         self._relay = relay
         self._late = 0  # Answers.
         self._blocked = False
@@ -72,11 +73,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The client sends."""
-        if self.core.transport is None:  # Not there yet: one piece is kept until it is.
-            self.core.early += data
-            self.transport.pause_reading()
-        elif not self.core.transport.is_closing():
-            self.core.transport.write(data)
+        self.core.send(data)
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""
@@ -127,49 +124,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once."""
         self.transport.abort()
-
-
-class _Core(asyncio.Protocol):
-    """Our end of what a connection has with the C core."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.transport: Any = None
-        self.early = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        if self._connection.transport.is_closing():
-            self.abort()
-        elif self.early:
-            self.transport.write(self.early)
-            self.early = b""
-            self._connection.transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._connection.end()
-
-    def data_received(self, data: bytes) -> None:
-        if not self._connection.transport.is_closing():
-            self._connection.transport.write(data)
-
-    def pause_writing(self) -> None:
-        _pause(self._connection.transport, on=True)
-
-    def resume_writing(self) -> None:
-        _pause(self._connection.transport, on=False)
-
-    def pause(self, *, on: bool) -> None:
-        _pause(self.transport, on=on)
-
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-
-def _pause(transport: asyncio.Transport, *, on: bool) -> None:
-    if not transport.is_closing():
-        (transport.pause_reading if on else transport.resume_reading)()
 
 
 class Relay:

@@ -103,7 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._lent = False
         self._idle_since_s = 0.0
         self.closing = False
-        self._pieces = OnePiece(transport, self._close)
+        self._pieces = OnePiece(transport, self.end)
         self._sending = SendWatch(transport)
         self._discarding = Discarding(self.loop, transport.abort)
         super().connection_made(cast(asyncio.Transport, self._pieces))
@@ -301,7 +301,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._discard_rest()
 
-    def _close(self) -> None:
+    def end(self) -> None:
         """Close the transport within, with care for a client that is still sending, or does not read what is left."""
         transport = self._pieces.within
         if self.message_incomplete() and not transport.is_closing():
@@ -310,6 +310,11 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.close()
         if transport.get_write_buffer_size():
             self._sending.begin()
+
+    @property
+    def raw(self) -> asyncio.Transport:
+        """The transport, which holds nothing back."""
+        return self._pieces.within
 
     def _discard_rest(self) -> None:
         self._unset_keepalive_if_required()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from app.errors import ClientLeftError, ServiceError
 from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
 from app.http.call import Body, Fields, HttpRequest
+from app.http.carrying import CarryingProtocol
 from app.http.connection import KEEP_ALIVE, ConnectionLimits, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict
@@ -167,8 +169,11 @@ class HotProtocol(asyncio.BufferedProtocol):
     bind: Bind
     cors: Cors
     routes: Sequence[HotRoute]
+    carries: bool
     on_lost: Callable[[Any], None]
     """Called with this when the connection has ended; the listener that counts it sets it."""
+    carried_from: tuple[str, bool] | None = None
+    """Where an ingress of another process carries it: the client's address, and whether that speaks TLS."""
 
     def __init__(
         self,
@@ -189,6 +194,10 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._general.connection_made(transport)
+        if self.carried_from is not None:
+            address, encrypted = self.carried_from
+            self._general.client = address, 0
+            self._general.scheme = "https" if encrypted else "http"
 
     def connection_lost(self, error: Exception | None) -> None:
         """End a connection, and what is done for it."""
@@ -258,6 +267,11 @@ class HotProtocol(asyncio.BufferedProtocol):
         if len(head.headers) > self._general.limits.headers or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
             return False
         if int(length) > self.ingress.link.settings.max_body_bytes:
+            return False
+        if self.carries and (
+            self.ingress.access.counts(head.headers)  # What one caller has under way is counted by the owner.
+            or int(length) > self.ingress.bodies.most_for_one
+        ):
             return False
         scope = {
             "type": "http",
@@ -363,18 +377,26 @@ class HotProtocol(asyncio.BufferedProtocol):
 
 
 def protocol(
-    limits: ConnectionLimits, ingress: Ingress, bind: Bind = "public", more: Sequence[HotRoute] = ()
+    limits: ConnectionLimits,
+    ingress: Ingress,
+    bind: Bind = "public",
+    more: Sequence[HotRoute] = (),
+    carry: Callable[[str, bool, socket.socket], None] | None = None,
 ) -> type[HotProtocol]:
     """The class of connections with these limits, whose hot routes lead into `ingress`; `bind`: where they come in.
 
-    `more`: hot routes beside our own.
+    `more`: hot routes beside our own; `carry`: in a process that has no other routes, where connections go on that ask
+    for something else.
     """
-    cors = Cors(ingress.link.settings.origins)
+    general = connection.protocol(limits)
+    if carry is not None:
+        general = type("Protocol", (CarryingProtocol,), {"limits": limits, "carry": staticmethod(carry)})
     known = {
-        "general": connection.protocol(limits),
+        "general": general,
         "ingress": ingress,
         "bind": bind,
-        "cors": cors,
+        "cors": Cors(ingress.link.settings.origins),
         "routes": (*ROUTES, *more),
+        "carries": carry is not None,
     }
     return type("Protocol", (HotProtocol,), known)

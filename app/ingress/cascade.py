@@ -35,7 +35,7 @@ async def predict_cascade(
     if len(encoded) < len(images):
         raise invalid_request(f"{cascade.name} takes encoded images: later models see parts of the original")
     for name in cascade.models[1:]:  # Nothing is computed for a request that a later model would refuse.
-        ingress.link.check(ingress.link.models[name], terms)
+        await ingress.link.check(ingress.link.models[name], terms)
     request = _Request(ingress, encoded, terms, options)
     entries = await cascade.predict(request, options)
     assert request.computed_by is not None, f"{cascade.name} asked no model"

@@ -73,12 +73,13 @@ Run = Callable[[], Awaitable[Answer]]
 class Ingress:
     """Into the service behind one link. Made inside a running event loop."""
 
-    def __init__(self, link: Link, access: Access) -> None:
+    def __init__(self, link: Link, access: Access, share: float = 1.0) -> None:
+        """`share`: of the bytes that requests may hold; the rest is for other ingresses."""
         self.link, self.access = link, access
         self.replies = Replies(link)
         self._threads = Threads(_OFFLOAD_THREADS)
         self.converter = Converter()
-        self.bodies = Budget(link.settings.max_buffered_bytes, "bytes of requests and answers")
+        self.bodies = Budget(int(share * link.settings.max_buffered_bytes), "bytes of requests and answers")
         """Of requests until they are computed, of large answers until their client has read them."""
         self._trim = Trim(self.bodies)
         self.limits = ClientLimits()
@@ -129,7 +130,7 @@ class Ingress:
         context.model = served.model.name if call.model in self.link.models else call.model
         terms = call.terms(self.link.settings)
         terms.client = context.caller.name
-        self.link.check(served, terms)
+        await self.link.check(served, terms)
         with (
             self.limits.request(context.caller) as client_lease,
             self.bodies.lease(context.caller.name, client_lease) as lease,

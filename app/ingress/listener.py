@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from app.access.addresses import client_of
@@ -55,6 +56,8 @@ class Listener:
         """Of the connections that are counted."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._said_s = float("-inf")
+        self.passing: Callable[[socket.socket, Callable[[], None]], bool] | None = None
+        """Asked of each connection: whether another process has it now. What it is given ends its count."""
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Accept what comes to a port, at all addresses of a host. Raises OSError."""
@@ -99,7 +102,8 @@ class Listener:
             except ServiceError:
                 self._refuse(accepted, client)
             else:
-                self._begin(accepted, client)
+                if self.passing is None or not self.passing(accepted, partial(self._connections.give, client, 1)):
+                    self.begin(accepted, client)
 
     def _go_on(self, listening: socket.socket) -> None:
         if listening in self.sockets:
@@ -113,7 +117,8 @@ class Listener:
                 accepted.shutdown(socket.SHUT_WR)
                 accepted.recv(1 << 16)  # What is unread when a socket is closed resets the connection.
 
-    def _begin(self, accepted: socket.socket, client: str) -> None:
+    def begin(self, accepted: socket.socket, client: str) -> None:
+        """Serve a connection that is counted, and that this owns from now on."""
         made = self._connection()
         self._clients[made] = client
         made.on_lost = self._lost  # A function that knew `made` were a circle, left to the collection of garbage.

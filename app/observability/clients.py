@@ -40,17 +40,22 @@ class BusiestClients(Collector):
     def __init__(self) -> None:
         self._clients: dict[str, ClientCount] = {}
 
-    def count(self, name: str, *, refused: bool, now_s: float | None = None) -> None:
-        """A request of this client has ended."""
+    def count(self, name: str, *, refused: int, requests: int = 1, now_s: float | None = None) -> None:
+        """Requests of this client have ended, of which so many were refused."""
         now_s = time.monotonic() if now_s is None else now_s
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= _REMEMBERED:
                 self._clients = {each.name: each for each in self.busiest(_REMEMBERED // 2, now_s)}
             client = self._clients[name] = ClientCount(name)
-        client.requests += 1
+        client.requests += requests
         client.refused += refused
-        client.weight, client.seen_s = client.busy(now_s) + 1, now_s
+        client.weight, client.seen_s = client.busy(now_s) + requests, now_s
+
+    def taken(self) -> dict[str, tuple[int, int]]:
+        """Requests by client, and those refused; they are forgotten here."""
+        clients, self._clients = self._clients, {}
+        return {name: (each.requests, each.refused) for name, each in clients.items()}
 
     def busiest(self, most: int = BUSIEST, now_s: float | None = None) -> list[ClientCount]:
         """So many at most, the busiest of the last minute first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from math import inf
 
 from prometheus_client import CollectorRegistry
@@ -36,6 +36,17 @@ class Series:
         if exemplar is not None:
             self.exemplars[bucket] = Exemplar(exemplar, amount, time.time())
 
+    def add(self, counts: Sequence[int], total: float, seen: Mapping[int, tuple[dict[str, str], float]]) -> None:
+        """Take in what another one of these bounds has counted. Raises ValueError where it has others."""
+        self.counts = [own + more for own, more in zip(self.counts, counts, strict=True)]
+        self.sum += total
+        for bucket, (labels, amount) in seen.items():
+            self.exemplars[bucket] = Exemplar(labels, amount, time.time())
+
+    def clear(self) -> None:
+        """Count from nothing."""
+        self.counts, self.sum, self.exemplars = [0] * len(self.counts), 0.0, {}
+
 
 class Histogram(Collector):
     """A family of them, registered; used as prometheus_client's is."""
@@ -57,6 +68,10 @@ class Histogram(Collector):
         if len(values) != len(self._labels):
             raise ValueError(f"{self._name} has the labels {', '.join(self._labels)}")
         return self._series.setdefault(values, Series(self._bounds))
+
+    def series(self) -> ItemsView[tuple[str, ...], Series]:
+        """All of them, by labels."""
+        return self._series.items()
 
     def describe(self) -> list[HistogramMetricFamily]:
         """The family, empty."""

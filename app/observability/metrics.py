@@ -120,6 +120,8 @@ class Metrics:
     )
     decoders_up = Metric(Gauge, "", "Processes that decode images and are ready")
     decoder_restarts = Metric(Counter, "reason", "Decoder processes replaced, as they died or hung")
+    ingresses_up = Metric(Gauge, "", "Processes beside the server that answer requests and are ready (--ingresses)")
+    ingress_restarts = Metric(Counter, "", "Processes that answer requests replaced, as they died or hung")
     queue_depth = Metric(Gauge, "model", "Images waiting for a worker")
     queue_reserved = Metric(Gauge, "model", "Images being decoded for which room in the queue is reserved")
     queue_limit = Metric(Gauge, "model", "Images that may wait, reservations included")

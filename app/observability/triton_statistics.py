@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FIRST_VERSION = "1"
@@ -88,6 +88,24 @@ class ModelStatistics:
     def batch(self, images: int, seconds: float) -> None:
         """A batch was computed."""
         self.batches.setdefault(images, Duration()).add(seconds)
+
+    def taken(self) -> ModelStatistics:
+        """All that was counted; this counts from nothing."""
+        taken = replace(self)
+        self.__init__()  # type: ignore[misc]
+        return taken
+
+    def add(self, more: ModelStatistics) -> None:
+        """What another process has counted of the same model."""
+        self.last_ms = max(self.last_ms, more.last_ms)
+        self.images += more.images
+        pairs = [(self.success, more.success)]
+        pairs += [(self.failure.setdefault(reason, Duration()), each) for reason, each in more.failure.items()]
+        for own, other in pairs:
+            own.count += other.count
+            own.seconds += other.seconds
+        for stage in STAGES:
+            self.stages[stage] += more.stages[stage]
 
     @property
     def executions(self) -> int:

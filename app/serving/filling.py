@@ -15,15 +15,14 @@ from functools import partial
 
 import numpy as np
 
-from app.access.limits import ClientLease
 from app.decoder.messages import Kind, pack_regions
 from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError, Outcome, PendingImage
 from app.errors import ServiceError, internal_error
 from app.fleet.submission import NOWHERE, ModelPool, Submission
-from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
+from app.images.header import ImageError, check_pixels, read_header
 from app.images.passing import may_pass, write_file
-from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms
+from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured
 from app.processes.arena import Arena
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
 from models import PixelModel, Placement, TensorModel
@@ -72,20 +71,6 @@ class Filling:
             for each in items:
                 self._filled(each, internal_error())
 
-    def measured(self, image: Encoded, lease: ClientLease | None) -> tuple[int, int]:
-        """Width and height of an image as displayed, by its header alone; `lease`: what they count against.
-
-        Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
-        """
-        try:
-            header = read_header(image)
-            check_pixels(header, self._max_image_pixels)
-        except ImageError as error:
-            raise _refusal(error) from None
-        if lease is not None and lease.counts_pixels:
-            lease.hold_pixels(header.width * header.height)
-        return header.width, header.height
-
     def drop(self, item: Submission) -> None:
         """An item whose slot is being filled is wanted no longer."""
         if item.image is not None and self._decoders is not None:
@@ -94,10 +79,10 @@ class Filling:
     def _image(self, item: Submission, image: Encoded) -> None:
         lease = item.terms.client_lease
         if self._decoders is None:
-            self._filled(item, Placement(*self.measured(image, lease)))
+            self._filled(item, Placement(*measured(image, lease, self._max_image_pixels)))
             return
         if lease is not None and lease.counts_pixels:  # Else no header is read for it.
-            self.measured(image, lease)
+            measured(image, lease, self._max_image_pixels)
         if not (item.pool.passes_files and self._passed(item, image)):
             self._decode(item, image, Kind.ENCODED)
 
@@ -211,10 +196,6 @@ def client_error(pool: ModelPool, error: Exception) -> ServiceError:
         pool.metrics.rejected["decode_queue_full"].inc()
         return ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1)
     if isinstance(error, ImageError):
-        return _refusal(error)
+        return image_refusal(error)
     log.error("an image could not be decoded: %s", error)
     return internal_error()
-
-
-def _refusal(error: ImageError) -> ServiceError:
-    return ServiceError("IMAGE_TOO_LARGE" if isinstance(error, ImageTooLargeError) else "INVALID_IMAGE", str(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from app.config import Settings, split
@@ -21,6 +22,7 @@ from app.fleet.fleet import Fleet
 from app.fleet.profiles import taken_up
 from app.fleet.submission import ModelPool
 from app.link import Tables
+from app.link_messages import IngressBegin
 from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
@@ -28,6 +30,7 @@ from app.observability.triton_metrics import TritonMetrics
 from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
 from app.serving.cascades import check_cascade, parse_cascade
+from app.serving.ingresses import OWNERS_SHARE, Ingresses
 from app.serving.opening import chosen
 from app.serving.repository import Repository
 from app.serving.shadow import HELD, Shadow
@@ -93,7 +96,7 @@ class Service:
         repository = Repository(settings, self.models, self.fleet)
         self.administration = ServiceAdministration(self.fleet, self.models, repository, self.choice, profiles)
         self._roll_out()
-        tables = Tables(
+        self._tables = Tables(
             settings,
             self.models,
             cascades,
@@ -104,9 +107,10 @@ class Service:
             self.administration,
             self.administration.traffic,
         )
-        reads_pixels = self.choice.backend.facts.reads_pixels
-        self.decoders = self._made_decoders(forms, decoders) if reads_pixels else None
-        self.link = Submissions(tables, self.fleet, self.decoders, reads_pixels=reads_pixels)
+        self.decoders = self._made_decoders(forms, decoders) if self.choice.backend.facts.reads_pixels else None
+        self._links: list[Submissions] = []
+        self.link = self.made_link()
+        self._written = written
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         """What others made for this service and want to end with it."""
         self._background: set[asyncio.Task[None]] = set()
@@ -172,9 +176,39 @@ class Service:
     def _decoder_restarted(self, reason: str) -> None:
         self.metrics.decoder_restarts.labels(reason).inc()
 
+    def made_link(self) -> Submissions:
+        """The end of a link to one more ingress."""
+        reads_pixels = self.choice.backend.facts.reads_pixels
+        link = Submissions(self._tables, self.fleet, self.decoders, reads_pixels=reads_pixels)
+        link.refusing = any(each.refusing for each in self._links)
+        self._links.append(link)
+        return link
+
+    def made_ingresses(self, count: int, carry: Callable[[socket.socket, str, bool], None]) -> Ingresses:
+        """Ingresses in processes of their own (app.serving.ingresses)."""
+        forms = [*self.fleet.models.values()]
+        begin = IngressBegin(
+            self.settings.model_dump(mode="json"),
+            self._written,
+            len(self.models),
+            tuple(-1 if form.floats is None else form.floats.index for form in forms),
+            self.choice.simulated,
+            (1 - OWNERS_SHARE) / count,
+        )
+        return Ingresses(
+            count,
+            self.made_link,
+            self.fleet,
+            administration=self.administration,
+            metrics=self.metrics,
+            begin=begin,
+            carry=carry,
+        )
+
     def refuse(self) -> None:
         """Take no requests any more."""
-        self.link.refusing = True
+        for link in self._links:
+            link.refusing = True
 
     def kill(self) -> None:
         """End every worker now, whatever it does: there is no time left to stop."""

@@ -19,7 +19,7 @@ from app.decoding.pool import Decoders
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.submission import ModelPool, Submission
-from app.link import Content, Encoded, Link, Reply, Room, ServedModel, Tables, Terms, too_late
+from app.link import Content, Link, Reply, Room, ServedModel, Tables, Terms, too_late
 from app.scheduling.queue import (
     Checked,
     DeadlineUnreachableError,
@@ -51,7 +51,11 @@ class Submissions(Link):
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
         self._on_reply = on_reply
 
-    def check(self, served: ServedModel, terms: Terms) -> None:  # noqa: D102
+    async def check(self, served: ServedModel, terms: Terms) -> None:  # noqa: D102
+        self.check_now(served, terms)
+
+    def check_now(self, served: ServedModel, terms: Terms) -> None:
+        """As `check`."""
         if self.refusing:
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
         name, now_s = served.model.name, time.monotonic()
@@ -81,9 +85,6 @@ class Submissions(Link):
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
         return room.begun(now_s)
-
-    def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:  # noqa: D102
-        return self._filling.measured(image, terms.client_lease)
 
     def submit(  # noqa: D102
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int

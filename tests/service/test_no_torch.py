@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from models.sample import IMAGES
 from tests.support import small_classifier
+from tests.support.process_maps import libraries_of, own_mib
 from tests.support.service_process import ServiceProcess, running
 
 pytestmark = pytest.mark.cold
@@ -20,19 +20,6 @@ SERVED = "resnet50,yolov8n,yolov8n-seg:random,yolov8n-pose:random,yolov8n-obb:ra
 MODELS = ("resnet50", "yolov8n", "yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "found")
 MOST_MIB = 200
 """Of memory that the server has to itself; its processes share the rest."""
-
-
-def libraries_of(pid: int) -> set[str]:
-    """Files of torch, torchvision and what comes with them that a process has mapped."""
-    found = re.findall(r"/site-packages/(.*\.so[.\d]*)$", Path(f"/proc/{pid}/maps").read_text(), re.M)
-    return {each for each in found if re.match("torch|triton|nvidia", each)}
-
-
-def own_mib(pid: int) -> float:
-    """Its share of all memory that it uses."""
-    kib = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-    assert kib
-    return int(kib[1]) / 1024
 
 
 def ask(client: httpx.Client, model: str) -> Any:

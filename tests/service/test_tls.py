@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import subprocess
 import time
 
 import grpc
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from tests.support import silent
+from tests.support.certificates import authority, openssl
 from tests.support.grpc_client import call
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
@@ -21,32 +21,6 @@ from tests.support.service_process import free_port
 
 SILENT = 5000
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
-
-
-def openssl(*arguments):
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
-
-
-def authority(folder, name):
-    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
-    openssl(
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        2,
-        "-subj",
-        f"/CN={name}",
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-    )
-    return key, certificate
 
 
 def issued(folder, name, by):

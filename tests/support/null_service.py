@@ -40,18 +40,23 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     The null device has the probes, the outputs, the batches under way and the import of a real one (in `make soak` also
     none of these, and the service is started from nothing); a test may say otherwise. At the end of the block it is
     asserted that /v2/health/live answered within 250 ms throughout, and that the event loop never stood still for
-    100 ms (tests/support/stall.py). `ends`: the test ends the service itself. `constants`: as in
+    100 ms (tests/support/stall.py). `ends`: the test ends the service itself; `at_admin`: the
+    administration's port is asked, as connections to the public one may end. `constants`: as in
     tests/support/constants.py.
     """
 
     @contextlib.contextmanager
     def serve(
-        null: str = "", *options: str, ends: bool = False, constants: Constants = MappingProxyType({})
+        null: str = "",
+        *options: str,
+        ends: bool = False,
+        at_admin: bool = False,
+        constants: Constants = MappingProxyType({}),
     ) -> Iterator[ServiceProcess]:
         behaviour = _with_defaults(null, DEVICES[request.param])
         with (
             serving(tmp_path, behaviour, *options, constants=constants, fresh=request.param != AS_REAL_ONES) as service,
-            answering(service, ends=ends),
+            answering(service, ends=ends, at_admin=at_admin),
         ):
             yield service
 

@@ -55,14 +55,16 @@ class Answering:
 
 @contextlib.contextmanager
 def answering(
-    service: Any, live_s: float = LIVE_S, stall_s: float = STALL_S, *, ends: bool = False
+    service: Any, live_s: float = LIVE_S, stall_s: float = STALL_S, *, ends: bool = False, at_admin: bool = False
 ) -> Iterator[Answering]:
     """Measure a ServiceProcess, or whatever has `url` and `process`, for the length of the block; then assert.
 
     `ends`: the service comes to its end in the block; from the first time it cannot be asked any more, nobody asks.
+    `at_admin`: its administration's port is asked.
     """
     measured = Answering()
-    command = [sys.executable, "-I", __file__, service.url, str(service.process.pid), "ends" if ends else "lives"]
+    url = service.admin_url if at_admin else service.url
+    command = [sys.executable, "-I", __file__, url, str(service.process.pid), "ends" if ends else "lives"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

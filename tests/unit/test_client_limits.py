@@ -14,7 +14,7 @@ from app.access.access import Caller
 from app.access.keys import CallerLimits
 from app.access.limits import ClientLimits
 from app.errors import ServiceError
-from app.link import Terms
+from app.link import Terms, measured
 from app.scheduling.scheduler import Scheduler
 from app.serving.filling import Filling
 from tests.support.images import png
@@ -91,10 +91,10 @@ def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at
     filling = Filling(cast(Any, None), 10**9, None, lambda _, outcome: filled.append(outcome), reads_pixels=False)
     with ClientLimits().request(caller(pixels=150 if limited else 0)) as client_lease:
         item: Any = SimpleNamespace(terms=Terms(0.0, client_lease=client_lease))
-        assert filling.measured(WIDE, client_lease) == (20, 5)
+        assert measured(WIDE, client_lease, 10**9) == (20, 5)
         filling.fill([item], WIDE)
         if limited:
-            assert "150 pixels" in refused(filling.measured, WIDE, client_lease).message
+            assert "150 pixels" in refused(measured, WIDE, client_lease, 10**9).message
             assert [error.code for error in filled] == ["QUEUE_FULL"]
         else:
             assert [(placement.width, placement.height) for placement in filled] == [(20, 5)]

@@ -1,0 +1,70 @@
+"""A connection to an ingress in a process of its own: all but ordinary requests of hot routes is for the owner.
+
+    client ─► HotProtocol ─► its hot requests are answered here
+                  └─ the first other byte ─► the owner answers from there on, for the rest of the connection
+
+Owns: the moment at which a connection goes on with the owner. What is said on it the owner's server reads, with all its
+limits (app.http.connection).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from app.http.connection import LimitedProtocol
+from app.ingress.carrying import Carried
+
+
+class CarryingProtocol(LimitedProtocol):
+    """Made by app.http.hot's `protocol`."""
+
+    carry: Callable[[str, bool, socket.socket], None]
+    """Gives the owner the end of a socket, with the client's address and whether TLS is spoken."""
+    _carried: Carried | None = None
+
+    @property
+    def between_requests(self) -> bool:
+        """Whether the next byte begins a request that may be answered here."""
+        return self._carried is None and super().between_requests
+
+    def data_received(self, data: bytes) -> None:
+        """For the owner, and so is all that follows."""
+        if self._carried is None:
+            self.lend()
+            carried = self._carried = Carried(_Client(self))
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            self.carry(str(self.client[0]) if self.client else "", self.encrypted, theirs)
+            task: asyncio.Task[Any] = self.loop.create_task(self.loop.connect_accepted_socket(lambda: carried, ours))
+            self.server_state.tasks.add(task)
+            task.add_done_callback(self.server_state.tasks.discard)
+        self._carried.send(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        if self._carried is not None:
+            self._carried.abort()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read: the owner sees that its answer does not leave."""
+        super().pause_writing()
+        if self._carried is not None:
+            self._carried.pause(on=True)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._carried is not None:
+            self._carried.pause(on=False)
+
+
+class _Client:
+    """The connection as `Carried` sees it."""
+
+    def __init__(self, connection: CarryingProtocol) -> None:
+        self.transport = connection.raw
+        self.end = connection.end

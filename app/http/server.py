@@ -1,0 +1,97 @@
+"""uvicorn as it is used here, without its signal handling and its listening: limits and the order of the end are ours.
+
+Owns: uvicorn's settings, and what it listens with. Must not know what is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.access.tls import Tls
+from app.config import Settings
+from app.http.connection import too_many
+from app.ingress.budget import Budget
+from app.ingress.listener import Listener
+
+log = logging.getLogger("anychip")
+
+NEW_OBJECTS, YOUNG_COLLECTIONS = 5_000, 4
+"""So many more than before are there when a collection of garbage begins, and so many begin until one looks at what is
+older. Python's 700 are but a few requests under way: a collection then finds nothing, again and again, and that took a
+twentieth of what a request takes. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
+
+
+def configured(
+    app: ASGIApp, kind: type[asyncio.BaseProtocol], settings: Settings, host: str, port: int
+) -> uvicorn.Config:
+    """For a `Server` of connections of this kind."""
+    config = uvicorn.Config(
+        app,
+        http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
+        host=host,
+        port=port,
+        log_config=None,  # Its lines are ours to form.
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # Nothing here asks where a request came from.
+        lifespan="off",
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=5,
+    )
+    config.load()
+    return config
+
+
+class Server(uvicorn.Server):
+    """uvicorn, without its signal handling and its listening: the order of shutdown and the limits are ours."""
+
+    def __init__(self, config: uvicorn.Config, connections: Budget, hurry: asyncio.Event, tls: Tls | None) -> None:
+        super().__init__(config)
+        self.connections, self.hurry, self.tls = connections, hurry, tls
+
+    def become(self, app: ASGIApp, kind: Any) -> None:
+        """Serve another application, by protocols of this kind, to those that connect from now on."""
+        self.config.loaded_app, self.config.http_protocol_class = app, kind
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; `sockets` are not ours. Raises OSError."""
+        self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
+        try:
+            await self.listen(self.config.port, self.config.host)
+        except OSError as error:
+            log.error("%s", error)
+            message = f"cannot listen on {self.config.host}:{self.config.port}; is another service there?"
+            raise OSError(message) from None
+        self.started = True
+
+    def connection(self) -> Any:
+        """A protocol for a new connection."""
+        return cast(Any, self.config.http_protocol_class)(self.config, self.server_state, {})
+
+    def pass_on(self, passing: Callable[[socket.socket, Callable[[], None]], bool]) -> None:
+        """Ask of each connection whether another process has it now (app.ingress.listener)."""
+        for each in self.servers:
+            each.passing = passing
+
+    async def listen(self, port: int, host: str, *, reuse_port: bool = False) -> Listener:
+        """Listen on a port, perhaps one more. Raises OSError."""
+        config = self.config
+
+        listener = Listener(self.connection, self.connections, config.ssl, too_many())
+        self.servers.append(listener)
+        await listener.listen(host, port, reuse_port=reuse_port)
+        return listener
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield

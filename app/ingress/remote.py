@@ -1,0 +1,256 @@
+"""The ingress's end of the link to an owner in another process (app.link_messages).
+
+Owns: what was sent and has no reply yet, and the memory that holds it. Must not know a transport, nor how the process
+around it lives (app.ingress_main).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from app import logs
+from app.errors import ServiceError
+from app.link import ComputedBy, Content, Link, Reply, Result, Room, ServedModel, Tables, Terms, too_late
+from app.link_messages import (
+    Ask,
+    Asked,
+    At,
+    Calm,
+    Cancel,
+    ItemComputed,
+    ItemFailed,
+    Leave,
+    NewModels,
+    Reserve,
+    Serves,
+    Submit,
+    ToIngress,
+    placed,
+)
+from app.observability.recorder import Recorder
+from app.processes.blocks import Blocks
+from app.processes.packing import read_packed
+from app.processes.talk import Talk
+from models import Model, Options, TensorOptions
+
+_CALM_S = 1.0
+"""A request that has so long may come without a question where little waits."""
+_TOLD_EVERY_S = 0.1
+
+
+class RemoteLink(Link):
+    """Made once IngressBegin is there. `on_counted`: is called now and then after requests have ended."""
+
+    def __init__(self, tables: Tables, forms: Sequence[ServedModel], talk: Talk, blocks: Blocks) -> None:
+        """`forms`: all served models by index, those included that others hold as `floats`."""
+        super().__init__(tables)
+        self._forms, self._talk, self._blocks = forms, talk, blocks
+        self._loop = asyncio.get_running_loop()
+        self._models: dict[int, Model] = {form.index: form.model for form in forms}
+        self._numbers = count()
+        self._asked: dict[int, asyncio.Future[None]] = {}
+        self._under_way: dict[int, tuple[_RemoteRoom, bool]] = {}
+        """By token; whether its reply was given here already."""
+        self._calm: tuple[int, ...] = ()
+        self._telling: asyncio.TimerHandle | None = None
+        self.on_counted: Callable[[], None] = lambda: None
+
+    def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
+        self._on_reply = on_reply
+
+    def count(self, name: str, code: str, seconds: float, recorder: Recorder) -> None:  # noqa: D102
+        super().count(name, code, seconds, recorder)
+        if self._telling is None:
+            self._telling = self._loop.call_later(_TOLD_EVERY_S, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        self.on_counted()
+
+    async def check(self, served: ServedModel, terms: Terms) -> None:  # noqa: D102
+        left_s = terms.deadline_s - time.monotonic()
+        if served.index in self._calm and left_s > _CALM_S:
+            return
+        token, answer = next(self._numbers), self._loop.create_future()
+        self._asked[token] = answer
+        self._talk.say(Ask(token, served.index, terms.deadline_s, terms.priority, terms.client))
+        try:
+            await asyncio.wait_for(answer, max(0.0, left_s))
+        except asyncio.TimeoutError:
+            raise too_late() from None
+        finally:
+            self._asked.pop(token, None)
+
+    def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:  # noqa: D102
+        if time.monotonic() >= terms.deadline_s:
+            served.metrics.expired["upload"].inc(count)
+            raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
+        room = _RemoteRoom(self, served, terms, next(self._numbers))
+        self._talk.say(
+            Reserve(
+                room.number,
+                served.index,
+                count,
+                terms.deadline_s,
+                terms.priority,
+                terms.client,
+                logs.request_id.get(),
+            )
+        )
+        return room
+
+    def submit(  # noqa: D102
+        self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
+    ) -> None:
+        assert isinstance(room, _RemoteRoom)
+        try:
+            at = room.placed(content)
+        except MemoryError:
+            room.served.metrics.rejected["buffer_full"].inc()
+            for token in tokens:
+                self._on_reply(token, ServiceError("QUEUE_FULL", "too much is under way; try again", retry_after_s=1))
+            return
+        for token in tokens:
+            self._under_way[token] = room, False
+        room.missing += len(tokens)
+        kinds = (options, None) if isinstance(options, Options) else (None, options)
+        self._talk.say(Submit(room.number, tuple(tokens), position, at, *kinds))
+
+    def cancel(self, token: int) -> None:  # noqa: D102
+        room, silent = self._under_way.get(token, (None, True))
+        if room is not None and not silent:
+            self._under_way[token] = room, True
+            self._talk.say(Cancel(room.number, token, room.terms.recorder.abandoned))
+            self._on_reply(token, ServiceError("INTERNAL", "the request was cancelled"))
+
+    def leave(self, room: _RemoteRoom) -> None:
+        """The request of a room has ended."""
+        self._talk.say(Leave(room.number))
+
+    def write(self, data: memoryview) -> int:
+        """Put something where the owner can read it. Raises MemoryError."""
+        return self._blocks.write(data)
+
+    def give(self, start: int, size: int) -> None:
+        """The owner looks at it no longer."""
+        self._blocks.give(start, size)
+
+    def heard(self, message: ToIngress) -> bool:
+        """Take what the owner says; False for what is not the link's."""
+        match message:
+            case ItemComputed():
+                self._reply(message.token, self._result(message))
+            case ItemFailed():
+                self._reply(message.token, message.refusal.error())
+            case Asked():
+                answer = self._asked.get(message.token)
+                if answer is not None and not answer.done():
+                    if message.refusal is None:
+                        answer.set_result(None)
+                    else:
+                        answer.set_exception(message.refusal.error())
+            case Calm():
+                self._calm = message.forms
+            case NewModels():
+                self._add(message.numbers)
+            case Serves():
+                for index, number in message.numbers.items():
+                    self._forms[index].model = self._models[number]
+            case _:
+                return False
+        return True
+
+    def _reply(self, token: int, reply: Reply) -> None:
+        room, silent = self._under_way.pop(token)
+        room.missing -= 1
+        room.rest()
+        if not silent:
+            self._on_reply(token, reply)
+
+    def _result(self, message: ItemComputed) -> Result:
+        arrays = None
+        if message.arrays is not None:
+            data: Any = message.data
+            sizes = [(np.dtype(kind), math.prod(shape), shape) for kind, shape in message.arrays]
+            if sum([dtype.itemsize * size for dtype, size, _ in sizes]) > len(data):
+                data = _mapped(self._talk.take_descriptor())
+            arrays, at = [], 0
+            for dtype, size, shape in sizes:
+                arrays.append(np.frombuffer(data, dtype, size, at).reshape(shape) if size else np.empty(shape, dtype))
+                at += dtype.itemsize * size
+        return Result(
+            None if arrays is None else tuple(arrays),
+            self._models[message.model],
+            ComputedBy(*message.computed_by),
+            message.placement,
+            message.begun_s,
+            message.queued_s,
+            message.infer_s,
+            None if message.batch is None else _span_context(*message.batch),
+        )
+
+    def _add(self, numbers: dict[int, int]) -> None:
+        objects = read_packed(self._talk.take_descriptor())
+        for number, model in zip(numbers.values(), objects, strict=True):
+            self._models[number] = model
+            self._models.pop(number - 2 * len(self._forms), None)  # Of the one before it results may still come.
+
+
+class _RemoteRoom(Room):
+    """`missing`: how many of its tokens have no reply of the owner's yet."""
+
+    def __init__(self, link: RemoteLink, served: ServedModel, terms: Terms, number: int) -> None:
+        super().__init__(served, terms)
+        self.number, self.missing = number, 0
+        self._link, self._left = link, False
+        self._blocks: list[tuple[int, int]] = []
+        self._placed: tuple[Content, At] | None = None
+
+    def placed(self, content: Content) -> At:
+        """Where it lies for the owner; all rows of a request lie there once. Raises MemoryError."""
+        before = self._placed
+        if before is not None and getattr(before[0], "inputs", before) is getattr(content, "inputs", None):
+            return before[1]
+        at = placed(content, self._write)
+        self._placed = content, at
+        return at
+
+    def _write(self, data: memoryview) -> int:
+        start = self._link.write(data)
+        self._blocks.append((start, len(data)))
+        return start
+
+    def __exit__(self, *_: object) -> None:
+        self._left = True
+        self._link.leave(self)
+        self.rest()
+
+    def rest(self) -> None:
+        """Give the memory back once nobody looks at it."""
+        if self._left and not self.missing:
+            for start, size in self._blocks:
+                self._link.give(start, size)
+            self._blocks.clear()
+            self._placed = None
+
+
+def _mapped(descriptor: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+def _span_context(trace: str, span: str, flags: int) -> Any:
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    return SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(flags))

@@ -1,0 +1,205 @@
+"""An ingress in a process of its own: it answers the hot routes, over a link to the owner (--ingresses).
+
+    owner ─► connections that it has accepted ─► http ─► ingress ─► RemoteLink ─► owner ─► results ─► answers
+
+Owns: the process from its first message to its end. It has no models' networks, no devices and no port: connections
+come with their descriptors, and what is not for a hot route goes to the owner with the rest of its connection. It must
+not import torch. Should the owner end, so does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.types import Receive, Scope, Send
+
+from app.access.access import Access
+from app.access.tls import Tls
+from app.compat import torchserve
+from app.config import Settings, split
+from app.http.connection import ConnectionLimits
+from app.http.hot import protocol
+from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS, Server, configured
+from app.ingress.budget import Budget
+from app.ingress.ingress import Ingress
+from app.ingress.listener import Listener
+from app.ingress.remote import RemoteLink
+from app.link import Administration, ServedModel, Tables
+from app.link_messages import (
+    Carry,
+    Closed,
+    Draining,
+    End,
+    Gained,
+    Here,
+    IngressBegin,
+    IngressReady,
+    Look,
+    NewConnection,
+    NewShares,
+    ToIngress,
+)
+from app.observability.gained import gained
+from app.observability.metrics import Metrics, ModelMetrics
+from app.observability.tracing import from_settings
+from app.observability.triton_statistics import ModelStatistics
+from app.processes.blocks import ROOM, Blocks
+from app.processes.channel import Channel
+from app.processes.forking import name_process
+from app.processes.packing import read_packed
+from app.processes.talk import Talk
+from app.serving.cascades import parse_cascade
+from models.tasks.tiles import parse_tilings
+
+
+def main(channel: Channel, messages: list[bytes]) -> None:
+    """The process; `messages`: what has come already."""
+    name_process("anychip-ingress")
+    running = _Process().run(channel, messages)
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(running)
+    else:
+        uvloop.run(running)
+
+
+async def _nothing_else(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise AssertionError("what is not for a hot route goes to the owner")
+
+
+@dataclass
+class _OwnersWord:
+    """What a hot route asks of `Administration`; all else the owner answers itself."""
+
+    draining: bool = False
+
+
+class _OwnersBudget(Budget):
+    """Of connections: the owner counts them, and hears which has ended."""
+
+    def __init__(self, closed: Callable[[int], None]) -> None:
+        super().__init__(1, "connections")
+        self._closed = closed
+
+    def give(self, client: str, size: int) -> None:
+        """`client`: the connection's number."""
+        self._closed(int(client))
+
+
+class _Server(Server):
+    """Listens nowhere."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.listener = Listener(self.connection, self.connections, self.config.ssl)
+        self.servers = [self.listener]
+        self.started = True
+
+
+class _Process:
+    """`_told`: what the owner says that is not the link's, once it has begun."""
+
+    def __init__(self) -> None:
+        self._ending = asyncio.Event()
+        self._word = _OwnersWord()
+        self._traffic: dict[str, Any] = {}
+        self._server: _Server | None = None
+
+    async def run(self, channel: Channel, messages: list[bytes]) -> None:
+        """Until the owner says so, or has ended."""
+        self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
+        self._talk = Talk(channel, ToIngress, self._heard, messages)
+        ended = asyncio.ensure_future(asyncio.shield(self._talk.ended))
+        await asyncio.wait((self._begun, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not self._begun.done():
+            return
+        begin, models = self._begun.result(), read_packed(self._talk.take_descriptor())
+        settings = Settings(**begin.settings)
+        metrics = Metrics()
+        forms = [
+            ServedModel(index, model, ModelMetrics(metrics, model.name), ModelStatistics())
+            for index, model in enumerate(models)
+        ]
+        for form, floats in zip(forms, begin.floats, strict=False):
+            if floats >= 0:
+                form.floats = forms[floats]
+                form.floats.metrics, form.floats.statistics = form.metrics, form.statistics
+        served = {form.model.name: form for form in forms[: begin.names]}
+        cascades = {each.name: each for each in (parse_cascade(text, begin.written) for text in settings.stage_specs)}
+        tracing = from_settings(settings)
+        tables = Tables(
+            settings,
+            served,
+            cascades,
+            parse_tilings(split(settings.tiles)),
+            metrics,
+            tracing,
+            begin.simulated,
+            cast(Administration, self._word),
+            self._traffic,
+        )
+        most_bytes = int(begin.share * settings.max_buffered_bytes)
+        blocks = Blocks(ROOM * most_bytes)
+        self._link = link = RemoteLink(tables, forms, self._talk, blocks)
+        statistics = {name: form.statistics for name, form in served.items()}
+        link.on_counted = lambda: self._talk.say(Gained(gained(metrics, statistics)))
+        ingress = Ingress(link, Access(settings), begin.share)
+        tls = Tls.of(settings)
+        kind = protocol(ConnectionLimits(), ingress, more=(torchserve.HOT,), carry=self._carry)
+        config = configured(_nothing_else, kind, settings, "", 0)
+        config.ssl = tls.context if tls else None
+        self._server = server = _Server(config, _OwnersBudget(self._closed), asyncio.Event(), tls)
+        serving = asyncio.create_task(server.serve())
+        renewing = [asyncio.create_task(tls.keep_fresh())] if tls else []
+        while not server.started:  # noqa: ASYNC110 - uvicorn tells no other way
+            await asyncio.sleep(0.001)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS)
+        self._talk.say(IngressReady(), descriptor=blocks.descriptor)
+        ending = asyncio.ensure_future(self._ending.wait())
+        await asyncio.wait((ending, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            ingress.refuse_what_is_under_way()
+            server.should_exit = True
+            await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
+            link.on_counted()
+            self._talk.flush()
+        for task in (serving, ending, *renewing):
+            task.cancel()
+        await asyncio.gather(serving, ending, *renewing, return_exceptions=True)
+        await ingress.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
+
+    def _heard(self, message: ToIngress) -> None:
+        match message:
+            case IngressBegin():
+                self._begun.set_result(message)
+            case NewConnection():
+                assert self._server is not None
+                accepted = socket.socket(fileno=self._talk.take_descriptor())
+                self._server.listener.begin(accepted, str(message.connection))
+            case NewShares():
+                self._traffic.clear()
+                self._traffic.update(message.shares)
+            case Draining():
+                self._word.draining = True
+            case Look():
+                self._link.on_counted()
+                self._talk.say(Here())
+            case End():
+                self._ending.set()
+            case _:
+                self._link.heard(message)
+
+    def _carry(self, address: str, encrypted: bool, theirs: socket.socket) -> None:
+        self._talk.say(Carry(address, encrypted), descriptor=theirs.detach())
+
+    def _closed(self, connection: int) -> None:
+        self._talk.say(Closed(connection))

@@ -1,0 +1,60 @@
+"""Blocks of shared memory in which an ingress of another process puts what its requests bring, for the owner to read.
+
+Owns: which blocks are free. Must not know what is in one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from app.processes.arena import sealed_memory
+
+_LEAST_BITS, _KEPT_BITS = 12, 20
+"""Of a block's size: the least, and the most that stays with the process once it is free."""
+ROOM = 40
+"""So many times what is in use at once is the memory: a block is up to twice as large as what is in it, blocks of one
+size are never used for another, and there are 20 sizes. The system gives memory only for what is touched."""
+
+
+class Blocks:
+    """Made by who writes. Not more than `size_bytes / ROOM` may be in use at once."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.descriptor = sealed_memory("anychip-blocks", size_bytes)
+        self._memory = mmap.mmap(self.descriptor, size_bytes)
+        self._view = memoryview(self._memory)
+        self._end = 0
+        self._free: dict[int, list[int]] = {}
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Put it into a block; where that begins. Raises MemoryError."""
+        bits = _bits(len(data))
+        free = self._free.setdefault(bits, [])
+        if free:
+            start = free.pop()  # Last freed, first taken: it is in the cache.
+        elif self._end + (1 << bits) <= len(self._view):
+            start, self._end = self._end, self._end + (1 << bits)
+        else:
+            raise MemoryError
+        self._view[start : start + len(data)] = data
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        """Nothing looks at the block of `size` bytes any more."""
+        bits = _bits(size)
+        self._free[bits].append(start)
+        if bits > _KEPT_BITS:
+            self._memory.madvise(mmap.MADV_REMOVE, start, 1 << bits)
+
+
+def _bits(size: int) -> int:
+    return max(_LEAST_BITS, (size - 1).bit_length())
+
+
+def opened(descriptor: int) -> memoryview:
+    """All of the memory, for who only reads; closes the descriptor. Raises OSError, ValueError."""
+    try:
+        return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)

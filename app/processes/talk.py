@@ -1,0 +1,117 @@
+"""A channel on an event loop: the messages of one turn go in one packet, and what comes is handed on one by one.
+
+Owns: reading, writing, and the end of both. Must not know what is said: both ends name the type of what they hear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from app.processes.channel import Channel, ChannelError
+
+log = logging.getLogger("anychip.talk")
+
+_PACKET_BYTES = 1 << 20
+"""What a turn says is sent at once where it is more than this."""
+
+
+class Talk:
+    """One end, inside a running event loop. `ended`: is called once, with the reason."""
+
+    def __init__(
+        self, channel: Channel, heard: Any, handle: Callable[[Any], None], early: Sequence[bytes] = ()
+    ) -> None:
+        """`heard`: the type of what the other end says, which `handle` is called with. What it raises ends the talk.
+
+        `early`: packets that have come already.
+        """
+        self._channel = channel
+        self._handle = handle
+        self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[heard])
+        self._encode = msgspec.msgpack.Encoder(enc_hook=_number).encode
+        self._out: list[Any] = []
+        self._out_bytes = 0
+        self._writing = False
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+        if early:
+            self._loop.call_soon(self._take, early)
+
+    def say(self, message: Any, size: int = 0, descriptor: int = -1) -> None:
+        """Say something at the end of this turn, of about so many bytes; with a descriptor, which is closed, now."""
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(message)
+        self._out_bytes += size
+        if descriptor >= 0 or self._out_bytes > _PACKET_BYTES:
+            self.flush(descriptor)
+
+    def flush(self, *descriptors: int) -> None:
+        """Send what was said."""
+        out, self._out, self._out_bytes = self._out, [], 0
+        descriptors = tuple(each for each in descriptors if each >= 0)
+        if self.ended.done():
+            for each in descriptors:
+                os.close(each)
+        elif out:
+            try:
+                self._channel.send(self._encode(out), descriptors)
+            except (ChannelError, OSError) as error:
+                self.end(str(error))
+            else:
+                self._wait_for_room()
+
+    def take_descriptor(self) -> int:
+        """The next descriptor that came; the caller's to close. Raises ChannelError."""
+        return self._channel.take_descriptor()
+
+    def end(self, reason: str) -> None:
+        """Nothing is heard or said any more. Idempotent."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+            self._loop.remove_reader(self._channel.fileno())
+            if self._writing:
+                self._loop.remove_writer(self._channel.fileno())
+            self._channel.close()
+
+    def _readable(self) -> None:
+        self._take(None)
+
+    def _take(self, packets: Sequence[bytes] | None) -> None:
+        """Handle these packets, or those that have arrived."""
+        try:
+            for packet in self._channel.receive() if packets is None else packets:
+                for message in self._decoder.decode(packet):
+                    self._handle(message)
+        except (EOFError, ConnectionError):
+            self.end("it ended")
+        except Exception as error:  # Nothing that the other end says can be trusted any more.
+            log.exception("what came cannot be read")
+            self.end(f"it said what cannot be read: {error}")
+
+    def _wait_for_room(self) -> None:
+        """Have the loop write on while something waits."""
+        if self._writing != self._channel.waiting:
+            self._writing = self._channel.waiting
+            if self._writing:
+                self._loop.add_writer(self._channel.fileno(), self._writable)
+            else:
+                self._loop.remove_writer(self._channel.fileno())
+
+    def _writable(self) -> None:
+        with contextlib.suppress(OSError):  # It is gone: what it said before is still to be read.
+            self._channel.flush()
+        self._wait_for_room()
+
+
+def _number(value: Any) -> Any:
+    """One of NumPy's, as Python's."""
+    return value.item()

@@ -1,0 +1,451 @@
+"""Ingresses in processes of their own, as the owner has them (--ingresses).
+
+    a connection that was accepted ─► the ingress with the fewest ─► what it asks over the link ─► Submissions
+    an ingress that ends or hangs ─► its connections, rooms and items end ─► another one
+
+Owns: these processes, which of their records are believed, and what ends with one. Must not know a transport. A record
+that names what its ingress does not have ends the process that has sent it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from app import logs
+from app.config import Settings
+from app.errors import ServiceError
+from app.fleet.fleet import Fleet
+from app.fleet.spawn import spawn
+from app.fleet.submission import ModelPool
+from app.link import ModelState, Reply, Result, Room, Terms
+from app.link_messages import (
+    INLINE_BYTES,
+    Ask,
+    Asked,
+    Calm,
+    Cancel,
+    Carry,
+    Closed,
+    Draining,
+    EncodedAt,
+    End,
+    Gained,
+    Here,
+    IngressBegin,
+    IngressReady,
+    ItemComputed,
+    ItemFailed,
+    Leave,
+    Look,
+    NewConnection,
+    NewModels,
+    NewShares,
+    Reserve,
+    SaidError,
+    Serves,
+    Submit,
+    ToOwner,
+    found,
+)
+from app.observability.gained import add
+from app.observability.metrics import Metrics
+from app.processes import blocks
+from app.processes.arena import sealed_memory
+from app.processes.channel import Channel
+from app.processes.fork_server import BACKOFF_S, Child
+from app.processes.packing import write_packed
+from app.processes.talk import Talk
+from app.scheduling.queue import DeadlineUnreachableError, QueueFullError
+from app.serving.administration import ServiceAdministration
+from app.serving.submissions import Submissions
+from app.worker import begin as worker
+from backends import host
+from models import Model
+
+log = logging.getLogger("anychip.service")
+
+_PROGRAM = "app.ingress_main:main"
+_LOOK_S = 1.0
+_LOOKS = 5
+"""So often in a row an ingress may be found silent. Looks are counted, and not seconds: of time in which this process
+itself stood still only one passes."""
+_TICK_S = 0.05
+_END_S = 7.0
+_CALM_SHARE, _CALM_S = 0.5, 0.2
+"""Little waits for a model where that share of its queue is free, and an answer is expected so soon."""
+
+OWNERS_SHARE = 0.5
+"""Of the bytes that requests may hold: of those that the owner reads itself. The ingresses divide the rest."""
+_START_S = 60.0
+_LIVED_S = 10.0
+"""An ingress that lives so long begins without a pause after it."""
+
+
+def count_of(settings: Settings, *, traced: bool) -> int:
+    """How many there are to be. By themselves none where each client's limits are counted, or requests are traced: the
+    owner would read most of them again.
+    """
+    if settings.ingresses != "auto":
+        return settings.ingresses
+    cores = host.core_count()
+    return 0 if cores <= _FEW_CORES or settings.client_limits or traced else min(_MOST, cores // _CORES_EACH)
+
+
+_FEW_CORES, _CORES_EACH, _MOST = 4, 5, 4
+
+
+@dataclass(slots=True)
+class _FarRoom:
+    """A room of an ingress; `room` is None where it was refused, for the reason. `left`: tokens that may still come."""
+
+    room: Room | None
+    refusal: ServiceError | None
+    terms: Terms
+    left: int
+    request_id: str
+
+
+class _Far:
+    """One ingress process. `connections`: what gives the count of each back, by its number; `silent`: looks."""
+
+    def __init__(self, of: Ingresses, link: Submissions, child: Child, channel: Channel) -> None:
+        self._of, self._link, self.child = of, link, child
+        link.connect(self._replied)
+        self._rooms: dict[int, _FarRoom] = {}
+        self._tokens: dict[int, int] = {}  # The index of its model.
+        self.connections: dict[int, Callable[[], None]] = {}
+        self.silent = 0
+        self._memory = memoryview(b"")
+        self._step = len(of.forms)
+        self._numbers = {id(form.model): form.index for form in of.forms}
+        self._objects = {form.index: form.model for form in of.forms}
+        self._latest = {form.index: form.index for form in of.forms}
+        self._serves = dict(self._latest)
+        self._calm: tuple[int, ...] = ()
+        self._traffic: dict[str, Mapping[str, float]] = {}
+        self._draining = False
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.talk = Talk(channel, ToOwner, self._heard)
+        self.talk.ended.add_done_callback(lambda _: self._gone())
+
+    @property
+    def takes(self) -> bool:
+        """Whether connections are for it."""
+        return self.ready.done() and not self.talk.ended.done()
+
+    def look(self) -> None:
+        """Once a second: whether it answers."""
+        self.silent += 1
+        if self.silent > _LOOKS:
+            self.talk.end("it does not answer")
+        else:
+            self.talk.say(Look())
+
+    def tell(self, calm: tuple[int, ...]) -> None:
+        """What has changed."""
+        administration, say = self._of.administration, self.talk.say
+        if calm != self._calm:
+            self._calm = calm
+            say(Calm(calm))
+        if administration.traffic != self._traffic:
+            self._traffic = {name: dict(shares) for name, shares in administration.traffic.items()}
+            say(NewShares(self._traffic))
+        if administration.draining and not self._draining:
+            self._draining = True
+            say(Draining())
+        for form in self._of.forms:
+            number = self._number(form.model, form.index)
+            if number != self._serves[form.index]:
+                self._serves[form.index] = number
+                say(Serves({form.index: number}))
+
+    def _gone(self) -> None:
+        """It has ended: nobody waits for what it had, and its connections are no more."""
+        self.child.kill()
+        for each in [*self._rooms.values()]:
+            if each.room is not None:
+                each.room.__exit__()
+        self._rooms.clear()
+        for give in self.connections.values():
+            give()
+        self.connections.clear()
+
+    def _heard(self, message: ToOwner) -> None:
+        """Raises for what is not so: its process is then ended."""
+        self.silent = 0
+        match message:
+            case Submit():
+                self._submit(message)
+            case Leave():
+                room = self._rooms.pop(message.room).room
+                if room is not None:
+                    room.__exit__()
+            case Reserve():
+                self._reserve(message)
+            case Ask():
+                refusal = None
+                try:
+                    self._link.check_now(self._form(message.model), _terms(message))
+                except ServiceError as error:
+                    refusal = SaidError.of(error)
+                self.talk.say(Asked(message.token, refusal))
+            case Cancel():
+                self._rooms[message.room].terms.recorder.abandoned |= message.abandoned
+                self._link.cancel(message.token)
+            case Closed():
+                self.connections.pop(message.connection)()
+            case Carry():
+                end = socket.socket(fileno=self.talk.take_descriptor())
+                self._of.carry(end, message.address, message.encrypted)
+            case Gained():
+                self._of.counted(message.content)
+            case IngressReady():
+                self._memory = blocks.opened(self.talk.take_descriptor())
+                self.ready.set_result(None)
+            case Here():
+                pass
+
+    def _form(self, index: int) -> ModelPool:
+        if not 0 <= index < self._step:
+            raise ValueError(f"there is no model {index}")
+        return self._of.forms[index]
+
+    def _reserve(self, message: Reserve) -> None:
+        terms, form = _terms(message), self._form(message.model)
+        if message.room in self._rooms or message.count < 1:
+            raise ValueError(f"room {message.room} for {message.count} cannot be")
+        logs.request_id.set(message.request_id)
+        room = refusal = None
+        try:
+            if self._link.refusing:  # Where little waits, the ingress has not asked.
+                self._link.check_now(form, terms)
+            room = self._link.reserve(form, message.count, terms)
+        except ServiceError as error:
+            refusal = error
+        self._rooms[message.room] = _FarRoom(room, refusal, terms, message.count, message.request_id)
+
+    def _submit(self, message: Submit) -> None:
+        far, tokens = self._rooms[message.room], message.tokens
+        far.left -= len(tokens)
+        if far.left < 0 or message.position < 0 or len({*tokens} - self._tokens.keys()) < len(tokens):
+            raise ValueError(f"room {message.room} has no place for {tokens}")
+        if far.room is None:
+            assert far.refusal is not None
+            for token in tokens:
+                self.talk.say(ItemFailed(token, SaidError.of(far.refusal)))
+            return
+        options = message.options or message.tensor_options
+        content = found(message.content, self._memory)
+        wanted = len(message.content.regions) if isinstance(message.content, EncodedAt) else 0
+        if options is None or len(tokens) != max(1, wanted):
+            raise ValueError(f"{len(tokens)} tokens came for {max(1, wanted)} items")
+        logs.request_id.set(far.request_id)
+        for token in tokens:
+            self._tokens[token] = far.room.served.index
+        self._link.submit(far.room, tokens, content, options, message.position)
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        index = self._tokens.pop(token)
+        if not isinstance(reply, Result):
+            self.talk.say(ItemFailed(token, SaidError.of(reply)))
+            return
+        arrays, batch = reply.arrays, reply.batch
+        data, size, descriptor = b"", sum([each.nbytes for each in arrays or ()]), -1
+        if size > INLINE_BYTES:
+            descriptor = _written([each.tobytes() for each in arrays or ()], size)
+        else:
+            data = b"".join([each.tobytes() for each in arrays or ()])
+        self.talk.say(
+            ItemComputed(
+                token,
+                None if arrays is None else tuple([(each.dtype.str, each.shape) for each in arrays]),
+                data,
+                self._number(reply.model, index),
+                reply.computed_by,
+                reply.placement,
+                reply.begun_s,
+                reply.queued_s,
+                reply.infer_s,
+                None if batch is None else (f"{batch.trace_id:032x}", f"{batch.span_id:016x}", int(batch.trace_flags)),
+            ),
+            len(data),
+            descriptor,
+        )
+
+    def _number(self, model: Model, index: int) -> int:
+        """What the ingress calls a model; it has it afterwards."""
+        number = self._numbers.get(id(model))
+        if number is None:
+            number = self._latest[index] = self._latest[index] + self._step
+            self._numbers[id(model)], self._objects[number] = number, model
+            left = self._objects.pop(number - 2 * self._step, None)
+            self._numbers.pop(id(left), None)
+            self.talk.say(NewModels({index: number}), descriptor=write_packed([model], "anychip-models"))
+        return number
+
+
+def _terms(message: Ask | Reserve) -> Terms:
+    if not math.isfinite(message.deadline_s):
+        raise ValueError("a deadline is a time")
+    return Terms(message.deadline_s, message.priority, client=message.client)
+
+
+def _written(parts: Sequence[bytes], size: int) -> int:
+    """A descriptor of memory with these bytes."""
+    descriptor = sealed_memory("anychip-result", size)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.writelines(parts)
+    return descriptor
+
+
+class Ingresses:
+    """Of one service; inside a running event loop. `forms`: all models that are served, by index."""
+
+    def __init__(
+        self,
+        count: int,
+        link: Callable[[], Submissions],
+        fleet: Fleet,
+        *,
+        administration: ServiceAdministration,
+        metrics: Metrics,
+        begin: IngressBegin,
+        carry: Callable[[socket.socket, str, bool], None],
+    ) -> None:
+        """`link`: makes one more; `begin`: what each hears first; `carry`: serves what is not for an ingress, on the
+        end of a socket, with the client's address and whether it speaks TLS.
+        """
+        self.forms = [*fleet.models.values()]
+        self.administration, self.carry = administration, carry
+        self._count, self._link, self._fleet, self._begin = count, link, fleet, begin
+        self._fars: list[_Far] = []
+        self._keeping: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._connections = 0
+        self._metrics = metrics
+        self._metrics.ingresses_up.set_function(lambda: sum(each.takes for each in self._fars))
+
+    async def start(self) -> None:
+        """Returns when each was ready once, or has had its time: until then connections are the owner's."""
+        firsts = [self._loop.create_future() for _ in range(self._count)]
+        self._keeping = [
+            self._loop.create_task(self._keep(number, first), name=f"ingress {number}")
+            for number, first in enumerate(firsts)
+        ]
+        self._keeping += [self._loop.create_task(self._tell()), self._loop.create_task(self._look())]
+        try:
+            await asyncio.wait_for(asyncio.gather(*firsts), _START_S)
+        except asyncio.TimeoutError:
+            log.error("not every ingress is ready within %g s: the server answers itself until they are", _START_S)
+
+    def take(self, accepted: socket.socket, lost: Callable[[], None]) -> bool:
+        """Give an ingress a connection, at whose end `lost` is called; False where there is none to take it."""
+        takes = [each for each in self._fars if each.takes]
+        if not takes or self._stopping:
+            return False
+        far = min(takes, key=lambda each: len(each.connections))
+        self._connections += 1
+        far.connections[self._connections] = lost
+        far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
+        return True
+
+    def counted(self, content: bytes) -> None:
+        """Count what an ingress has counted. Raises for what cannot be."""
+        models = self._fleet.models
+        add(content, self._metrics, {name: pool.statistics for name, pool in models.items()})
+
+    def end(self) -> None:
+        """What has no answer yet gets DRAINING. New connections are the owner's from now on. Idempotent."""
+        if not self._stopping:
+            self._stopping = True
+            for each in self._fars:
+                each.talk.say(End())
+
+    async def stop(self, *, hurry: bool = False) -> None:
+        """End every process, in a `hurry` at once. Idempotent."""
+        self.end()
+        if not hurry:
+            await asyncio.gather(*(each.child.ends_within(_END_S) for each in self._fars))
+        for each in [*self._fars]:
+            each.talk.end("the service stops")
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    async def _keep(self, number: int, first: asyncio.Future[None]) -> None:
+        """One ingress after the other."""
+        short = 0
+        while not self._stopping:
+            began_s = self._loop.time()
+            try:
+                far = await self._begun(number)
+            except OSError as error:
+                reason = str(error)
+            else:
+                await asyncio.wait((far.ready, far.talk.ended), return_when=asyncio.FIRST_COMPLETED)
+                if far.takes and not first.done():
+                    first.set_result(None)
+                reason = await far.talk.ended
+                self._fars.remove(far)
+                await far.child.ends_within(_END_S)
+            if self._stopping:
+                return
+            log.error("ingress %d is gone: %s; another one is begun", number, reason)
+            self._metrics.ingress_restarts.inc()
+            short = 0 if self._loop.time() - began_s > _LIVED_S else short + 1
+            await asyncio.sleep(BACKOFF_S[min(short, len(BACKOFF_S) - 1)])
+
+    async def _begun(self, number: int) -> _Far:
+        """Raises OSError."""
+        models = await asyncio.to_thread(write_packed, [form.model for form in self.forms], "anychip-models")
+        try:
+            spawned = await spawn(f"ingress {number}", forks=False)
+        except BaseException:
+            os.close(models)
+            raise
+        channel, settings = Channel(spawned.socket), self._begin.settings
+        style = settings["log_level"], settings["log_format"]
+        first = worker.Begin(f"ingress {number}", dict(os.environ), style, (), sys.path, program=_PROGRAM)
+        channel.send(worker.to_process(first))
+        far = _Far(self, self._link(), spawned.child, channel)
+        far.talk.say(self._begin, descriptor=models)
+        self._fars.append(far)
+        return far
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for each in [*self._fars]:
+                if each.ready.done():
+                    each.look()
+
+    async def _tell(self) -> None:
+        while True:
+            calm = () if self.administration.draining else tuple(each.index for each in self.forms if self._calm(each))
+            for each in self._fars:
+                if each.takes:
+                    each.tell(calm)
+            await asyncio.sleep(_TICK_S)
+
+    def _calm(self, form: ModelPool) -> bool:
+        """Whether little waits for a model: a request may come without being checked first."""
+        name, now_s = form.model.name, time.monotonic()
+        queue = self._fleet.scheduler.queues[name]
+        if queue.depth + queue.reserved > _CALM_SHARE * queue.limit:
+            return False
+        if self._fleet.readiness.state(name) is not ModelState.READY:
+            return False
+        try:
+            self._fleet.scheduler.check(name, 1, now_s + _CALM_S, 0, now_s)
+        except (QueueFullError, DeadlineUnreachableError):
+            return False
+        return True

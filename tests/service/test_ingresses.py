@@ -1,0 +1,285 @@
+"""Ingresses in processes of their own: they answer as the owner does, and each may end at any time.
+
+The fixture `serve` asserts after each test that the owner answered all the while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import ssl
+
+import httpx
+import psutil
+import pytest
+
+from tests.support import small_classifier
+from tests.support.certificates import authority
+from tests.support.images import GREY
+from tests.support.load import WAIT_S, Load, until
+from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric
+from tests.support.process_maps import libraries_of, own_mib
+from tests.support.service_process import running
+
+LOOKED_AT = ("delay_ms=5,fail=*1000000", "--decoders", "2", "--ingresses", "2")
+"""With a fault that does not come the null device looks at images, so there are decoders."""
+QUICK_LOOKS = {"app.serving.ingresses._LOOK_S": 0.1}
+HOT = "/v1/models/{}:predict", "/predictions/{}"
+MOST_MIB = 80
+
+
+def ingresses(service):
+    """Those that live, by process id."""
+    found = {}
+    for child in service.children():
+        try:
+            if child.name() == "anychip-ingress" and child.status() != psutil.STATUS_ZOMBIE:
+                found[child.pid] = child
+        except psutil.Error:  # It has just ended.
+            pass
+    return found
+
+
+def answered(client, path, **more):
+    answer = client.post(path, **more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def settled(answer):
+    """Without what differs from request to request."""
+    return {name: each for name, each in answer.items() if name != "id"} if isinstance(answer, dict) else answer
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The same model by the owner alone and by ingresses."""
+    folder = tmp_path_factory.mktemp("ingresses")
+    options = ("--models", small_classifier.written(folder), "--device", "cpu")
+    with (
+        running(folder, *options, "--ingresses", "0") as alone,
+        running(folder, *options, "--ingresses", "2") as beside,
+    ):
+        yield alone, beside
+
+
+pytestmark = pytest.mark.xdist_group("ingresses")
+
+
+def name_in(client):
+    return client.get("/v1/models").json()["models"][0]["name"]
+
+
+def test_ingresses_answer_as_the_owner_does(both):
+    alone, beside = both
+    assert len(ingresses(beside)) == 2
+    with alone.client() as one, beside.client() as other:
+        name = name_in(one)
+        small, several = {"content": GREY}, {"files": [("images", ("a.jpg", GREY, "image/jpeg"))] * 3}
+        for path in HOT:
+            for sent in (small, several):
+                assert settled(answered(other, path.format(name), **sent)) == settled(
+                    answered(one, path.format(name), **sent)
+                )
+        inputs = [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["x"]}]
+        for path, sent in (
+            (f"/v2/models/{name}/infer", {"json": {"inputs": inputs}}),
+            (f"/v1/models/{name}:predict", {"content": b"no image"}),
+            (f"/v1/models/{name}:predict?top_k=0", {"content": GREY}),
+            ("/v1/models/nothing:predict", {"content": GREY}),
+            (f"/v1/models/{name}:predict", {"content": iter([GREY])}),
+        ):
+            if "content" in sent and not isinstance(sent["content"], bytes):
+                mine, theirs = other.post(path, content=iter([GREY])), one.post(path, content=iter([GREY]))
+            else:
+                mine, theirs = other.post(path, **sent), one.post(path, **sent)
+            assert mine.status_code == theirs.status_code
+            assert {**mine.json(), "request_id": ""} == {**theirs.json(), "request_id": ""}
+
+
+def test_a_connection_may_ask_for_anything_and_all_is_counted_once(both):
+    _, beside = both
+    with beside.client() as client:
+        name = name_in(client)
+        counted = f'anychip_requests_total{{code="OK",model="{name}"}}'
+
+        def count():
+            return float(re.search(re.escape(counted) + r" (\S+)", client.get("/metrics").text)[1])
+
+        before = count()
+        for _ in range(5):
+            with beside.client() as another:
+                answered(another, f"/v1/models/{name}:predict", content=GREY)  # By an ingress.
+                assert another.get("/v2/health/ready").status_code == 200
+                answered(another, f"/v1/models/{name}:predict", content=GREY)  # By the owner, on the same connection.
+                assert another.head("/").status_code in (200, 404)
+        deadline = 100
+        while count() != before + 10:
+            deadline -= 1
+            assert deadline, "ten requests are counted as ten"
+        assert answered(client, f"/v2/models/{name}/infer", json=raw(GREY))["model_name"] == name
+
+
+def raw(image):
+    import base64
+
+    return {
+        "inputs": [
+            {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(image).decode()]},
+        ]
+    }
+
+
+@pytest.mark.cold
+def test_an_ingress_has_no_torch_and_little_memory(tmp_path):
+    options = ("--models", "resnet50,yolov8n", "--weights", "sample", "--device", "null", "--engine", "auto")
+    with running(tmp_path, *options, "--ingresses", "2", fresh=True) as service:
+        for model in ("resnet50", "yolov8n"):
+            for _ in range(4):
+                with service.client() as client:
+                    answered(client, f"/v1/models/{model}:predict", content=GREY)
+        assert len(ingresses(service)) == 2
+        for pid in ingresses(service):
+            assert not libraries_of(pid)
+            assert own_mib(pid) < MOST_MIB
+
+
+def test_models_that_are_loaded_again_are_served_on(both):
+    _, beside = both
+    with beside.client() as client, beside.admin_client() as admin:
+        name = name_in(client)
+        for _ in range(3):
+            assert admin.post(f"/v2/repository/models/{name}/load").status_code == 200
+            with beside.client() as another:
+                answered(another, f"/v1/models/{name}:predict", content=GREY)
+
+
+@pytest.mark.paired
+@pytest.mark.parametrize("beside", ["", "anychip-worker", "anychip-decoder", "anychip-ingress", "fork-workers"])
+async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, beside):
+    """Alone, and together with another process."""
+    with serve(*LOOKED_AT, at_admin=True) as service:
+        first = ingresses(service)
+        assert len(first) == 2
+        async with _Clients(service.url, 8) as clients:
+            await clients.answers(40)
+            pids = [next(iter(first))]
+            if beside:
+                pids += [each.pid for each in service.children() if each.name() == beside and each.pid not in pids][:1]
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: len(ingresses(service)) == 2 and not ingresses(service).keys() & {*pids})
+            await until(lambda: metric(service, "anychip_ingresses_up") == 2)
+            await clients.answers(40)
+            killed = sum(pid in first for pid in pids)
+            assert metric(service, "anychip_ingress_restarts_total") == killed
+        assert set(clients.outcomes) <= {200, "lost"}
+        # Those of an ingress that was killed, and what came to it in the moment before that was seen.
+        assert clients.outcomes["lost"] <= 8 * killed
+        await until(lambda: metric(service, "anychip_images_in_flight") == 0)
+        assert is_ready(service)
+        assert_nothing_left(service)
+
+
+@pytest.mark.paired
+async def test_an_ingress_that_is_stopped_is_replaced(serve):
+    with serve(*LOOKED_AT, constants=QUICK_LOOKS, at_admin=True) as service:
+        [stopped, _] = ingresses(service)
+        async with _Clients(service.url, 8) as clients:
+            await clients.answers(20)
+            os.kill(stopped, signal.SIGSTOP)
+            await until(lambda: stopped not in ingresses(service) and len(ingresses(service)) == 2)
+            await clients.answers(20)
+        assert clients.outcomes["lost"] <= 4
+        assert metric(service, "anychip_ingress_restarts_total") == 1
+        assert_nothing_left(service)
+
+
+@pytest.mark.paired
+async def test_what_was_accepted_is_answered_when_the_service_ends(serve):
+    with serve("delay_ms=200", "--ingresses", "2", ends=True) as service:
+        async with Load(service.url, PREDICT, GREY, 4) as load:
+            await load.answers(8)
+            asked = httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, trust_env=False)
+            under_way = [asyncio.create_task(asked.post(PREDICT, content=GREY)) for _ in range(4)]
+            await until(lambda: metric(service, "anychip_images_in_flight") >= 4)
+            load._stopping = True
+            service.process.send_signal(signal.SIGTERM)
+            assert [answer.status_code for answer in await asyncio.gather(*under_way)] == [200] * 4
+            await asked.aclose()
+        assert service.process.wait(WAIT_S) == 0
+
+
+async def test_limits_of_a_caller_are_exact_over_all_ingresses(serve):
+    with serve("delay_ms=300", "--ingresses", "2", "--client-limits", "requests=2") as service:
+        clients = [httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, trust_env=False) for _ in range(6)]
+        answers = await asyncio.gather(*(each.post(PREDICT, content=GREY) for each in clients))
+        assert sorted(each.status_code for each in answers) == [200, 200, 429, 429, 429, 429]
+        await asyncio.gather(*(each.aclose() for each in clients))
+
+
+async def test_a_client_that_leaves_takes_its_image_out_of_the_queue(serve):
+    with serve("delay_ms=400", "--ingresses", "1", "--batch-sizes", "1") as service:
+        async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, trust_env=False) as client:
+            tasks = [asyncio.create_task(client.post(PREDICT, content=GREY)) for _ in range(6)]
+            await until(lambda: metric(service, "anychip_images_in_flight") == 6)
+            for task in tasks[2:]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await until(lambda: metric(service, "anychip_images_in_flight") == 0)
+            cancelled = [
+                float(each)
+                for each in re.findall(r"anychip_cancelled_total\{[^}]*\} (\S+)", (await client.get("/metrics")).text)
+            ]
+            assert sum(cancelled) == 4
+        assert_nothing_left(service)
+
+
+def test_tls_is_spoken_by_ingresses(tmp_path):
+    key, certificate = authority(tmp_path, "localhost")
+    options = ("--device", "null", "--models", "resnet18", "--weights", "random", "--engine", "auto")
+    with running(
+        tmp_path, *options, "--ingresses", "2", "--tls-cert", str(certificate), "--tls-key", str(key)
+    ) as service:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with httpx.Client(base_url=service.url.replace("http:", "https:"), verify=context, timeout=WAIT_S) as client:
+            for _ in range(3):
+                answered(client, PREDICT, content=GREY)
+            assert client.get("/v1/models").status_code == 200
+            answered(client, PREDICT, content=GREY)
+
+
+class _Clients:
+    """Clients that ask on, and count what they get; one whose connection ends takes another one."""
+
+    def __init__(self, url, count):
+        import collections
+
+        self.outcomes = collections.Counter()
+        self._url, self._count, self._stopping = url, count, False
+
+    async def __aenter__(self):
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._count)]
+        return self
+
+    async def __aexit__(self, *_):
+        self._stopping = True
+        await asyncio.wait_for(asyncio.gather(*self._tasks), WAIT_S)
+
+    async def answers(self, more):
+        wanted = self.outcomes[200] + more
+        await until(lambda: self.outcomes[200] >= wanted)
+
+    async def _ask(self):
+        limits = httpx.Limits(keepalive_expiry=None)
+        while not self._stopping:
+            async with httpx.AsyncClient(base_url=self._url, timeout=WAIT_S, limits=limits, trust_env=False) as client:
+                try:
+                    while not self._stopping:
+                        answer = await client.post(PREDICT, content=GREY)
+                        self.outcomes[answer.status_code] += 1
+                except httpx.TransportError:
+                    self.outcomes["lost"] += 1
