@@ -182,6 +182,27 @@ def test_memory_that_a_copy_still_reads_is_given_back_once_it_is_done_whichever_
     assert done.stdout.split("\n") == ["[[3.0], [2.0]]", "[[1.0], [0.0]]", ""], done.stdout + done.stderr
 
 
+STREAMS = """
+from pathlib import Path
+
+import torch
+
+from backends import simulated
+
+simulated.configure("npu:1", "", Path.home() / ".cache" / "anychip")
+from anychip_tools.simulated import device
+
+device.install("npu")
+print(len({torch.npu.Stream().stream_id for _ in range(200)}))
+"""
+
+
+def test_streams_come_from_a_pool_so_that_models_that_come_and_go_leave_no_threads_behind():
+    """Each is a thread, and one that works wakes them all: without an end, every load made later batches slower."""
+    done = child(sys.executable, {}, "-c", STREAMS)
+    assert done.stdout == "32\n", done.stdout + done.stderr
+
+
 def test_a_service_on_simulated_devices_says_so_everywhere(tmp_path):
     with (
         running(tmp_path, *ONE, written(tmp_path), "--simulate", "npu:2", "--device", "npu") as service,

@@ -47,6 +47,7 @@ using c10::Stream;
 using c10::StreamId;
 constexpr auto kDev = c10::DeviceType::PrivateUse1;
 constexpr int kMaxDevices = 8;
+constexpr int kStreams = 32; // of a device, given out in turn, as PyTorch's own devices do: each is a thread that stays
 using Clock = std::chrono::steady_clock;
 
 // ---------------------------------------------------------------- knobs and counters
@@ -328,9 +329,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getDefaultStream(Device d) const override { return Stream(Stream::DEFAULT, Device(kDev, of(d))); }
   Stream getStreamFromGlobalPool(Device d, bool) const override { return getNewStream(d); }
   Stream getNewStream(Device d, int = 0) const override {
-    static std::atomic<StreamId> next{1};
+    static std::atomic<StreamId> next{0};
     touch();
-    return Stream(Stream::UNSAFE, Device(kDev, of(d)), next++);
+    return Stream(Stream::UNSAFE, Device(kDev, of(d)), 1 + next++ % kStreams);
   }
   Stream exchangeStream(Stream s) const override {
     auto old = getStream(s.device());
