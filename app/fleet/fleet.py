@@ -227,13 +227,13 @@ class Fleet:
         self._membership_changed()
         log.info("%s is ready: %s", worker.id, worker.ready.device_name)
         self.dispatcher.dispatch_soon()
-        self._keep_in_background(worker, *range(len(self.models)))
+        self._keep_in_background(worker, {index: each for index, each in enumerate(worker.ready.loaded) if each})
         self.residents.worker_ready()
         if worker.ready.staged:
             self._handovers.compile(worker)
 
-    def _keep_in_background(self, worker: WorkerProcess, *indices: int) -> None:
-        asyncio.get_running_loop().run_in_executor(None, footprints.keep, worker, indices, self._settings, self._choice)
+    def _keep_in_background(self, worker: WorkerProcess, loaded: Mapping[int, Loaded]) -> None:
+        asyncio.get_running_loop().run_in_executor(None, footprints.keep, worker, loaded, self._settings, self._choice)
 
     def _membership_changed(self) -> None:
         self._served_states.show(self._workers.values())
@@ -250,8 +250,8 @@ class Fleet:
                 self._releases.released(worker, message)
             case ModelLoaded() | ModelUnloaded():
                 self.residents.heard(worker, message)
-                if isinstance(message, ModelLoaded):
-                    self._keep_in_background(worker, message.model)
+                if isinstance(message, ModelLoaded) and message.loaded is not None:
+                    self._keep_in_background(worker, {message.model: message.loaded})
             case HandOver():
                 self._handovers.relieve(worker, message.trigger)
 

@@ -58,17 +58,17 @@ def store(found: Footprint, settings: Settings, choice: Choice, model: Model) ->
     return kept
 
 
-def keep(worker: WorkerProcess, indices: Iterable[int], settings: Settings, choice: Choice) -> None:
-    """What a worker has measured of models, for the next start and `anychip devices`. Not for the loop."""
-    assert worker.ready is not None
+def keep(worker: WorkerProcess, loaded: Mapping[int, Loaded], settings: Settings, choice: Choice) -> None:
+    """What a worker has measured of models, by their numbers, for the next start and `anychip devices`. Not for the
+    loop: by then the worker may have unloaded them.
+    """
     device = choice.device(worker.device)
     if device.name != choice.device(choice.devices[0]).name:
         return  # As profiles, of the first device.
     try:
-        for index in indices:
-            model, loaded = worker.plan.load.models[index], worker.ready.loaded[index]
-            if model is not None and loaded is not None:
-                store(of(model, loaded, f"{choice.vendor} {device.name}"), settings, choice, model)
+        for index, found in loaded.items():
+            if (model := worker.plan.load.models[index]) is not None:
+                store(of(model, found, f"{choice.vendor} {device.name}"), settings, choice, model)
     except OSError as error:
         log.warning("what models take of %s cannot be kept: %s", worker.device, error)
 
