@@ -6,7 +6,9 @@
 Owns: the budget, the order of loads, and their bound. Pure logic; times are in seconds, the clock is a parameter. Must
 not know workers, nor how a model is loaded.
 
-A model that somebody waits for stays, and so does one that was loaded less than KEPT times its load time ago. Loads for
+A model that somebody waits for stays, and so does one that was loaded less than KEPT times its load time ago. While one
+stays for that, those that were used more recently stay, too, unless they were not used for so long: what was loaded for
+somebody who came once does not make those go that are always asked for. Loads for
 which others have to go are paid from a credit of seconds, which grows by SHARE of the time that passes and holds
 MOST_S at most: within any T seconds such loads take no more than MOST_S + SHARE * T seconds, and one load. What cannot
 be loaded in time is refused at the door: a set that does not fit costs refusals, and never the device.
@@ -146,14 +148,21 @@ class Residency:
     def _victims(self, missing: int, now: float, busy: Busy, *, hurry: bool = False) -> list[Tenant]:
         """What may go now for so many bytes, the least recently used first; nothing where that is not enough."""
         found: list[Tenant] = []
-        for each in reversed(self.placed(Place.RESIDENT)):
-            if missing > 0 and not busy(each.name) and (hurry or self._stays_s(each, now) <= 0):
+        for stays_s, each in self._going(now, busy):
+            if missing > 0 and (hurry or stays_s <= 0):
                 found.append(each)
                 missing -= each.memory_bytes
         return found if missing <= 0 else []
 
-    def _stays_s(self, tenant: Tenant, now: float) -> float:
-        return tenant.since_s + KEPT * tenant.load_s - now
+    def _going(self, now: float, busy: Busy) -> list[tuple[float, Tenant]]:
+        """Those that nobody waits for, the least recently used first, each with the seconds for which it stays."""
+        found, before_s = [], 0.0  # How long those stay that were not used for longer.
+        for each in reversed(self.placed(Place.RESIDENT)):
+            if not busy(each.name):
+                kept_s = KEPT * each.load_s - now
+                before_s = max(before_s, each.since_s + kept_s)
+                found.append((max(0.0, each.since_s + kept_s, min(before_s, each.used_s + kept_s)), each))
+        return found
 
     def _credit(self, now: float) -> float:
         self._credit_s = min(MOST_S, self._credit_s + SHARE * max(0.0, now - self._counted_s))
@@ -170,14 +179,9 @@ class Residency:
         missing = sum(each.memory_bytes for each in (tenant, *ahead)) + self.taken_bytes - self.budget_bytes
         if missing > 0 and tenant is not self._chosen:
             start_s = max(start_s, (loads_s - self._credit(now)) / SHARE)
-            stays = sorted(
-                (max(0.0, self._stays_s(each, now)), each.memory_bytes)
-                for each in self.placed(Place.RESIDENT)
-                if not busy(each.name)
-            )
-            for stays_s, memory_bytes in stays:
+            for stays_s, each in sorted(self._going(now, busy), key=lambda going: going[0]):
                 if missing > 0:
-                    missing -= memory_bytes
+                    missing -= each.memory_bytes
                     start_s = max(start_s, stays_s)
             if missing > 0:
                 return math.inf

@@ -56,7 +56,7 @@ def test_the_least_recently_used_goes_but_not_within_so_many_load_times_and_neve
     policy.ask("m0", 2.0, nobody)
     expected_s, loaded = asked(policy, "m2", 5.0)
     assert loaded == []
-    assert expected_s == pytest.approx(0.0 + KEPT - 5.0 + 1.0)  # m0 was loaded first, so it may go first.
+    assert expected_s == pytest.approx(1.0 + KEPT - 5.0 + 1.0)  # m1, as m0 was used since.
     both = {"m1", "m2"}
     policy.ask("m2", 20.0, lambda name: name in both)
     assert settle(policy, 20.0, lambda name: name in both) == ["m2"]
@@ -64,6 +64,29 @@ def test_the_least_recently_used_goes_but_not_within_so_many_load_times_and_neve
         "m2",
         "m1",
     ]  # m1 was used longest ago, and is busy.
+
+
+def test_what_is_always_asked_for_stays_while_one_that_was_asked_for_once_may_not_go():
+    policy = rig(500, 200, 200, 200)
+    asked(policy, "m0", 0.0)
+    asked(policy, "m1", 90.0)
+    policy.ask("m0", 94.0, nobody)
+    expected_s, loaded = asked(policy, "m2", 95.0)
+    assert loaded == []  # m1 was loaded five load times ago; m0, which is asked for all the time, does not go for that.
+    assert expected_s == pytest.approx(90.0 + KEPT - 95.0 + 1.0)
+    policy.ask("m0", 100.0, nobody)
+    assert settle(policy, 100.0, lambda name: name == "m2") == ["m2"]
+    assert [each.name for each in policy.placed(Place.RESIDENT)] == ["m0", "m2"]
+
+
+def test_one_that_was_not_used_for_its_load_time_goes_before_one_that_may_not():
+    policy = rig(500, 200, 200, 200)
+    policy.tenants["m1"].load_s = 100.0
+    asked(policy, "m0", 0.0)
+    asked(policy, "m1", 0.0)
+    policy.ask("m0", 1.0, nobody)
+    assert asked(policy, "m2", 1.0 + KEPT - 0.5)[1] == []
+    assert asked(policy, "m2", 1.0 + KEPT)[1] == ["m2"]
 
 
 def test_where_all_are_busy_nothing_can_be_expected():
@@ -154,7 +177,12 @@ def test_whatever_happens_the_budget_holds_nobody_in_use_goes_and_loads_have_a_b
         leave, load = policy.next(now, waiting.__contains__)
         for each in leave:
             assert each not in waiting
-            assert now - resident_s[each] >= KEPT * policy.tenants[each].load_s
+            left = policy.tenants[each]
+            assert now - resident_s[each] >= KEPT * left.load_s
+            for other in policy.placed(Place.RESIDENT):  # One that was used less recently and may not go yet.
+                if other.name not in waiting and other.used_s < left.used_s:
+                    free = now - resident_s[other.name] >= KEPT * other.load_s
+                    assert free or now - left.used_s >= KEPT * left.load_s
         for_others = bool(leave) or for_others
         if leave:
             paid.append((now, 0.0))
